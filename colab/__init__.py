@@ -15,10 +15,10 @@ except ModuleNotFoundError as error:
 _PLACES: dict[str, str] = {
     "ConfigForm": "colab.form",
     "LivePanel": "colab.live_panel",
-    "Place": "colab.drive",
     "Platform": "colab.runtime",
     "Session": "colab.session",
     "SessionClock": "colab.session_clock",
+    "StorageFolder": "colab.drive",
     "TemperCallback": "infrastructure.training.hf_bridge",
     "ask": "colab.results",
     "attach": "colab.training",

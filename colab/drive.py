@@ -52,7 +52,7 @@ ADVICE = {
 
 
 @dataclass(frozen=True)
-class Place:
+class StorageFolder:
     """A folder for what is to be kept.
 
     Attributes:
@@ -70,7 +70,7 @@ class _RefusedError(Exception):
     """Drive was not mounted; the text is for a person."""
 
 
-def mount_drive(folder: str = "temper") -> Place:
+def mount_drive(folder: str = "temper") -> StorageFolder:
     """The folder of that name on your Drive, which is mounted if it is not; off Colab, and where
     Drive refuses, one beside the notebook. May be called again and again.
 
@@ -82,18 +82,20 @@ def mount_drive(folder: str = "temper") -> Place:
         raise ValueError(f"name a folder of your Drive, as in 'temper/tests', not {folder!r}")
     here = Path.cwd() / folder
     if platform() is not Platform.COLAB:
-        return Place(here, False, "This is no Colab runtime, so there is no Drive to mount")
+        return StorageFolder(here, False, "This is no Colab runtime, so there is no Drive to mount")
     try:
         path = _ready(folder)
     except _RefusedError as error:
-        return Place(here, False, str(error))
+        return StorageFolder(here, False, str(error))
     except TimeoutError as error:
-        return Place(here, False, f"Drive does not answer ({error}): restart the session")
+        return StorageFolder(here, False, f"Drive does not answer ({error}): restart the session")
     except OSError as error:
         there = DrivePlace(_top() / folder)
         what = error.strerror or type(error).__name__
-        return Place(here, False, f"Drive refuses {there.root} ({what}): {there.advice(error)}")
-    return Place(path, True, f"Drive is mounted: what is in {path} outlives this session")
+        return StorageFolder(
+            here, False, f"Drive refuses {there.root} ({what}): {there.advice(error)}"
+        )
+    return StorageFolder(path, True, f"Drive is mounted: what is in {path} outlives this session")
 
 
 def flush_drive(seconds: float = FLUSH_SECONDS) -> str:

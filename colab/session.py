@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from colab.drive import Place, mount_drive
+from colab.drive import StorageFolder, mount_drive
 from colab.runtime import Platform, platform
 from colab.secrets import SecretLookup, bring_secrets
 from colab.session_clock import SessionClock, clock_of_session
@@ -45,7 +45,7 @@ class Session:
     project: str
     platform: Platform
     clock: SessionClock
-    place: Place | None
+    place: StorageFolder | None
     secrets: tuple[SecretLookup, ...]
 
     def settings(self) -> dict[str, object]:
@@ -102,16 +102,18 @@ def begin(project: str = "temper", use_drive: bool = True) -> Session:
     return session
 
 
-def _place(project: str, use_drive: bool) -> Place | None:
+def _place(project: str, use_drive: bool) -> StorageFolder | None:
     value = os.environ.get(PLACE_VARIABLE, "").strip()
     if value.lower() in NO_PLACE:
-        return Place(
+        return StorageFolder(
             output_folder(project), False, f"No copies are made ({PLACE_VARIABLE}={value})"
         )
     if value:
         return None
     if not use_drive:
-        return Place(output_folder(project), False, "Drive was not asked for (use_drive=False)")
+        return StorageFolder(
+            output_folder(project), False, "Drive was not asked for (use_drive=False)"
+        )
     return mount_drive(project)
 
 

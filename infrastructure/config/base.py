@@ -21,7 +21,7 @@ class ConfigurationError(ValueError):
     """A wrong setting; the text is one sentence for each, ready for a user."""
 
 
-class Section(BaseModel):
+class ConfigSection(BaseModel):
     """Base of all sections.
 
     Attributes:
@@ -124,7 +124,7 @@ class Section(BaseModel):
         return changed
 
 
-def _empty(section: type[Section]) -> Section:
+def _empty(section: type[ConfigSection]) -> ConfigSection:
     """A section without values, to check one in."""
     empty = section.__new__(section)
     empty.__setstate__(
@@ -138,7 +138,9 @@ def _empty(section: type[Section]) -> Section:
     return empty
 
 
-def sentences(section: type[Section], error: ValidationError, values: Mapping[str, object]) -> str:
+def sentences(
+    section: type[ConfigSection], error: ValidationError, values: Mapping[str, object]
+) -> str:
     """One sentence for each wrong field, joined by semicolons."""
     texts: dict[str, str] = {}
     for detail in error.errors(include_url=False):
@@ -160,7 +162,7 @@ def sentences(section: type[Section], error: ValidationError, values: Mapping[st
     return "; ".join(texts.values())
 
 
-def unknown_field(section: type[Section], name: str) -> str:
+def unknown_field(section: type[ConfigSection], name: str) -> str:
     """The sentence for a name that a section does not have."""
     if (plain := plain_name(name)) in ABSENT:
         return f"unknown key {name!r} in {section.__name__}; {ABSENT[plain]}"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StringConstraints
 
 from infrastructure.config.aliases import KEYS, canonical
-from infrastructure.config.base import ConfigurationError, Section
+from infrastructure.config.base import ConfigSection, ConfigurationError
 from infrastructure.config.merging import planned as later
 from infrastructure.config.merging import plugin_names
 from infrastructure.config.merging.cross_checks import (
@@ -81,7 +81,7 @@ def _flat(key: str) -> Any:
     )
 
 
-class DeploymentConfig(Section):
+class DeploymentConfig(ConfigSection):
     """Everything that one run is told.
 
     Takes sections (`training=TrainingConfig(...)` or a mapping), the flat names of

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from infrastructure.config.aliases import KEYS, PREFIXES, QLORA, spellings
-from infrastructure.config.base import Section, kinds
+from infrastructure.config.base import ConfigSection, kinds
 from infrastructure.config.elsewhere import ABSENT, SAME, as_keys, plain_name
 from infrastructure.core.lookup import nearest
 
@@ -24,7 +24,7 @@ class FieldSpec:
     """
 
     key: str
-    section: type[Section]
+    section: type[ConfigSection]
     info: FieldInfo
     is_switch: bool
 
@@ -51,7 +51,7 @@ class Schema:
     """
 
     fields: dict[str, FieldSpec]
-    sections: dict[str, type[Section]]
+    sections: dict[str, type[ConfigSection]]
     spellings: dict[str, str]
     section_spellings: dict[str, str]
 
@@ -73,10 +73,10 @@ class Schema:
 
 
 @cache
-def schema_of(root: type[Section]) -> Schema:
+def schema_of(root: type[ConfigSection]) -> Schema:
     """The schema of a root section; built once."""
     fields: dict[str, FieldSpec] = {}
-    sections: dict[str, type[Section]] = {}
+    sections: dict[str, type[ConfigSection]] = {}
     for spec, section in _walk(root, ""):
         if section is not None:
             sections[spec.key] = section
@@ -91,27 +91,31 @@ def schema_of(root: type[Section]) -> Schema:
     )
 
 
-def value_at(config: Section, key: str) -> Any:
+def value_at(config: ConfigSection, key: str) -> Any:
     """The value of a canonical key; a switch is true or false; None inside an absent section."""
     value: object = config
     for name in key.split("."):
         value = None if value is None else getattr(value, name)
-    if isinstance(value, Section) or key in _switches(type(config)):
+    if isinstance(value, ConfigSection) or key in _switches(type(config)):
         return value is not None
     return value
 
 
 @cache
-def _switches(root: type[Section]) -> set[str]:
+def _switches(root: type[ConfigSection]) -> set[str]:
     return {key for key, spec in schema_of(root).fields.items() if spec.is_switch}
 
 
-def _walk(section: type[Section], prefix: str) -> Iterator[tuple[FieldSpec, type[Section] | None]]:
+def _walk(
+    section: type[ConfigSection], prefix: str
+) -> Iterator[tuple[FieldSpec, type[ConfigSection] | None]]:
     own_first = sorted(section.model_fields, key=lambda name: name not in section.__annotations__)
     for name in own_first:
         info = section.model_fields[name]
         types = kinds(info.annotation)
-        inner = next((t for t in types if isinstance(t, type) and issubclass(t, Section)), None)
+        inner = next(
+            (t for t in types if isinstance(t, type) and issubclass(t, ConfigSection)), None
+        )
         is_switch = inner is not None and type(None) in types
         spec = FieldSpec(f"{prefix}{name}", section, info, is_switch)
         yield spec, inner

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from colab import drive
-from colab.drive import Place, flush_drive, mount_drive
+from colab.drive import StorageFolder, flush_drive, mount_drive
 from tests.fakes.google_colab import ColabSession
 
 
 def test_the_folder_on_drive_is_made_and_tried_out(colab_session: ColabSession) -> None:
     place = mount_drive("temper/tests")
-    assert place == Place(
+    assert place == StorageFolder(
         drive.MOUNT_POINT / "MyDrive/temper/tests",
         True,
         f"Drive is mounted: what is in {place.path} outlives this session",

@@ -6,7 +6,7 @@ are shared between runs, and nobody is misled by it.
 
 from collections.abc import Callable, Iterator
 
-from infrastructure.config.base import Section
+from infrastructure.config.base import ConfigSection
 from infrastructure.config.field_help import format_value
 from infrastructure.config.merging.precedence import Layer, Source
 from infrastructure.config.schema import FieldSpec, schema_of, value_at
@@ -21,14 +21,14 @@ def conditions_of(spec: FieldSpec) -> list[UsedWhen]:
     return [*spec.section.used_when, *own]
 
 
-def refused_without_effect(config: Section, source_of: SourceOf) -> Iterator[str]:
+def refused_without_effect(config: ConfigSection, source_of: SourceOf) -> Iterator[str]:
     """A sentence, with the remedy, for each setting that somebody gave in vain."""
     for spec, condition, value in _without_effect(config):
         if value != spec.default:
             yield f"{_sentence(spec, condition, value, source_of)}: {condition.remedy}"
 
 
-def noted_without_effect(config: Section, source_of: SourceOf) -> Iterator[str]:
+def noted_without_effect(config: ConfigSection, source_of: SourceOf) -> Iterator[str]:
     """A sentence for each default that somebody wrote down where it has no effect.
 
     None where the default is that nothing happens.
@@ -39,7 +39,7 @@ def noted_without_effect(config: Section, source_of: SourceOf) -> Iterator[str]:
             yield _sentence(spec, condition, value, source_of)
 
 
-def _without_effect(config: Section) -> Iterator[tuple[FieldSpec, UsedWhen, object]]:
+def _without_effect(config: ConfigSection) -> Iterator[tuple[FieldSpec, UsedWhen, object]]:
     for spec in schema_of(type(config)).fields.values():
         unmet = next((one for one in conditions_of(spec) if not one.holds(config)), None)
         if unmet is not None:

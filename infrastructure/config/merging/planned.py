@@ -6,7 +6,7 @@ A setting that waits for a later part loads and validates, so that every file ca
 
 from collections.abc import Callable, Collection, Iterator
 
-from infrastructure.config.base import Section
+from infrastructure.config.base import ConfigSection
 from infrastructure.config.field_help import format_value, metadata_of
 from infrastructure.config.merging.precedence import Layer, Source
 from infrastructure.config.schema import FieldSpec, schema_of, value_at
@@ -23,7 +23,7 @@ def later_of(spec: FieldSpec) -> Planned | None:
 
 
 def unsupported(
-    config: Section, source_of: SourceOf, keys: Collection[str] | None = None
+    config: ConfigSection, source_of: SourceOf, keys: Collection[str] | None = None
 ) -> Iterator[str]:
     """A sentence for each setting (of `keys`; None: of all) that this version cannot carry out."""
     for spec, later, value in _waiting(config):
@@ -35,7 +35,7 @@ def unsupported(
             )
 
 
-def notes(config: Section, source_of: SourceOf) -> Iterator[str]:
+def notes(config: ConfigSection, source_of: SourceOf) -> Iterator[str]:
     """A sentence for each setting that somebody gave and that has no effect yet."""
     for spec, later, value in _waiting(config):
         given = source_of(spec.key).layer is not Layer.DEFAULT
@@ -47,7 +47,7 @@ def notes(config: Section, source_of: SourceOf) -> Iterator[str]:
         )
 
 
-def _waiting(config: Section) -> Iterator[tuple[FieldSpec, Planned, object]]:
+def _waiting(config: ConfigSection) -> Iterator[tuple[FieldSpec, Planned, object]]:
     for spec in schema_of(type(config)).fields.values():
         later = later_of(spec)
         if later is not None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from infrastructure.config.base import Section
+from infrastructure.config.base import ConfigSection
 from infrastructure.config.field_help import metadata_of
 from infrastructure.config.merging.precedence import Source
 from infrastructure.config.registries import BACKENDS
@@ -22,7 +22,7 @@ Origins = Mapping[str, Mapping[str, Origin]]  # group → name → where it come
 PLACE = "backup.place"
 
 
-def plugins_in(config: Section) -> Iterator[tuple[str, Registry[object], str]]:
+def plugins_in(config: ConfigSection) -> Iterator[tuple[str, Registry[object], str]]:
     """(setting, registry, name or address) of each name that a configuration chooses."""
     for spec in schema_of(type(config)).fields.values():
         named: RegisteredName | None = metadata_of(spec.info, RegisteredName)
@@ -35,7 +35,7 @@ def plugins_in(config: Section) -> Iterator[tuple[str, Registry[object], str]]:
 
 
 def unknown_plugins(
-    config: Section, source_of: Callable[[str], Source], recorded: Origins
+    config: ConfigSection, source_of: Callable[[str], Source], recorded: Origins
 ) -> Iterator[str]:
     """A sentence for each name that no registry has, each address whose module is nowhere, and each
     package that the run began with.
@@ -59,7 +59,7 @@ def unknown_plugins(
         )
 
 
-def origins_of(config: Section, recorded: Origins) -> dict[str, dict[str, Origin]]:
+def origins_of(config: ConfigSection, recorded: Origins) -> dict[str, dict[str, Origin]]:
     """Where the plug-ins of a configuration come from, those left out that are built in."""
     by_group: dict[str, dict[str, Origin]] = {}
     for _, registry, name in plugins_in(config):
@@ -71,7 +71,7 @@ def origins_of(config: Section, recorded: Origins) -> dict[str, dict[str, Origin
     return by_group
 
 
-def require_shareable(config: Section) -> None:
+def require_shareable(config: ConfigSection) -> None:
     """Refuse a plug-in that another process would need and cannot import.
 
     Raises:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from infrastructure.config.aliases import canonical
-from infrastructure.config.base import ConfigurationError, Section
+from infrastructure.config.base import ConfigSection, ConfigurationError
 from infrastructure.config.field_help import format_value
 from infrastructure.config.merging.presets import NO_PRESET, PRESET, PRESETS
 from infrastructure.config.schema import Schema
@@ -91,7 +91,7 @@ def _open(
     section: str, value: object, schema: Schema, source: Source
 ) -> tuple[Mapping[object, object], Setting | None]:
     """The keys inside a section's value, and for a section that may be absent its switch."""
-    if isinstance(value, Section):
+    if isinstance(value, ConfigSection):
         value = {name: getattr(value, name) for name in value.model_fields_set}
     elif isinstance(value, QLoRA):
         value = asdict(value)

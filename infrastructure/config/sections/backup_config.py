@@ -5,11 +5,11 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Le
 from pydantic import Field
 
-from infrastructure.config.base import Section
+from infrastructure.config.base import ConfigSection
 from infrastructure.config.types import LARGEST, NotNegative, PathText, Positive, UsedWhen
 
 
-class BackupConfig(Section):
+class BackupConfig(ConfigSection):
     """The copy of a run that this machine's death cannot reach."""
 
     prefix: ClassVar[str] = "backup"

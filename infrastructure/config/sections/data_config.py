@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Ge, Le
 from pydantic import Field
 
-from infrastructure.config.base import Section
+from infrastructure.config.base import ConfigSection
 from infrastructure.config.registries import AUGMENTATIONS, FORMATS
 from infrastructure.config.types import (
     SAME_RESULT,
@@ -31,7 +31,7 @@ _STREAMING = UsedWhen(
 )
 
 
-class DataConfig(Section):
+class DataConfig(ConfigSection):
     """What `DataPipeline` needs to know."""
 
     prefix: ClassVar[str] = "data"

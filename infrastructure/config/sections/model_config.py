@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from infrastructure.config.base import ConfigurationError, Section
+from infrastructure.config.base import ConfigSection, ConfigurationError
 from infrastructure.config.registries import ADAPTERS
 from infrastructure.config.types import (
     Allowed,
@@ -34,7 +34,7 @@ def _modules(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
-class LoraConfig(Section):
+class LoraConfig(ConfigSection):
     """Low-rank adaptation (PEFT): small matrices train, the base model stays as it is."""
 
     prefix: ClassVar[str] = "model.lora_config"
@@ -51,7 +51,7 @@ class LoraConfig(Section):
     ] = Field(default="all-linear", description="Which linear layers get LoRA matrices.")
 
 
-class EmbeddedModelConfig(Section):
+class EmbeddedModelConfig(ConfigSection):
     """Shape of the Llama-style model that is built from scratch, without a download."""
 
     prefix: ClassVar[str] = "model.embedded"
@@ -82,7 +82,7 @@ class EmbeddedModelConfig(Section):
             )
 
 
-class ModelConfig(Section):
+class ModelConfig(ConfigSection):
     """What `ModelManager` needs to know."""
 
     prefix: ClassVar[str] = "model"

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Gt, Le
 from pydantic import Field
 
-from infrastructure.config.base import Section
+from infrastructure.config.base import ConfigSection
 from infrastructure.config.sampler_needs import most_variables
 from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.config.types import (
@@ -50,7 +50,7 @@ _SAMPLED = UsedWhen(
 )
 
 
-class QuantumConfig(Section):
+class QuantumConfig(ConfigSection):
     """One decision of the training as a binary problem, made again and again."""
 
     prefix: ClassVar[str] = "quantum"

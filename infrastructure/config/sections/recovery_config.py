@@ -5,11 +5,11 @@ from typing import Annotated, ClassVar, Literal
 from annotated_types import Gt
 from pydantic import Field
 
-from infrastructure.config.base import Section
+from infrastructure.config.base import ConfigSection
 from infrastructure.config.types import SAME_RESULT, CountOrZero
 
 
-class RecoveryConfig(Section):
+class RecoveryConfig(ConfigSection):
     """One policy for each kind of error. Every recovery is written to `logs/errors/`."""
 
     prefix: ClassVar[str] = "training.recovery"

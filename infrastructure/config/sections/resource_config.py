@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field
 
-from infrastructure.config.base import Section
+from infrastructure.config.base import ConfigSection
 from infrastructure.config.registries import ALERT_SINKS
 from infrastructure.config.types import (
     Allowed,
@@ -45,7 +45,7 @@ def _host_and_port(value: object) -> object:
     return f"{match[1] or _LOOPBACK}:{int(match[2])}"
 
 
-class CacheConfig(Section):
+class CacheConfig(ConfigSection):
     """The cache of tokenised data on this machine's disk."""
 
     prefix: ClassVar[str] = "cache"
@@ -66,7 +66,7 @@ class CacheConfig(Section):
     )
 
 
-class MemoryConfig(Section):
+class MemoryConfig(ConfigSection):
     """Limits that the memory optimizer holds."""
 
     prefix: ClassVar[str] = "memory"
@@ -91,7 +91,7 @@ class MemoryConfig(Section):
     )
 
 
-class AlertThresholds(Section):
+class AlertThresholds(ConfigSection):
     """Values at which the monitor raises an alert."""
 
     prefix: ClassVar[str] = "monitor.thresholds"
@@ -124,7 +124,7 @@ class AlertThresholds(Section):
     )
 
 
-class MonitorConfig(Section):
+class MonitorConfig(ConfigSection):
     """What the monitor watches, and whom it tells."""
 
     prefix: ClassVar[str] = "monitor"
@@ -158,7 +158,7 @@ class MonitorConfig(Section):
     )
 
 
-class GpuResources(Section):
+class GpuResources(ConfigSection):
     """What of a GPU may be used, and what it must be."""
 
     prefix: ClassVar[str] = "resources.gpu"
@@ -172,7 +172,7 @@ class GpuResources(Section):
     )
 
 
-class ResourcesConfig(Section):
+class ResourcesConfig(ConfigSection):
     """Machine limits."""
 
     prefix: ClassVar[str] = "resources"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from annotated_types import Ge
 from pydantic import Field
 
-from infrastructure.config.base import Section
+from infrastructure.config.base import ConfigSection
 from infrastructure.config.registries import CACHES, CORRUPTIONS, QUANTIZATIONS
 from infrastructure.config.types import (
     SAME_RESULT,
@@ -108,7 +108,7 @@ class QLoRA:
     strategy: str
 
 
-class ProgressiveConfig(Section):
+class ProgressiveConfig(ConfigSection):
     """Progressive training: stacks are built and trained one by one."""
 
     prefix: ClassVar[str] = "training.progressive"
@@ -133,7 +133,7 @@ class ProgressiveConfig(Section):
     )
 
 
-class StackwiseFields(Section):
+class StackwiseFields(ConfigSection):
     """The fields of stack-wise training; `TrainingConfig` holds them flat."""
 
     mode: Literal["layerwise", "blockwise", "fused"] | None = Field(
