@@ -34,7 +34,7 @@ TURNS = [("user", "Q"), ("assistant", "A")]
 def test_pairs_become_two_turns() -> None:
     assert recognised(prompt="Q", completion="A") == TURNS
     assert recognised(question="Q", answer="A") == TURNS
-    assert recognised(GenerationPrompt="Q", Answer="A") == TURNS
+    assert recognised(Question="Q", Answer="A") == TURNS
     assert recognised(input="Q", output="A") == TURNS
     assert recognised(instruction="Q", output="A") == TURNS
     assert recognised(instruction="Q", input="", output="A") == TURNS
