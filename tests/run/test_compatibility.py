@@ -41,7 +41,7 @@ def check_compatible(
     was: dict[str, Any], found: dict[str, Any], accept: Collection[str] = ()
 ) -> list[Difference]:
     accepted = frozenset(map(canonical_name, accept))
-    return compatibility.agree(was, found, ConfigurationJudge(), accepted)
+    return compatibility.check_compatible(was, found, ConfigurationJudge(), accepted)
 
 
 def changed(**facts: Any) -> dict[str, Any]:
