@@ -115,7 +115,7 @@ environment: ## .venv with everything that the tests need
 
 .PHONY: clean
 clean: ## remove caches and build leftovers; runs and the environments stay
-	rm -rf build dist temper.egg-info .pytest_cache .mypy_cache .ruff_cache unsloth_compiled_cache
+	rm -rf build dist temper_train.egg-info .pytest_cache .mypy_cache .ruff_cache unsloth_compiled_cache
 	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +
 
 .PHONY: clean-environment

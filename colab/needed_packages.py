@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from infrastructure.core.optional import OLDEST_TORCHAO_FOR_PEFT
+from infrastructure.core.optional import DISTRIBUTION, OLDEST_TORCHAO_FOR_PEFT
 from infrastructure.deployment.environment import ROOT
 from infrastructure.deployment.installers import InstallError
 
@@ -94,7 +94,7 @@ def requirement_lines(root: Path = ROOT) -> dict[str, list[str]]:
     if (root / "pyproject.toml").is_file():
         return _of_checkout(root)
     try:
-        declared = importlib.metadata.requires("temper") or []
+        declared = importlib.metadata.requires(DISTRIBUTION) or []
     except importlib.metadata.PackageNotFoundError:
         raise InstallError("temper is not installed as a package: pip install it first") from None
     by_extra: dict[str, list[str]] = {"": []}

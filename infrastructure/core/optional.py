@@ -6,6 +6,7 @@ from types import ModuleType
 
 from infrastructure.core.errors import MissingPackageError
 
+DISTRIBUTION = "temper-train"  # what pip knows this project by
 OLDEST_TORCHAO_FOR_PEFT = "0.16"  # peft 0.19 and later refuse older ones, as Colab has
 PIP_LINES = {
     "azure.quantum": "pip install -r requirements-quantum.txt",

@@ -3,7 +3,7 @@
 Standard library only: it runs before anything is installed, under any Python from 3.11 on. What is
 installed is recorded part by part, after the part is done, in a file of the environment, so a
 killed installation is recognised and goes on where it stopped. Nothing outside the environment's
-folder is changed but `temper.egg-info` (setuptools writes it for an editable install).
+folder is changed but `temper_train.egg-info` (setuptools writes it for an editable install).
 """
 
 import argparse
@@ -331,11 +331,18 @@ def install_part(plan: Plan, part: Part, installer: Installer) -> None:
     if part.name == "torch":
         install_torch(installer, torch_version(plan.root), plan.torch_build)
     elif part.name == "temper":
+        remove_earlier_name(plan.folder, installer)
         installer.install("temper itself, editable", "--no-deps", "--editable", str(plan.root))
     else:
         files = [word for file in to_install(plan, part) for word in ("-r", str(file))]
         mode = ["-c", str(hold_torch(plan))] if part.with_dependencies else ["--no-deps"]
         installer.install(part.title, *mode, *files)
+
+
+def remove_earlier_name(folder: Path, installer: Installer) -> None:
+    """Up to 0.1.0 the project was installed as `temper`, whose command would stand in the way."""
+    if any(folder.glob("lib/python*/site-packages/temper-0.1.*.dist-info")):
+        installer.uninstall("temper 0.1, as it was called before", "temper")
 
 
 def remove_triton(folder: Path, installer: Installer) -> None:

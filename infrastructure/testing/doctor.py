@@ -16,7 +16,7 @@ from packaging.version import Version
 
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.hardware import GIB, Hardware, describe, detect
-from infrastructure.core.optional import OLDEST_TORCHAO_FOR_PEFT
+from infrastructure.core.optional import DISTRIBUTION, OLDEST_TORCHAO_FOR_PEFT
 from infrastructure.testing.installation import Installation, accepts
 
 Level = Literal["ok", "warn", "fail"]
@@ -148,11 +148,11 @@ def _disk_level(free_bytes: int | None) -> Level:
 
 def check_needed_packages(installation: Installation) -> Iterator[Diagnosis]:
     """The packages that nothing works without: there, and inside the declared bounds."""
-    needed = installation.requirements("temper")
+    needed = installation.requirements(DISTRIBUTION)
     if not needed:
         text = "not installed as a package, so its versions cannot be compared"
         yield Diagnosis("warn", "temper", text, "pip install --no-deps -e . (in Temper's folder)")
-    tested = {r.name: r for r in installation.requirements("temper", extra="tested")}
+    tested = {r.name: r for r in installation.requirements(DISTRIBUTION, extra="tested")}
     for requirement in needed:
         version = installation.version(requirement.name)
         remedy = _pip_line(tested.get(requirement.name, requirement))
@@ -167,7 +167,7 @@ def check_needed_packages(installation: Installation) -> Iterator[Diagnosis]:
 
 def check_tested_versions(installation: Installation) -> Iterator[Diagnosis]:
     """The installed versions against the tested column that is nearer (`tested` or `colab`)."""
-    columns = {c: installation.requirements("temper", extra=c) for c in ("tested", "colab")}
+    columns = {c: installation.requirements(DISTRIBUTION, extra=c) for c in ("tested", "colab")}
     same = {c: [r for r in rs if _as_tested(r, installation)] for c, rs in columns.items()}
     column = max(columns, key=lambda c: len(same[c]))
     if not columns[column]:
@@ -175,7 +175,7 @@ def check_tested_versions(installation: Installation) -> Iterator[Diagnosis]:
     total = len(columns[column])
     text = f"{len(same[column])} of {total} as tested (column {column!r})"
     yield Diagnosis("ok" if len(same[column]) == total else "warn", "versions", text)
-    needed = {r.name for r in installation.requirements("temper")}
+    needed = {r.name for r in installation.requirements(DISTRIBUTION)}
     for requirement in columns[column]:
         version = installation.version(requirement.name)
         if version is None and requirement.name not in needed:

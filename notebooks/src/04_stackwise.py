@@ -16,7 +16,7 @@
 import importlib.metadata, subprocess, sys
 
 SOURCE = "git+https://github.com/temper-training/temper@main"
-installed = importlib.metadata.distributions(name="temper")
+installed = importlib.metadata.distributions(name="temper-train")
 if not any(package.read_text("RECORD") for package in installed):  # none, or broken off half-way
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
     subprocess.run([*pip, SOURCE], check=True)

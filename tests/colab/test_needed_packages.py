@@ -103,7 +103,7 @@ def test_a_checkout_s_files_and_an_installation_s_metadata_agree(
 
 def test_the_doctor_reads_the_same_metadata(tmp_path: Path) -> None:
     install_temper(tmp_path, ("leaf>=1",), tested=("leaf==1.5",))
-    (tested,) = Installation([str(tmp_path)]).requirements("temper", extra="tested")
+    (tested,) = Installation([str(tmp_path)]).requirements("temper-train", extra="tested")
     assert (tested.name, str(tested.specifier)) == ("leaf", "==1.5")
 
 

@@ -43,10 +43,10 @@ BACKEND = '''
 """Builds this project's editable wheel with nothing but the standard library."""
 import zipfile, pathlib
 def build_editable(folder, config_settings=None, metadata_directory=None):
-    name, info = "temper-0.1.0-py3-none-any.whl", "temper-0.1.0.dist-info"
+    name, info = "temper_train-0.2.0-py3-none-any.whl", "temper_train-0.2.0.dist-info"
     files = {
         "temper.pth": str(pathlib.Path.cwd()),
-        f"{info}/METADATA": "Metadata-Version: 2.1\\nName: temper\\nVersion: 0.1.0\\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\\nName: temper-train\\nVersion: 0.2.0\\n",
         f"{info}/WHEEL": "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
         f"{info}/entry_points.txt": "[console_scripts]\\ntemper = small_temper:main\\n",
         f"{info}/RECORD": "",

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from infrastructure.core.optional import DISTRIBUTION
+
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 OWN_VARIABLES = {
@@ -75,10 +77,11 @@ def variables_of(notebook: Path, folder: Path) -> dict[str, str]:
 def faked_installation(folder: Path) -> Path:
     """A folder to put on the path; it holds temper's metadata where no other does."""
     path = folder / "packages"
-    if any(found.read_text("RECORD") for found in importlib.metadata.distributions(name="temper")):
+    installed = importlib.metadata.distributions(name=DISTRIBUTION)
+    if any(found.read_text("RECORD") for found in installed):
         return path
-    metadata = path / "temper-0.dist-info"
+    metadata = path / "temper_train-0.dist-info"
     metadata.mkdir(parents=True, exist_ok=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: temper\nVersion: 0\n")
-    (metadata / "RECORD").write_text("temper-0.dist-info/RECORD,,\n")
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: temper-train\nVersion: 0\n")
+    (metadata / "RECORD").write_text("temper_train-0.dist-info/RECORD,,\n")
     return path

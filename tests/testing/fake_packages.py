@@ -20,7 +20,7 @@ def install_temper(folder: Path, needed: tuple[str, ...], **columns: tuple[str, 
     lines = list(needed)
     for column, requirements in columns.items():
         lines += [f'{requirement}; extra == "{column}"' for requirement in requirements]
-    install(folder, "temper", "0.1.0", tuple(lines))
+    install(folder, "temper-train", "0.2.0", tuple(lines))
 
 
 def install_torch(folder: Path, version: str, cuda: str | None) -> None:

@@ -11,6 +11,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import choices, words_taken
 from infrastructure.config.schema import schema_of
 from infrastructure.core.hardware import GIB, GPU, Hardware, Memory, Processor
+from infrastructure.core.optional import DISTRIBUTION
 from infrastructure.testing import doctor
 from infrastructure.testing.doctor import NEEDED_FOR, Diagnosis
 from infrastructure.testing.installation import Installation
@@ -115,8 +116,8 @@ def test_a_colab_runtime_is_held_against_colab_s_column(healthy: Path) -> None:
     assert about("versions", findings).text == "4 of 4 as tested (column 'colab')"
 
 
-def test_temper_run_from_a_folder_is_shown_as_that(healthy: Path) -> None:
-    replace(healthy, "temper", None)
+def test_temper_run_from_a_folder_says_so(healthy: Path) -> None:
+    replace(healthy, "temper-train", None)
     assert about("temper", diagnose(healthy)).level == "warn"
 
 
@@ -225,9 +226,10 @@ print("exit code", code)
 
 def test_it_knows_what_each_package_of_the_columns_is_for() -> None:
     installation = Installation()
-    needed = {r.name for r in installation.requirements("temper")}
-    required = {r.name for c in ("tested", "colab") for r in installation.requirements("temper", c)}
-    assert required - needed == {*NEEDED_FOR}
+    needed = {r.name for r in installation.requirements(DISTRIBUTION)}
+    columns = [installation.requirements(DISTRIBUTION, extra) for extra in ("tested", "colab")]
+    asked = {r.name for column in columns for r in column}
+    assert asked - needed == {*NEEDED_FOR}
 
 
 def test_it_promises_nothing_that_is_not_there() -> None:
