@@ -109,9 +109,9 @@ def test_links_between_them_lead_somewhere(path: Path) -> None:
     assert [name for name in linked if not (path.parent / name).is_file()] == []
 
 
-def test_the_readme_shows_every_notebook() -> None:
-    readme = (build.FOLDER.parent / "README.md").read_text()
-    assert [path.name for path in NOTEBOOKS if f"{BADGE}{path.name}" not in readme] == []
+def test_the_page_about_colab_shows_every_notebook() -> None:
+    page = (build.FOLDER.parent / "docs/colab.md").read_text()
+    assert [path.name for path in NOTEBOOKS if f"{BADGE}{path.name}" not in page] == []
 
 
 @EACH
