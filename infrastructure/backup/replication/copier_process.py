@@ -178,9 +178,12 @@ def _allow_many_files() -> None:
 def main() -> None:
     """Serve until the training has ended and its last version is confirmed."""
     ignore_stop_signals()
-    os.nice(NICENESS)
     _allow_many_files()
     settings = CopierSettings(**json.loads(_first_line()))
+    # A backend of somebody's own may import PyTorch. Only after that does this process stand back:
+    # beside a training that takes every core, importing would otherwise last minutes.
+    link = settings.link()
+    os.nice(NICENESS)
     path = Path(settings.status)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = Lock(path.with_suffix(LOCK_SUFFIX))
@@ -189,7 +192,7 @@ def main() -> None:
     local = Store(Path(settings.store))
     copier = Copier(
         local,
-        settings.link(),
+        link,
         settings.retention,
         record=settings.record,
         on_piece=lambda: file.show(copier.status()),
