@@ -116,7 +116,7 @@ def test_a_colab_runtime_is_held_against_colab_s_column(healthy: Path) -> None:
     assert about("versions", findings).text == "4 of 4 as tested (column 'colab')"
 
 
-def test_temper_run_from_a_folder_says_so(healthy: Path) -> None:
+def test_temper_run_from_a_folder_is_reported(healthy: Path) -> None:
     replace(healthy, "temper-train", None)
     assert about("temper", diagnose(healthy)).level == "warn"
 
@@ -228,8 +228,8 @@ def test_it_knows_what_each_package_of_the_columns_is_for() -> None:
     installation = Installation()
     needed = {r.name for r in installation.requirements(DISTRIBUTION)}
     columns = [installation.requirements(DISTRIBUTION, extra) for extra in ("tested", "colab")]
-    asked = {r.name for column in columns for r in column}
-    assert asked - needed == {*NEEDED_FOR}
+    listed = {r.name for column in columns for r in column}
+    assert listed - needed == {*NEEDED_FOR}
 
 
 def test_it_promises_nothing_that_is_not_there() -> None:
