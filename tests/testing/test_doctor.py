@@ -47,7 +47,7 @@ def healthy(tmp_path: Path) -> Path:
 
 def replace(folder: Path, name: str, version: str | None) -> None:
     """Put another version of `name` into `folder`, or none."""
-    (old,) = folder.glob(f"{name}-*.dist-info")
+    (old,) = folder.glob(f"{name.replace('-', '_')}-*.dist-info")
     (old / "METADATA").unlink()
     old.rmdir()
     if version is not None:

@@ -90,10 +90,18 @@ def test_temperature_zero_is_deterministic_and_drawing_is_seeded() -> None:
 
 def test_prompts_of_a_batch_do_not_see_each_other() -> None:
     model = filled_llama()
-    prompts = [[7, 8, 9], [10, 11, 12, 13, 14], []]
+    prompts = [[7, 8, 9], [10, 11, 12, 13, 14], [15]]
     together = generate_masked(model, TOKENIZER, prompts, 5)
     assert together == [generate_masked(model, TOKENIZER, [one], 5)[0] for one in prompts]
     assert generate_masked(model, TOKENIZER, [], 5) == []
+
+
+def test_an_empty_prompt_is_answered() -> None:
+    """All its tokens are hidden and alike: which is uncovered first is for rounding to decide."""
+    for prompts in ([[]], [[7, 8, 9], []]):
+        answer = generate_masked(filled_llama(), TOKENIZER, prompts, 5)[-1]
+        assert len(answer) == 5
+        assert MASK not in answer
 
 
 @pytest.mark.parametrize(
