@@ -42,14 +42,15 @@ def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTra
     write_record(run.run_file, record)
     if report is not None:
         report.quarantine.write(run.quarantine_file)
-    if trainer.adapter.tokenizer is not None:
-        save_tokenizer(run, trainer)
+    save_tokenizer(run, trainer)
 
 
 def save_tokenizer(run: RunDirectory, trainer: EnhancedTrainer) -> None:
-    """Write the tokenizer that the run goes on with, all of it on the disk when this returns."""
-    with whole_directory(run.tokenizer) as part:
-        trainer.adapter.tokenizer.save_pretrained(part)
+    """Write the tokenizer, if any, that the run goes on with, all of it on the disk when this returns."""
+    tokenizer = trainer.adapter.tokenizer
+    if tokenizer is not None:
+        with whole_directory(run.tokenizer) as part:
+            tokenizer.save_pretrained(part)
 
 
 def _describe_data(data: Any, report: Any) -> dict[str, object]:

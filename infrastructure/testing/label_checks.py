@@ -160,14 +160,14 @@ def _learns_to_end(subject: Subject, example: TokenizedExample, stops: Collectio
     bit."""
     last = 1 if subject.adapter.data_config.train_on == "answers" else ROOM_FOR_END
     learnt = example.input_ids[example.supervised][-ROOM_FOR_END:]
-    tokenizer = subject.adapter.tokenizer
-    words = [int(token) for token in learnt if tokenizer.decode([int(token)]).strip()]
+    tokenizer = subject.tokenizer
+    words = [int(token) for token in learnt if str(tokenizer.decode([int(token)])).strip()]
     return any(token in stops for token in words[-last:])
 
 
 def _stop_tokens(subject: Subject) -> dict[int, str]:
-    special = special_tokens(subject.adapter.tokenizer)
-    stop_ids = getattr(subject.data, "stop_token_ids", [subject.adapter.tokenizer.eos_token_id])
+    special = special_tokens(subject.tokenizer)
+    stop_ids = getattr(subject.data, "stop_token_ids", [subject.tokenizer.eos_token_id])
     return {number: special.get(number, str(number)) for number in stop_ids}
 
 
@@ -183,7 +183,7 @@ def check_answers(subject: Subject) -> CheckResult:
     if subject.adapter.data_config.train_on != "answers":
         return CheckResult("answers", "skipped", "everything is learnt, as data.train_on says")
     examples: list[TokenizedExample] = subject.candidates
-    tokenizer, data = subject.adapter.tokenizer, subject.adapter.data_config
+    tokenizer, data = subject.tokenizer, subject.adapter.data_config
     encoder = ConversationEncoder(tokenizer, max_length=max(data.max_length, LONGEST_PROBE))
     marks = AnswerMarks(tokenizer, encoder.template.template if encoder.template else None)
     wrong = (marks.wrong_in(example, f"example {n}") for n, example in enumerate(examples, 1))
@@ -371,7 +371,7 @@ def check_template(subject: Subject) -> CheckResult:
     if not subject.reads_text or not isinstance(pipeline, DataPipeline):
         return CheckResult("prompts", "skipped", NO_TEXT)
     for number, example in enumerate(subject.candidates, 1):
-        ids, bos = example.input_ids, subject.adapter.tokenizer.bos_token_id
+        ids, bos = example.input_ids, subject.tokenizer.bos_token_id
         if bos is not None and len(ids) > 1 and ids[0] == ids[1] == bos:
             text = f"example {number} begins with the BOS token twice"
             return CheckResult("prompts", "fail", text, "remove it from data.chat_template")

@@ -4,6 +4,7 @@ A check is given a `Subject` and leaves the trainer as it found it: weights, gra
 state, modes. So the same checks run before a training, in the middle of one, and on request.
 """
 
+from typing import TYPE_CHECKING
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +31,9 @@ from infrastructure.training.models.packed_attention import model_arguments
 from infrastructure.training.models.source import starts_from_scratch
 from infrastructure.training.stackwise.masking import MaskedExample, MaskedObjective
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 NUM_CANDIDATES = 32
 NUM_EXAMPLES = 4
@@ -82,6 +86,12 @@ class Subject:
         return self.adapter.tokenizer is not None and all(
             isinstance(example, TokenizedExample) for example in self.candidates
         )
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """Of a model that `reads_text`."""
+        assert self.adapter.tokenizer is not None
+        return self.adapter.tokenizer
 
     @property
     def objective(self) -> MaskedObjective | None:

@@ -7,7 +7,7 @@ needed.
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,6 +32,9 @@ from infrastructure.training.models import model_manager
 from infrastructure.training.models.model_manager import LoadedModel
 from infrastructure.training.setup.resource_limits import caches_within
 from infrastructure.training.unsloth_trainer import own_loop_checkpoints
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MODEL, OPTIMIZER = "model", "optimizer"  # keys of a state, and groups of a checkpoint
 
@@ -140,11 +143,14 @@ class DataPipeline(data_pipeline.DataPipeline):
     """
 
     def __init__(
-        self, config: DeploymentConfig | DataConfig, tokenizer: Any = None, **options: Any
+        self,
+        config: DeploymentConfig | DataConfig,
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
+        **options: Any,
     ) -> None:
         self.batch_size = 1
         if isinstance(config, DataConfig):
-            super().__init__(config, tokenizer, **options)
+            super().__init__(config, _given(tokenizer), **options)
             return
         make_ready(config)
         of_config: dict[str, Any] = {
@@ -156,7 +162,7 @@ class DataPipeline(data_pipeline.DataPipeline):
             self.batch_size = config.training.batch_size * config.training.gradient_accumulation
         if tokenizer is None:
             tokenizer = ModelManager(config).load_tokenizer()
-        super().__init__(config.data, tokenizer, **{**of_config, **options})
+        super().__init__(config.data, _given(tokenizer), **{**of_config, **options})
 
     @property
     def dataset(self) -> TokenStore:
@@ -186,3 +192,12 @@ class DataPipeline(data_pipeline.DataPipeline):
             encoded: Any = self.tokenizer(list(batch), padding=True, return_tensors="pt")
             return {name: encoded[name] for name in ("input_ids", "attention_mask")}
         return pad(batch, self.tokenizer.pad_token_id)  # type: ignore[arg-type]
+
+
+def _given(tokenizer: "PreTrainedTokenizerBase | None") -> "PreTrainedTokenizerBase":
+    if tokenizer is None:
+        raise ValueError(
+            "texts become examples by a tokenizer, and there is none: give one as `tokenizer`, or"
+            " the whole configuration of a model that reads text"
+        )
+    return tokenizer

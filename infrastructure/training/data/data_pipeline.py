@@ -13,7 +13,7 @@ import copy
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -65,6 +65,9 @@ from infrastructure.training.data.store.stream_index import WindowIndex
 from infrastructure.training.data.store.token_cache import CacheEntry, TokenCache
 from infrastructure.training.data.store.token_store import CONVERSATIONS_FILE, TokenStore
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 __all__ = ["DataPipeline", "training_texts"]
 
 
@@ -97,7 +100,7 @@ class DataPipeline:
     def __init__(
         self,
         data_config: DataConfig,
-        tokenizer: Any,
+        tokenizer: "PreTrainedTokenizerBase",
         *,
         cache_config: CacheConfig | None = None,
         seed: int = 0,

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -18,6 +18,9 @@ from infrastructure.config.sections.resource_config import CacheConfig, MemoryCo
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.optimization.compiling import set_compiled
 from infrastructure.optimization.size_grid import SizeGrid
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Batch = dict[str, Any]
 
@@ -75,7 +78,7 @@ class ModelAdapter(ABC):
     training_config: TrainingConfig
     device: torch.device
     model: torch.nn.Module | None
-    tokenizer: Any
+    tokenizer: "PreTrainedTokenizerBase | None"
     data_config: DataConfig
     saved_tokenizer: Path | None
     memory_config: MemoryConfig

@@ -6,7 +6,7 @@ With a `MaskedObjective` the same models are trained on hidden tokens, in both d
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -41,6 +41,9 @@ from infrastructure.training.models.token_loss import TokenLoss, backbone, super
 from infrastructure.training.stackwise.masking import MaskedObjective, masked_objective
 from infrastructure.training.stackwise.trunk_output import IDS, LENGTHS, identity_of
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 class StandardModelAdapter(ModelAdapter):
     """Any causal language model that `ModelManager` loads.
@@ -53,6 +56,7 @@ class StandardModelAdapter(ModelAdapter):
             Set it by `set_objective`.
     """
 
+    tokenizer: "PreTrainedTokenizerBase"
     takes_token_functions = True
 
     def __init__(
@@ -80,6 +84,7 @@ class StandardModelAdapter(ModelAdapter):
             tokenizer_directory=self.saved_tokenizer,
             needs_mask_token=self.training_config.time_step_masking,
         ).load()
+        assert loaded.tokenizer is not None
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.description = loaded.description
         self._notes += loaded.notes

@@ -1,10 +1,13 @@
 """The embedded model: a small Llama from a config, without a download."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from infrastructure.config.sections.model_config import EmbeddedModelConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Wider than the usual 0.02: with it a model this small starts to copy words much earlier.
 INITIALIZER_RANGE = 0.06
@@ -12,7 +15,9 @@ USUAL_INITIALIZER_RANGE = 0.02
 SMALL_HIDDEN_SIZE = 256
 
 
-def build_embedded_model(config: EmbeddedModelConfig, tokenizer: Any, seed: int) -> torch.nn.Module:
+def build_embedded_model(
+    config: EmbeddedModelConfig, tokenizer: "PreTrainedTokenizerBase", seed: int
+) -> torch.nn.Module:
     """A new `LlamaForCausalLM` for `tokenizer`, embeddings tied; the same seed gives the same one.
 
     Leaves torch's random state as it was.

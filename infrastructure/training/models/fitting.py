@@ -1,12 +1,15 @@
 """Does a model fit the training that is asked of it? Checks that need no weights of their own."""
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.training.models.lora import adapted_paths, count_parameters, target_paths
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -48,7 +51,9 @@ def check_length(config: Any, max_length: int | None, name: str) -> None:
         )
 
 
-def check_vocabulary(model: torch.nn.Module, tokenizer: Any, name: str) -> None:
+def check_vocabulary(
+    model: torch.nn.Module, tokenizer: "PreTrainedTokenizerBase", name: str
+) -> None:
     """Raise ValueError when the tokenizer has tokens that the model has no embedding for."""
     embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
     largest = max(tokenizer.get_vocab().values())

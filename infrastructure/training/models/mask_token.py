@@ -4,14 +4,17 @@ The model's vocabulary grows only where it has no spare row (many models round t
 that is added is the mean of the others, as in Hewitt 2021, so the same model gives the same one.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 MASK_TOKEN = "<|mask|>"
 
 
-def ensure_mask_token(tokenizer: Any) -> bool:
+def ensure_mask_token(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Give the tokenizer a mask token if it has none; whether one was added."""
     if tokenizer.mask_token_id is not None:
         return False
@@ -19,7 +22,9 @@ def ensure_mask_token(tokenizer: Any) -> bool:
     return True
 
 
-def ensure_mask_row(model: Any, tokenizer: Any, name: str, *, may_grow: bool) -> bool:
+def ensure_mask_row(
+    model: Any, tokenizer: "PreTrainedTokenizerBase", name: str, *, may_grow: bool
+) -> bool:
     """Give the model an embedding of the mask token; whether its vocabulary grew.
 
     Args:
@@ -45,7 +50,7 @@ def ensure_mask_row(model: Any, tokenizer: Any, name: str, *, may_grow: bool) ->
     return True
 
 
-def mask_token_note(tokenizer: Any, grew: bool) -> str:
+def mask_token_note(tokenizer: "PreTrainedTokenizerBase", grew: bool) -> str:
     """What a user should know of a mask token that was added."""
     where = "and the model's vocabulary grew by it" if grew else "in a spare row of the embedding"
     return (

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -58,8 +58,11 @@ from infrastructure.training.models.unsloth_backend import (
     prepare_backend,
 )
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 TokenizerTexts = Callable[[], Iterable[str]]
-ModelAndTokenizer = tuple[torch.nn.Module, Any]
+ModelAndTokenizer = tuple[torch.nn.Module, "PreTrainedTokenizerBase | None"]
 
 SAVED = (SourceKind.FOLDER, SourceKind.LORA_FOLDER, SourceKind.REGISTERED_FOLDER)
 WITHOUT_TEXT = (SourceKind.REGISTERED, SourceKind.REGISTERED_FOLDER)
@@ -71,7 +74,7 @@ class LoadedModel:
     is: a description for run.json. `notes` are for a user to read before the training."""
 
     model: torch.nn.Module
-    tokenizer: Any
+    tokenizer: "PreTrainedTokenizerBase | None"
     description: dict[str, Any]
     notes: tuple[str, ...] = ()
 
@@ -160,7 +163,7 @@ class ModelManager:
         description = describe(model, self.config) | description
         return LoadedModel(model.train(), tokenizer, description, tuple(self._notes))
 
-    def load_tokenizer(self) -> Any:
+    def load_tokenizer(self) -> "PreTrainedTokenizerBase | None":
         """The tokenizer alone, as `load` gives it with the model; None: the model reads no text.
 
         Raises:
@@ -216,7 +219,7 @@ class ModelManager:
         model = model.to(device=self.device, dtype=self._options(trains_all=self._is_full).dtype)
         return self._with_lora(model), tokenizer
 
-    def _embedded_tokenizer(self) -> Any:
+    def _embedded_tokenizer(self) -> "PreTrainedTokenizerBase":
         if self.tokenizer_directory is not None:
             saved = ModelSource(SourceKind.FOLDER, str(self.tokenizer_directory))
             return load_tokenizer(saved, self._options(trains_all=self._is_full))
@@ -262,7 +265,9 @@ class ModelManager:
         check_same_lora(model, self.config.lora_config, source.location)
         return model, tokenizer
 
-    def _tokenizer_of(self, source: ModelSource, base: ModelSource, options: LoadOptions) -> Any:
+    def _tokenizer_of(
+        self, source: ModelSource, base: ModelSource, options: LoadOptions
+    ) -> "PreTrainedTokenizerBase":
         own_tokenizer = any((Path(source.location) / file).is_file() for file in TOKENIZER_FILES)
         return load_tokenizer(source if own_tokenizer else base, options)
 
@@ -288,7 +293,9 @@ class ModelManager:
             )
         return model, tokenizer
 
-    def _ensure_mask(self, model: Any, tokenizer: Any, *, may_grow: bool) -> None:
+    def _ensure_mask(
+        self, model: Any, tokenizer: "PreTrainedTokenizerBase", *, may_grow: bool
+    ) -> None:
         if not self.needs_mask_token:
             return
         was_added = ensure_mask_token(tokenizer)

@@ -8,7 +8,7 @@ lies beside. Never pickle.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_model, save_file
@@ -25,6 +25,9 @@ from infrastructure.training.models.source import (
     read_json,
     weight_files,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 WEIGHTS = "model.safetensors"
 HOW_IT_WAS_LOADED = ("is_local", "local_files_only")  # transformers writes these down, too
@@ -50,7 +53,7 @@ model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), fo
 
 def save_model(
     model: torch.nn.Module,
-    tokenizer: Any,
+    tokenizer: "PreTrainedTokenizerBase | None",
     directory: Path,
     *,
     registered_name: str | None = None,
@@ -84,7 +87,10 @@ def save_model(
 
 
 def save_whole(
-    model: torch.nn.Module, tokenizer: Any, directory: Path, state: dict[str, torch.Tensor]
+    model: torch.nn.Module,
+    tokenizer: "PreTrainedTokenizerBase | None",
+    directory: Path,
+    state: dict[str, torch.Tensor],
 ) -> None:
     """Write a model with the weights `state` into `directory`, which is replaced if it exists: in
     the layout that plain transformers reads, or, of any other module, as `model.safetensors`.
@@ -99,12 +105,12 @@ def save_whole(
             _save_pretrained(model, part, state_dict=state)
         else:
             save_file({n: t.contiguous() for n, t in state.items()}, part / WEIGHTS)
-        if hasattr(tokenizer, "save_pretrained"):  # one's own model has none
+        if tokenizer is not None:  # one's own model has none
             save_tokenizer(tokenizer, part)
         write_sums(part)
 
 
-def save_tokenizer(tokenizer: Any, directory: Path) -> None:
+def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", directory: Path) -> None:
     """Write a tokenizer the same way wherever it was loaded from: a run that was interrupted loads
     its own, and ends with the same files as one that was not."""
     loaded = {k: tokenizer.init_kwargs[k] for k in HOW_IT_WAS_LOADED if k in tokenizer.init_kwargs}
@@ -126,7 +132,7 @@ def _save_pretrained(model: Any, directory: Path, **arguments: Any) -> None:
         model.save_pretrained(directory, **arguments)
 
 
-def _save_lora(model: Any, tokenizer: Any, part: Path) -> None:
+def _save_lora(model: Any, tokenizer: "PreTrainedTokenizerBase | None", part: Path) -> None:
     # "auto" would ask the hub whether the vocabulary has grown; it never does here
     model.save_pretrained(part, save_embedding_layers=False)
     base = model.get_base_model()

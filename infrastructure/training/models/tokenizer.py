@@ -6,7 +6,10 @@ are written, and the template marks answers with `{% generation %}`.
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 PAD, BEGIN, END, USER, ASSISTANT, SYSTEM = SPECIAL_TOKENS = (
     "<|pad|>",
@@ -40,7 +43,7 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokenizerBase":
     """A `PreTrainedTokenizerFast` of at most `vocab_size` tokens; the same texts give the same one.
 
     Raises:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import torch
@@ -34,6 +34,9 @@ from infrastructure.training.models.source import (
     read_json,
     weight_files,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 CONNECT_SECONDS = 5.0
 # What transformers raises at a value that it did not expect in a configuration.
@@ -257,7 +260,7 @@ def hub_is_reachable() -> bool:
     return True
 
 
-def load_tokenizer(source: ModelSource, options: LoadOptions) -> Any:
+def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedTokenizerBase":
     """The model's tokenizer, with an end and a padding token.
 
     Padding falls back to the end token. No end token is lost by it: what is padding is known from
@@ -282,7 +285,7 @@ def load_tokenizer(source: ModelSource, options: LoadOptions) -> Any:
     return tokenizer
 
 
-def ensure_special_tokens(tokenizer: Any, name: str) -> None:
+def ensure_special_tokens(tokenizer: "PreTrainedTokenizerBase", name: str) -> None:
     """Give the tokenizer a padding token if it has none; raise ValueError if it has no end."""
     if tokenizer.eos_token_id is None:
         raise ValueError(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -47,6 +47,9 @@ from infrastructure.training.parallel.shares import (
     trained,
     with_gradient,
 )
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # A process that was told to end, or whose connection broke, is gone after so long.
 PATIENCE_SECONDS = 5.0
@@ -362,7 +365,7 @@ def _out_of_memory(answer: Message) -> Exception | None:
     return torch.OutOfMemoryError(answer.values["text"]) if is_short else None
 
 
-def _tokenizer_files(tokenizer: Any) -> dict[str, torch.Tensor]:
+def _tokenizer_files(tokenizer: "PreTrainedTokenizerBase | None") -> dict[str, torch.Tensor]:
     """The files of a tokenizer as bytes, for machines that do not see this disk."""
     if tokenizer is None:
         return {}

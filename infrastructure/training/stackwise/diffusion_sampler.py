@@ -7,7 +7,7 @@ was given, and whatever ends it stands among them.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,11 +15,14 @@ import torch
 from infrastructure.training.models.model_inputs import call_model, logits_of, probing
 from infrastructure.training.models.packed_attention import model_arguments
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 
 @torch.no_grad()
 def generate_masked(
     model: torch.nn.Module,
-    tokenizer: Any,
+    tokenizer: "PreTrainedTokenizerBase",
     prompts: Sequence[Sequence[int]],
     num_new_tokens: int,
     num_steps: int | None = None,
@@ -76,7 +79,7 @@ def generate_masked(
 
 
 def _check(
-    tokenizer: Any,
+    tokenizer: "PreTrainedTokenizerBase",
     num_new_tokens: int,
     num_steps: int | None,
     block_length: int | None,
@@ -96,7 +99,10 @@ def _check(
 
 
 def _canvas(
-    model: torch.nn.Module, tokenizer: Any, prompts: Sequence[Sequence[int]], num_new_tokens: int
+    model: torch.nn.Module,
+    tokenizer: "PreTrainedTokenizerBase",
+    prompts: Sequence[Sequence[int]],
+    num_new_tokens: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Prompts followed by mask tokens and filled up on the right: ids and what of them is real,
     (B, L), and where each answer begins, (B,)."""

@@ -14,7 +14,7 @@ example can be cached. Nothing here knows a model.
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ from infrastructure.training.data.encoding.chat_format import ANSWER, QUESTION, 
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder, Encoded
 from infrastructure.training.data.readers.rows import Conversation
 from infrastructure.training.data.store.examples import TokenizedExample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 LEAST_FRACTION, LARGEST_FRACTION = 0.15, 0.90  # at the first and the last time step
 LONGEST_PROBE = 4096  # tokens of a question and an answer as a chat template writes them
@@ -261,7 +264,7 @@ class MaskedObjective:
 
 
 def masked_objective(
-    config: TrainingConfig, tokenizer: Any, vocab_size: int
+    config: TrainingConfig, tokenizer: "PreTrainedTokenizerBase", vocab_size: int
 ) -> MaskedObjective | None:
     """The objective that a configuration asks for; None without `time_step_masking`.
 
@@ -306,7 +309,7 @@ def objective_of(
     )
 
 
-def control_tokens(tokenizer: Any) -> set[int]:
+def control_tokens(tokenizer: "PreTrainedTokenizerBase") -> set[int]:
     """The special tokens that no answer holds, such as those that begin a message.
 
     What ends an answer is no control here, as in LLaDA: a model that never had to predict it would

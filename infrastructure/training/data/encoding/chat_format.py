@@ -18,10 +18,13 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from infrastructure.core.optional import is_installed
 from infrastructure.training.data.readers.rows import Conversation, Turn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # Some templates write today's date. Data that differs from day to day could not be resumed.
 TEMPLATE_DATE = datetime(2024, 7, 26)
@@ -77,7 +80,7 @@ class ChatFormat(Protocol):
 class PlainFormat:
     """The format for tokenizers without a chat template, and for plain documents."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.lead = leading_ids(tokenizer)
         self.end = end_of_text(tokenizer)
 
@@ -120,7 +123,9 @@ class TemplateFormat:
         origin: where it is from, if it is not the tokenizer's own.
     """
 
-    def __init__(self, tokenizer: Any, template: str | None = None, origin: str = "") -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", template: str | None = None, origin: str = ""
+    ) -> None:
         self.template: str = template or tokenizer.get_chat_template()
         self.origin = origin
         self.variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
@@ -327,7 +332,7 @@ class TemplateFormat:
         return message
 
 
-def training_format(tokenizer: Any, own: TemplateFormat) -> TemplateFormat:
+def training_format(tokenizer: "PreTrainedTokenizerBase", own: TemplateFormat) -> TemplateFormat:
     """The template that conversations are written with for training: the tokenizer's own, unless
     that one writes answers otherwise as soon as they are history, as Qwen3's does. Then TRL's
     training template of the same family, if the installed TRL has one."""
@@ -364,14 +369,14 @@ def _ends_with(pattern: re.Pattern[str], text: str) -> bool:
     return any(match.end() == len(text) for match in pattern.finditer(text))
 
 
-def special_tokens(tokenizer: Any) -> dict[int, str]:
+def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[int, str]:
     """Tokens that are control, not text: EOS, end of turn and the like."""
     added = tokenizer.added_tokens_decoder.items()
     named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
     return {**{int(i): str(token) for i, token in added if token.special}, **dict(named)}
 
 
-def leading_ids(tokenizer: Any) -> tuple[int, ...]:
+def leading_ids(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
     """What the tokenizer puts before a text by itself: BOS, or nothing."""
     bare = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
@@ -379,7 +384,7 @@ def leading_ids(tokenizer: Any) -> tuple[int, ...]:
     return tuple(whole[:start])
 
 
-def end_of_text(tokenizer: Any) -> str:
+def end_of_text(tokenizer: "PreTrainedTokenizerBase") -> str:
     """The EOS token as text.
 
     Raises:

@@ -1,12 +1,15 @@
 """Which tokens of an example carry loss, to look at: as text, or as HTML."""
 
 import html
-from typing import Any
+from typing import TYPE_CHECKING
 
 from infrastructure.training.data.store.examples import TokenizedExample
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
-def token_preview(example: TokenizedExample, tokenizer: Any) -> str:
+
+def token_preview(example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase") -> str:
     """The tokens as text: `|` between them, learnt ones in ⟦ ⟧."""
     parts = []
     for tokens, is_learnt in _runs(example, tokenizer):
@@ -15,7 +18,7 @@ def token_preview(example: TokenizedExample, tokenizer: Any) -> str:
     return "".join(parts)
 
 
-def token_preview_html(example: TokenizedExample, tokenizer: Any) -> str:
+def token_preview_html(example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase") -> str:
     """The tokens as an HTML element: learnt ones are marked, and say so when pointed at."""
     spans = []
     for tokens, is_learnt in _runs(example, tokenizer):
@@ -25,10 +28,12 @@ def token_preview_html(example: TokenizedExample, tokenizer: Any) -> str:
     return f"<pre>{'&#8203;'.join(spans)}</pre>"
 
 
-def _runs(example: TokenizedExample, tokenizer: Any) -> list[tuple[list[str], bool]]:
+def _runs(
+    example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase"
+) -> list[tuple[list[str], bool]]:
     runs: list[tuple[list[str], bool]] = []
     for token, is_learnt in zip(example.input_ids, example.supervised, strict=True):
         if not runs or runs[-1][1] != bool(is_learnt):
             runs.append(([], bool(is_learnt)))
-        runs[-1][0].append(tokenizer.decode([int(token)]))
+        runs[-1][0].append(str(tokenizer.decode([int(token)])))
     return runs

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,9 @@ from infrastructure.training.data.readers.rows import (
     excerpt,
 )
 from infrastructure.training.data.store.examples import TokenizedExample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # How it is decided what is learnt. 2: as TRL does where a chat template marks answers; before, the
 # token after a marked answer was learnt too.
@@ -78,7 +81,7 @@ class ConversationEncoder:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: "PreTrainedTokenizerBase",
         *,
         max_length: int,
         over_length: str = "quarantine",
@@ -285,7 +288,7 @@ class ConversationEncoder:
     def is_space(self, token: int) -> bool:
         """Whether a token is white space and nothing else."""
         if token not in self._is_space:
-            text = self.tokenizer.decode([token], skip_special_tokens=False)
+            text = str(self.tokenizer.decode([token], skip_special_tokens=False))
             self._is_space[token] = not self._is_special(token) and not text.strip()
         return self._is_space[token]
 
@@ -319,19 +322,19 @@ def num_common(ids: TokenIds, others: TokenIds) -> int:
     return length if same.all() else int(np.argmin(same))
 
 
-def begins_with(tokenizer: Any, ids: TokenIds, prompt: TokenIds) -> bool:
+def begins_with(tokenizer: "PreTrainedTokenizerBase", ids: TokenIds, prompt: TokenIds) -> bool:
     """Whether an example begins with a prompt: with its tokens, or with its text where the last
     characters of the prompt are one token with the first ones of the answer."""
     same = num_common(ids, prompt)
     if same == len(prompt):
         return True
-    rest = tokenizer.decode(list(prompt[same:]))
-    return len(prompt) - same <= LONGEST_JOINT and tokenizer.decode(
-        list(ids[same : len(prompt) + 1])
+    rest = str(tokenizer.decode(list(prompt[same:])))
+    return len(prompt) - same <= LONGEST_JOINT and str(
+        tokenizer.decode(list(ids[same : len(prompt) + 1]))
     ).startswith(rest)
 
 
-def _splits_cleanly(tokenizer: Any) -> bool:
+def _splits_cleanly(tokenizer: "PreTrainedTokenizerBase") -> bool:
     """Whether a text tokenised in pieces, cut after a line break, gives the tokens of the whole.
 
     Tokenizers that put a mark before the first word, or whose special tokens swallow the space

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.types import amount_bytes
@@ -26,6 +26,9 @@ from infrastructure.training.data.store.fingerprints import (
 )
 from infrastructure.training.data.store.token_store import FORMAT_VERSION
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 # Starting processes takes seconds; a fast tokenizer has threads of its own.
 BYTES_WORTH_PROCESSES = {True: 200 * 10**6, False: 5 * 10**6}  # by whether it is fast
 MAX_PROCESSES = 8
@@ -34,7 +37,7 @@ NUM_BAD_SHOWN = 3
 
 
 def plan_preparation(
-    config: DataConfig, tokenizer: Any, worker_bytes: int | None = None
+    config: DataConfig, tokenizer: "PreTrainedTokenizerBase", worker_bytes: int | None = None
 ) -> PreparationPlan:
     """Look at files and columns; tokenises nothing yet.
 
@@ -88,7 +91,9 @@ def total_bytes_of(amount: str | None) -> int | None:
     return None if amount is None else max(1, amount_bytes(amount, memory().total_bytes))
 
 
-def num_processes(config: DataConfig, files: list[DataFile], tokenizer: Any) -> int:
+def num_processes(
+    config: DataConfig, files: list[DataFile], tokenizer: "PreTrainedTokenizerBase"
+) -> int:
     """Processes that tokenise; 0 is this one. The result does not depend on it."""
     if config.num_workers != "auto":
         return int(config.num_workers)

@@ -5,13 +5,16 @@ import sys
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from infrastructure.training.data.preparation.data_report import DataReport
 from infrastructure.training.data.preparation.row_encoder import PreparedRow
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 QUANTILES = {"5%": 0.05, "50%": 0.5, "95%": 0.95}
 NUM_END_TOKENS = 3
@@ -47,7 +50,9 @@ class RowFacts:
         content = np.array(self.content, dtype="<u8")[chosen]
         return hashlib.sha256(content.tobytes()).hexdigest()
 
-    def fill(self, report: DataReport, is_evaluation: Mask, tokenizer: Any) -> None:
+    def fill(
+        self, report: DataReport, is_evaluation: Mask, tokenizer: "PreTrainedTokenizerBase"
+    ) -> None:
         """Put the numbers into a report."""
         train = ~is_evaluation
         content = np.array(self.content, dtype=np.uint64)

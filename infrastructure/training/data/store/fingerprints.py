@@ -3,7 +3,10 @@
 import hashlib
 import importlib.metadata
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 def text_hash(value: Any) -> str:
@@ -12,7 +15,7 @@ def text_hash(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def tokenizer_hash(tokenizer: Any) -> str:
+def tokenizer_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Changes whenever a text could be tokenised otherwise; does not depend on any name."""
     parts = {
         "class": type(tokenizer).__name__,
