@@ -148,7 +148,9 @@ class TrainingContext:
         return self.trainer.train()
 
 
-def initialize_training(config: DeploymentConfig | None = None, **options: Any) -> TrainingContext:
+def initialize_training(
+    config: DeploymentConfig | None = None, **options: object
+) -> TrainingContext:
     """Build everything that `config` names.
 
     Args:

@@ -29,7 +29,7 @@ PACKAGE = "infrastructure"  # the logger above all of ours; what other libraries
 class TrainerFactory:
     """Makes trainers; holds nothing."""
 
-    def for_run(self, config: DeploymentConfig, **options: Any) -> EnhancedTrainer:
+    def for_run(self, config: DeploymentConfig, **options: object) -> EnhancedTrainer:
         """The trainer that a whole configuration asks for, on its device and with its cache.
 
         Raises:
@@ -39,7 +39,7 @@ class TrainerFactory:
         trainer.team = self._team(config, trainer, options)
         return trainer
 
-    def for_one_process(self, config: DeploymentConfig, **options: Any) -> EnhancedTrainer:
+    def for_one_process(self, config: DeploymentConfig, **options: object) -> EnhancedTrainer:
         """The same, without the other processes that the configuration may ask for."""
         make_ready(config)
         config.know_models(MODELS)
@@ -61,7 +61,7 @@ class TrainerFactory:
         return trainer
 
     def _team(
-        self, config: DeploymentConfig, trainer: EnhancedTrainer, options: Mapping[str, Any]
+        self, config: DeploymentConfig, trainer: EnhancedTrainer, options: Mapping[str, object]
     ) -> Team | None:
         """The processes that the configuration or a launcher asks for; None: this one alone."""
         launch = launched_process()

@@ -101,7 +101,7 @@ class UnifiedTrainer:
 
     def train_all_layers(
         self,
-        dataloader: Iterable[Any],
+        dataloader: Iterable[object],
         model_layers: torch.nn.Module | Sequence[torch.nn.Module],
         *,
         embedding: torch.nn.Module | None = None,
@@ -241,7 +241,7 @@ class TokenRows:
         ValueError: the loader gives no rows of token ids, or nothing in them is to be learnt.
     """
 
-    def __init__(self, loader: Iterable[Any], seed: int) -> None:
+    def __init__(self, loader: Iterable[object], seed: int) -> None:
         source = LoaderSource(loader, seed)
         batches = [rows_of(source.collate([item])) for item in source.items]
         self.examples = [row for rows in batches for row in rows]
@@ -369,7 +369,7 @@ def check_fits(model: torch.nn.Module, rows: TokenRows) -> None:
         )
 
 
-def rows_of(batch: Any) -> list[TokenizedExample]:
+def rows_of(batch: object) -> list[TokenizedExample]:
     """The rows of a batch: `input_ids` (B, L), and where given `labels` (the same ids, or -100: not
     learnt) and `attention_mask` (0: padding, of which nothing is left). Empty rows are left out.
 
@@ -434,7 +434,7 @@ def _layers_of(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torc
 
 
 def check_runs(
-    adapter: LayersAdapter, model: LayersModel, inputs: torch.Tensor, targets: Any
+    adapter: LayersAdapter, model: LayersModel, inputs: torch.Tensor, targets: object
 ) -> None:
     """Run the layers on the first batch, and compute its loss.
 

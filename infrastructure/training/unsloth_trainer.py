@@ -78,7 +78,7 @@ class UnslothTrainer(EnhancedTrainer):
         return loop
 
 
-def parts_of(config: DeploymentConfig) -> dict[str, Any]:
+def parts_of(config: DeploymentConfig) -> dict[str, object]:
     """Keywords of `EnhancedTrainer` for what a whole configuration holds besides its sections, with
     a folder for checkpoints of one's own loop."""
     return {

@@ -57,7 +57,7 @@ class ModelManager(model_manager.ModelManager):
         make_ready(config)
         self.checkpoint_dir = own_loop_checkpoints(config)
         training, data = config.training, config.data
-        of_config: dict[str, Any] = {
+        of_config: dict[str, object] = {
             "device": choose_device(config.device),
             "seed": training.seed,
             "max_length": data.max_length,
@@ -114,7 +114,7 @@ class ModelManager(model_manager.ModelManager):
             tensors[OPTIMIZER], values[OPTIMIZER] = split_optimizer(state[OPTIMIZER])
         return CheckpointManager(self.checkpoint_dir).save(Snapshot(tensors, values))
 
-    def load_checkpoint(self, path: Path | str) -> dict[str, Any]:
+    def load_checkpoint(self, path: Path | str) -> dict[str, object]:
         """The state that `save_checkpoint` wrote; its weights are in `base_model` then.
 
         Raises:
@@ -153,7 +153,7 @@ class DataPipeline(data_pipeline.DataPipeline):
             super().__init__(config, _given(tokenizer), **options)
             return
         make_ready(config)
-        of_config: dict[str, Any] = {
+        of_config: dict[str, object] = {
             "cache_config": caches_within(config.cache, config.memory),
             "seed": config.training.seed,
             "memory_config": config.memory,
@@ -182,7 +182,7 @@ class DataPipeline(data_pipeline.DataPipeline):
     def __iter__(self) -> Iterator[list[TokenizedExample]]:
         return self.dataloader
 
-    def process_batch(self, batch: Sequence[TokenizedExample] | Sequence[str]) -> dict[str, Any]:
+    def process_batch(self, batch: Sequence[TokenizedExample] | Sequence[str]) -> dict[str, object]:
         """Examples of this pipeline, or texts, as tensors that a model takes.
 
         Returns:

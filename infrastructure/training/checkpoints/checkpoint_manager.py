@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 
@@ -22,7 +22,7 @@ from infrastructure.backup.writer.shared_buffer import State, size_of_state
 from infrastructure.backup.writer.writer_process import only_writer
 from infrastructure.core.errors import CheckpointError
 from infrastructure.run.checkpoint_paths import store_of
-from infrastructure.training.checkpoints.snapshot import Snapshot
+from infrastructure.training.checkpoints.snapshot import Snapshot, VersionFacts
 
 # Smaller ones are written in less time than a helper takes to begin.
 BACKGROUND_BYTES = 32 * 1024**2
@@ -56,7 +56,7 @@ class CheckpointManager:
         self._writer: BackgroundWriter | None = None
         self._committed: list[str] = []
 
-    def save(self, snapshot: Snapshot, **facts: Any) -> Path:
+    def save(self, snapshot: Snapshot, **facts: Unpack[VersionFacts]) -> Path:
         """Write a checkpoint, then remove those that rotation no longer keeps.
 
         Args:
@@ -70,7 +70,7 @@ class CheckpointManager:
         return self._save(as_bytes(state), snapshot, facts)
 
     def _save(
-        self, tensors: Mapping[str, TensorBytes], snapshot: Snapshot, facts: Mapping[str, Any]
+        self, tensors: Mapping[str, TensorBytes], snapshot: Snapshot, facts: VersionFacts
     ) -> Path:
         step = snapshot.values["step"]
         with self._only_writer():
@@ -79,7 +79,7 @@ class CheckpointManager:
             self.store.remove_all_but(versions_to_keep(self.store, self.retention))
         return self.store.manifest_path(name)
 
-    def begin(self, snapshot: Snapshot, **facts: Any) -> None:
+    def begin(self, snapshot: Snapshot, **facts: Unpack[VersionFacts]) -> None:
         """As `save`, but a large one is only copied now, and written while the caller goes on.
         `collect` tells when it is committed.
 

@@ -12,12 +12,12 @@ Planner and storage: https://docs.pytorch.org/docs/stable/distributed.checkpoint
 import io
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from math import prod
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -53,7 +53,8 @@ from infrastructure.backup.format.tensor_bytes import DTYPES, NAMES, from_bytes,
 from infrastructure.backup.writer.writer_process import only_writer
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.exact_json import from_json, to_json
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import JsonObject, parse_json
+from infrastructure.training.checkpoints.snapshot import VersionFacts
 
 KEY = "distributed"  # in a manifest's values
 VALUES = "values"  # the class of what is not a tensor; lies there as the bytes of its JSON
@@ -62,12 +63,12 @@ TUPLE = "__tuple__"  # of the format
 
 def save_distributed(
     root: Path,
-    state_dict: dict[str, Any],
-    values: dict[str, Any],
+    state_dict: dict[str, object],
+    values: JsonObject,
     *,
     step: int,
     retention: Retention | None = None,
-    **facts: Any,
+    **facts: Unpack[VersionFacts],
 ) -> str | None:
     """Save a state of which every process has a part; all processes call this together.
 
@@ -96,7 +97,7 @@ def save_distributed(
     return writer.name
 
 
-def load_distributed(root: Path, name: str, state_dict: dict[str, Any]) -> None:
+def load_distributed(root: Path, name: str, state_dict: dict[str, object]) -> None:
     """Fill `state_dict`, whose tensors are there already, from the version `name`; all processes
     call this together, however many they are.
 
@@ -110,7 +111,7 @@ def load_distributed(root: Path, name: str, state_dict: dict[str, Any]) -> None:
         raise CheckpointError(f"version {name[:12]}: {_reasons(error)}") from None
 
 
-def load_whole(store: Store, manifest: Manifest) -> dict[str, Any]:
+def load_whole(store: Store, manifest: Manifest) -> dict[str, object]:
     """All of a distributed version in one process without a process group: full tensors on the CPU
     and values, by their full names ("model.layer.weight").
 
@@ -141,7 +142,7 @@ def load_whole(store: Store, manifest: Manifest) -> dict[str, Any]:
 class JsonSavePlanner(DefaultSavePlanner):
     """torch's planner, which pickles what is not a tensor; this one writes JSON."""
 
-    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+    def transform_object(self, write_item: WriteItem, object: object) -> object:
         if write_item.type == WriteItemType.BYTE_IO:
             value = to_json(object, f"the value {write_item.index.fqn}", TUPLE)
             return io.BytesIO(json.dumps(value, allow_nan=False).encode())
@@ -166,16 +167,18 @@ class StoreWriter(StorageWriter):
         name: the version's, once it is committed.
     """
 
-    def __init__(self, root: Path, values: dict[str, Any], **facts: Any) -> None:
+    def __init__(
+        self, root: Path, values: JsonObject, *, step: int, **facts: Unpack[VersionFacts]
+    ) -> None:
         self.store = Store(root)
         self.values = values
-        self.facts = facts
+        self.step, self.facts = step, facts
         self.name: str | None = None
 
     def reset(self, checkpoint_id: str | PathLike[str] | None = None) -> None:
         self.name = None
 
-    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
         """The coordinator has the lock; the others write when they have its plan, so after this."""
         if is_coordinator:
             self.store.sweep()
@@ -212,7 +215,9 @@ class StoreWriter(StorageWriter):
             for name, pack, digest in written
         }
         values = {**self.values, KEY: _describe(metadata)}
-        self.name = self.store.publish(Placed(tuple(packs), tensors), values, **self.facts)
+        self.name = self.store.publish(
+            Placed(tuple(packs), tensors), values, step=self.step, **self.facts
+        )
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | PathLike[str]) -> bool:
@@ -229,11 +234,11 @@ class StoreReader(StorageReader):
     def reset(self, checkpoint_id: str | PathLike[str] | None = None) -> None:
         return
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *args: object, **kwargs: object) -> Metadata:
         return _read_metadata(self.manifest)
 
     def set_up_storage_reader(
-        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+        self, metadata: Metadata, is_coordinator: bool, *args: object, **kwargs: object
     ) -> None:
         return
 
@@ -294,7 +299,7 @@ def _name_of(key: str, offsets: Sequence[int]) -> str:
     return f"{tensor_class}/{rest}@{','.join(map(str, offsets))}"
 
 
-def _describe(metadata: Metadata) -> dict[str, Any]:
+def _describe(metadata: Metadata) -> dict[str, object]:
     """The planner's knowledge as JSON."""
     tensors, values = {}, []
     for key, entry in metadata.state_dict_metadata.items():
@@ -323,7 +328,7 @@ def _read_metadata(manifest: Manifest) -> Metadata:
     return Metadata(entries, planner_data=paths)
 
 
-def _refuse_oversized(entries: dict[str, Any], manifest: Manifest) -> None:
+def _refuse_oversized(entries: Mapping[str, object], manifest: Manifest) -> None:
     """Nothing is allocated for tensors larger than the objects that they lie in."""
     tensors = [entry for entry in entries.values() if isinstance(entry, TensorStorageMetadata)]
     claimed = sum(prod(entry.size) * entry.properties.dtype.itemsize for entry in tensors)
@@ -352,7 +357,7 @@ def _lengths(values: Any) -> list[int]:
     return list(values)
 
 
-def _decode(data: bytes) -> Any:
+def _decode(data: bytes) -> object:
     """What the saving planner wrote; hostile input."""
     try:
         return from_json(parse_json(data), TUPLE)

@@ -3,8 +3,9 @@
 No pickle: tensors go to safetensors, the rest to JSON. Taken between two optimizer steps.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -12,6 +13,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from infrastructure.backup.state.optimizer_state import Tensors, merge_optimizer, split_optimizer
 from infrastructure.backup.state.random_state import capture_random, restore_random
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.json_text import JsonObject
 from infrastructure.core.redact import redact_shapes
 from infrastructure.training.core.state import Position, SkippedBatch, TrainingState
 from infrastructure.training.models.trainable_state import load_trainable_state, trainable_state
@@ -25,6 +27,14 @@ class Snapshot:
     values: dict[str, Any]
 
 
+class VersionFacts(TypedDict, total=False):
+    """What a version says of itself, as in `Store.commit`."""
+
+    kind: str
+    healthy: bool
+    score: float | None
+
+
 class Participants(Protocol):
     """The parts of a training that have a state of their own, besides the model."""
 
@@ -36,13 +46,13 @@ class Participants(Protocol):
     def device(self) -> torch.device:
         """That the training runs on."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """What the loop and its hooks remember across a restart, as JSON values."""
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
+    def load_state_dict(self, saved: JsonObject) -> None:
         """Take back what `state_dict` gave."""
 
-    def take_form(self, model: torch.nn.Module, saved: dict[str, Any]) -> None:
+    def take_form(self, model: torch.nn.Module, saved: JsonObject) -> None:
         """Give the model the form (number formats, ...) that it had when it was saved."""
 
 
@@ -112,7 +122,7 @@ def restore_snapshot(snapshot: Snapshot, state: TrainingState, parts: Participan
     restore_random(snapshot.tensors["random"], parts.device)
 
 
-def _restore_one(what: str, living: Any, saved: dict[str, Any] | None) -> None:
+def _restore_one(what: str, living: Any, saved: Mapping[str, object] | None) -> None:
     if (living is None) != (saved is None):
         has, had = ("none", "one") if living is None else ("one", "none")
         raise CheckpointError(f"{what}: this run has {has}, the checkpoint {had}")

@@ -8,9 +8,12 @@ it is a little less than what its maker prints.
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 SIZE = {"cpu": 512, "cuda": 4096}  # of the square matrices
 NUM_PRODUCTS = 5
@@ -66,7 +69,7 @@ def _lookup_table(model: torch.nn.Module) -> torch.Tensor | None:
     return None if table is None or table is weight_of("get_output_embeddings") else table
 
 
-def _size(config: Any, name: str) -> int:
+def _size(config: "PreTrainedConfig | None", name: str) -> int:
     value = getattr(config, name, 0)
     return value if isinstance(value, int) else 0
 

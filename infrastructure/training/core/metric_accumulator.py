@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -47,7 +46,7 @@ class MetricAccumulator:
         overflow of the gradients is its business and shows in the loss if it is not."""
         return math.isfinite(self.loss) and (has_scaler or math.isfinite(float(self.grad_norm)))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """As JSON values, exact: a float32 is a float64 too. Numbers that are none are refused
         before anything is saved."""
         return {

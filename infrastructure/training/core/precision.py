@@ -5,7 +5,6 @@ Weights stay in their own format; autocast chooses the format of each operation.
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -26,7 +25,7 @@ class Precision:
     def dtype(self) -> torch.dtype:
         return DTYPES.get(self.name, torch.bfloat16)
 
-    def autocast(self) -> AbstractContextManager[Any]:
+    def autocast(self) -> AbstractContextManager[object]:
         """The context that forward passes and loss computation run in."""
         if self.name == "fp32":
             return nullcontext()

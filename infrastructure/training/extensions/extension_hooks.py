@@ -7,8 +7,8 @@ event fails when the class is defined.
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any
 
+from infrastructure.core.json_text import JsonObject
 from infrastructure.training.core.state import TrainingState
 
 
@@ -56,7 +56,7 @@ def _looks_like_an_event(name: str) -> bool:
 class Hook:
     """Base of extensions and observers: thirteen empty methods, each `(self, state)`."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
         for name in vars(cls):
             if _looks_like_an_event(name) and name not in set(Event):
@@ -94,11 +94,11 @@ class Hook:
 
     def train_end(self, state: TrainingState) -> None: ...
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """What this hook must remember across a restart, as JSON values."""
         return {}
 
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
+    def load_state_dict(self, saved: JsonObject) -> None:
         """Take back what `state_dict` gave."""
 
 
@@ -147,10 +147,10 @@ class HookRunner:
         if failures and state.error is None:
             raise failures[0]
 
-    def state_dict(self) -> dict[str, dict[str, Any]]:
+    def state_dict(self) -> dict[str, dict[str, object]]:
         return {hook.name: saved for hook in self.hooks if (saved := hook.state_dict())}
 
-    def load_state_dict(self, saved: dict[str, dict[str, Any]]) -> None:
+    def load_state_dict(self, saved: dict[str, JsonObject]) -> None:
         for hook in self.hooks:
             if hook.name in saved:
                 hook.load_state_dict(saved[hook.name])

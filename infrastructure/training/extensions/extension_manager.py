@@ -29,7 +29,7 @@ def register_extension(name: str, factory: ExtensionFactory) -> None:
 
 
 def create_extensions(
-    names: Iterable[str], trainer: Any, own: Mapping[str, ExtensionFactory]
+    names: Iterable[str], trainer: object, own: Mapping[str, ExtensionFactory]
 ) -> list[Hook]:
     """One new extension for each name, in order.
 

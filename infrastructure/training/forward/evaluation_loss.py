@@ -44,7 +44,7 @@ class EvaluationLoss:
     further: Sums = field(default_factory=dict)
 
     @torch.no_grad()
-    def measure(self, batches: Iterable[Sequence[Any]]) -> dict[str, float]:
+    def measure(self, batches: Iterable[Sequence[object]]) -> dict[str, float]:
         """`eval_loss` per supervised item and the adapter's means; nothing of nothing."""
         with preserve(self.model, random=self.adapter.device, modes=True):
             self.model.eval()
@@ -55,7 +55,7 @@ class EvaluationLoss:
         means = {name: total / max(1, count) for name, (total, count) in self.further.items()}
         return {"eval_loss": self.loss_sum / self.num_items, **means}
 
-    def _add(self, examples: Sequence[Any]) -> None:
+    def _add(self, examples: Sequence[object]) -> None:
         """Take in examples, in smaller pieces from when memory has run out."""
         start = 0
         while start < len(examples):
@@ -65,7 +65,7 @@ class EvaluationLoss:
             else:
                 free_memory(self.adapter.device)
 
-    def _add_piece(self, examples: Sequence[Any]) -> bool:
+    def _add_piece(self, examples: Sequence[object]) -> bool:
         """Whether it fitted; if not, pieces are half as large from now on."""
         try:
             loss_sum, num_items, metrics = self._measure_one(examples)
@@ -84,7 +84,7 @@ class EvaluationLoss:
             self.further[name] = before + total, counted + count
         return True
 
-    def _measure_one(self, examples: Sequence[Any]) -> tuple[float, int, Sums]:
+    def _measure_one(self, examples: Sequence[object]) -> tuple[float, int, Sums]:
         batch = self.adapter.prepare_batch(examples)
         with self.precision.autocast():
             output = self.adapter.compute_loss(self.model, batch)
@@ -94,7 +94,7 @@ class EvaluationLoss:
         return float(output.loss_sum), output.num_items, {**of_examples, **sums}
 
 
-def with_polling(batches: Iterator[Any], poll: Callable[[], None]) -> Iterator[Any]:
+def with_polling(batches: Iterator[object], poll: Callable[[], None]) -> Iterator[Any]:
     """The batches, with a call of `poll` before each."""
     with closing(batches):  # type: ignore[type-var]
         for batch in batches:

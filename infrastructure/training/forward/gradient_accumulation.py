@@ -13,7 +13,7 @@ from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 
-def split(examples: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+def split(examples: Sequence[object], size: int) -> Iterator[Sequence[Any]]:
     """Consecutive pieces of at most `size` examples."""
     for start in range(0, len(examples), size):
         yield examples[start : start + size]
@@ -25,7 +25,7 @@ def accumulate_gradients(
     strategy: TrainingStrategy,
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler | None,
-    examples: Sequence[Any],
+    examples: Sequence[object],
     *,
     micro_batch_size: int,
     total_items: int,

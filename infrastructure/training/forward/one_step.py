@@ -1,7 +1,6 @@
 """One micro-batch, forward and backward: for the loop, and for whoever measures or checks it."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -16,7 +15,7 @@ def one_step(
     adapter: ModelAdapter,
     strategy: TrainingStrategy,
     optimizer: torch.optim.Optimizer,
-    examples: Sequence[Any],
+    examples: Sequence[object],
     *,
     scaler: torch.amp.GradScaler | None = None,
     total_items: int | None = None,

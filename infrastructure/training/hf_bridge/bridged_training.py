@@ -2,14 +2,15 @@
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.errors import CopyNotConfirmedError, TemperError
+from infrastructure.core.json_text import JsonValue
 from infrastructure.run.compatibility import check_compatible
 from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
 from infrastructure.run.record_types import Summary
@@ -32,6 +33,9 @@ from infrastructure.training.hf_bridge.trainer_state import (
     restore_optimizer,
 )
 from infrastructure.training.recovery.save_retry import SaveRetryPolicy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 log = logging.getLogger(__name__)
 
@@ -157,8 +161,8 @@ class BridgedTraining:
 def begin_training(
     run: TrainerRun,
     parts: TrainerParts,
-    loader: Any,
-    processing_class: Any,
+    loader: Sized | None,
+    processing_class: "PreTrainedTokenizerBase | None",
     others: Iterable[Hook],
     resumed: ResumeRequest,
 ) -> BridgedTraining | FinishedTraining:
@@ -203,7 +207,7 @@ def _restored(
     run: TrainerRun,
     parts: TrainerParts,
     state: TrainingState,
-    facts: Mapping[str, Any],
+    facts: Mapping[str, JsonValue],
     resumed: ResumeRequest,
 ) -> Mapping[str, Any]:
     """Take over what a version holds besides what the Trainer has loaded from its folder; the
@@ -261,7 +265,7 @@ def _refuse_to_begin_again(run: TrainerRun) -> None:
         )
 
 
-def _refuse_several_processes(args: Any) -> None:
+def _refuse_several_processes(args: "TrainingArguments") -> None:
     if args.world_size > 1:
         raise ValueError(
             f"TemperCallback saves the training of one process, and there are {args.world_size}:"

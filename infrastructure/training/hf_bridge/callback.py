@@ -11,13 +11,14 @@ it is finished.
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
+from infrastructure.core.json_text import JsonValue
 from infrastructure.core.redact import redact
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
@@ -39,6 +40,9 @@ from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
 from infrastructure.training.hf_bridge.trainer_facts import known_names
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts, read_version
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl
 
 FOLDER = "resume"  # in the run directory: the newest version as a Trainer reads it
 
@@ -177,54 +181,76 @@ class TemperCallback:
                 training.break_off(error)
             self._output.close()
 
-    def on_epoch_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+    def on_epoch_begin(
+        self, args: object, state: object, control: "TrainerControl", **parts: object
+    ) -> None:
         """See `TrainerEvents.epoch_begins`."""
         if (events := self._events()) is not None:
             events.epoch_begins()
         elif self._training is not None:
             control.should_training_stop = True
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+    def on_step_begin(self, args: object, state: object, control: object, **parts: object) -> None:
         """See `TrainerEvents.step_begins`."""
         if (events := self._events()) is not None:
             events.step_begins()
 
-    def on_substep_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+    def on_substep_end(self, args: object, state: object, control: object, **parts: object) -> None:
         """See `TrainerEvents.micro_batch_done`."""
         if (events := self._events()) is not None:
             events.micro_batch_done()
 
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+    def on_pre_optimizer_step(
+        self, args: object, state: object, control: object, **parts: object
+    ) -> None:
         """See `TrainerEvents.gradients_are_final`."""
         if (events := self._events()) is not None:
             events.gradients_are_final()
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+    def on_step_end(
+        self, args: object, state: object, control: "TrainerControl", **parts: object
+    ) -> None:
         """See `TrainerEvents.step_ends`."""
         if (events := self._events()) is not None:
             events.step_ends(control)
 
-    def on_log(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+    def on_log(
+        self,
+        args: object,
+        state: object,
+        control: "TrainerControl",
+        logs: Mapping[str, JsonValue] | None = None,
+        **parts: object,
+    ) -> None:
         """See `TrainerEvents.logged`."""
         if (events := self._events()) is not None:
-            events.logged(parts.get("logs") or {}, control)
+            events.logged(logs or {}, control)
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+    def on_evaluate(
+        self,
+        args: object,
+        state: object,
+        control: "TrainerControl",
+        metrics: Mapping[str, JsonValue] | None = None,
+        **parts: object,
+    ) -> None:
         """See `TrainerEvents.evaluated`."""
         if (events := self._events()) is not None:
-            events.evaluated(parts.get("metrics") or {}, control)
+            events.evaluated(metrics or {}, control)
 
-    def on_save(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+    def on_save(self, args: object, state: object, control: object, **parts: object) -> None:
         """See `TrainerEvents.own_checkpoint_saved`."""
         if (events := self._events()) is not None:
             events.own_checkpoint_saved()
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+    def on_epoch_end(
+        self, args: object, state: object, control: "TrainerControl", **parts: object
+    ) -> None:
         """See `TrainerEvents.epoch_ends`."""
         if (events := self._events()) is not None:
             events.epoch_ends(control)
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+    def on_train_end(self, args: object, state: object, control: object, **parts: object) -> None:
         """See `BridgedTraining.end`."""
         with self._ending:
             training, self._training = self._training, None
@@ -239,19 +265,23 @@ class TemperCallback:
         training = self._training
         return training.events if isinstance(training, BridgedTraining) else None
 
-    def on_init_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+    def on_init_end(self, args: object, state: object, control: object, **parts: object) -> None:
         """Nothing is begun yet."""
 
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+    def on_optimizer_step(
+        self, args: object, state: object, control: object, **parts: object
+    ) -> None:
         """The step's end comes next."""
 
-    def on_predict(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+    def on_predict(self, args: object, state: object, control: object, **parts: object) -> None:
         """No part of a training."""
 
-    def on_prediction_step(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+    def on_prediction_step(
+        self, args: object, state: object, control: object, **parts: object
+    ) -> None:
         """The evaluation's end tells all of it."""
 
-    def on_push_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+    def on_push_begin(self, args: object, state: object, control: object, **parts: object) -> None:
         """The Trainer's own affair."""
 
 

@@ -67,13 +67,13 @@ def _save(tensors: Tensors, path: Path) -> None:
     save_file(whole, path, metadata={"format": "pt"})
 
 
-def random_states(states: Tensors) -> dict[str, Any]:
+def random_states(states: Tensors) -> dict[str, object]:
     """The states of all generators as the Trainer's `rng_state.pth` has them."""
     gauss = states["python_gauss"].tolist()
     words = tuple(states["python"].tolist())
     position, has_gauss = states["numpy_position"].tolist()
     keys = states["numpy"].numpy().astype(np.uint32)
-    random: dict[str, Any] = {
+    random: dict[str, object] = {
         "python": (PYTHON_STATE_VERSION, words, gauss[0] if gauss else None),
         "numpy": ("MT19937", keys, position, has_gauss, float(states["numpy_gauss"][0])),
         "cpu": states["torch"].to(torch.uint8),

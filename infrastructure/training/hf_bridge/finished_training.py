@@ -103,11 +103,11 @@ class NothingToTrain:
             if self.trainer.__dict__.get(name) == method:
                 delattr(self.trainer, name)
 
-    def _log(self, metrics: dict[str, float], *_: Any, **__: Any) -> None:
+    def _log(self, metrics: dict[str, float], *_: object, **__: object) -> None:
         """What the Trainer counts of this call is of no training."""
         metrics.clear()
         metrics.update(self.metrics)
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def _nothing(*_: object, **__: object) -> None:
     return

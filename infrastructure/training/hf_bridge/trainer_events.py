@@ -8,11 +8,12 @@ what would have happened.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sized
+from typing import TYPE_CHECKING, Any
 
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.integers import ceil_div
+from infrastructure.core.json_text import JsonValue
 from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
 from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner
@@ -20,6 +21,9 @@ from infrastructure.training.hf_bridge.save_timing import SaveTiming
 from infrastructure.training.hf_bridge.trainer_metrics import StepClock, evaluation_of, numbers_of
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.loop.loss_judge import memory_in_use_bytes
+
+if TYPE_CHECKING:
+    from transformers import TrainerControl
 
 HELD_OUT = "eval_loss"
 
@@ -29,7 +33,7 @@ class TrainerEvents:
 
     Args:
         parts: what the Trainer hands over.
-        loader: its data loader.
+        loader: its data loader, which has no length if the data is a stream.
         state: the training as its hooks see it; kept up to date here.
         saves: its versions.
 
@@ -40,7 +44,7 @@ class TrainerEvents:
     def __init__(
         self,
         parts: TrainerParts,
-        loader: Any,
+        loader: Sized | None,
         state: TrainingState,
         hooks: HookRunner,
         saves: SaveTiming,
@@ -79,7 +83,7 @@ class TrainerEvents:
         self._fire(Event.AFTER_LOSS)
         self._fire(Event.AFTER_BACKWARD)
 
-    def step_ends(self, control: Any) -> None:
+    def step_ends(self, control: "TrainerControl") -> None:
         """The weights of a step are there; its log, evaluation and save are still to come."""
         state, progress = self.state, self.parts.state
         self.clock.end(goes_on_at_once=not (control.should_evaluate or control.should_save))
@@ -99,18 +103,18 @@ class TrainerEvents:
         if self.saves.due is not None and self.parts.needs_own_checkpoints:
             control.should_save = True
 
-    def _take_over_saving(self, control: Any) -> None:
+    def _take_over_saving(self, control: "TrainerControl") -> None:
         """A version takes the place of a folder that the Trainer would write."""
         if control.should_save:
             self.saves.request(SaveKind.SCHEDULED)
             control.should_save = self.parts.needs_own_checkpoints
         self._pass_on_stop(control)
 
-    def _pass_on_stop(self, control: Any) -> None:
+    def _pass_on_stop(self, control: "TrainerControl") -> None:
         if self.state.stop_reason is not None:
             control.should_training_stop = True
 
-    def logged(self, logs: Mapping[str, Any], control: Any) -> None:
+    def logged(self, logs: Mapping[str, JsonValue], control: "TrainerControl") -> None:
         """The Trainer has logged; numbers of steps have a loss among them."""
         if "train_runtime" in logs:
             self.last_metrics = dict(logs)
@@ -135,7 +139,7 @@ class TrainerEvents:
             self._is_open = False
             self._fire(Event.STEP_END)
 
-    def evaluated(self, metrics: Mapping[str, Any], control: Any) -> None:
+    def evaluated(self, metrics: Mapping[str, JsonValue], control: "TrainerControl") -> None:
         """The Trainer has evaluated one of its data sets."""
         self._close_step()
         state, evaluation = self.state, evaluation_of(metrics)
@@ -154,7 +158,7 @@ class TrainerEvents:
         """The Trainer has written a folder of its own; a version goes with it."""
         self.saves.request(SaveKind.SCHEDULED)
 
-    def epoch_ends(self, control: Any) -> None:
+    def epoch_ends(self, control: "TrainerControl") -> None:
         """An epoch has ended, or the training in the middle of one."""
         self._close_step()
         self._take_over_saving(control)
@@ -186,6 +190,8 @@ class TrainerEvents:
 
     def _steps_per_epoch(self) -> int | None:
         """None: the data is a stream, whose length nobody knows."""
+        if self.loader is None:
+            return None
         try:
             num_batches = len(self.loader)
         except TypeError:

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,6 +24,9 @@ from infrastructure.training.core.preserve import preserve
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.models.trainable_state import trainable_state
 from infrastructure.training.resume.fingerprint import machine_facts
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 # A Trainer takes these from the checkpoint, whatever its arguments say by then.
 IN_THE_CHECKPOINT = (
@@ -69,7 +72,7 @@ NAMES = (*DECIDING, *FACT_NAMES, *PACKAGE_NAMES, *BRIDGE_PACKAGES)
 NUM_ROWS = 16
 
 
-def facts_of(parts: TrainerParts, dataset: Any) -> dict[str, Any]:
+def facts_of(parts: TrainerParts, dataset: object) -> dict[str, Any]:
     """What decides the result of this training.
 
     Args:
@@ -95,13 +98,13 @@ def _bridge_versions() -> dict[str, str]:
     return versions
 
 
-def deciding_arguments(args: Any) -> dict[str, Any]:
+def deciding_arguments(args: "TrainingArguments") -> dict[str, Any]:
     """The arguments of a Trainer that decide what it comes to; others may change freely."""
     known = {field.name for field in dataclasses.fields(args)}
     return {name: _plain(getattr(args, name)) for name in DECIDING if name in known}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, Enum):
         return value.value
     return value if isinstance(value, bool | int | float | str | None) else str(value)
@@ -127,7 +130,7 @@ def _hash_of_rows(dataset: Any, num_examples: int) -> str:
     return digest.hexdigest()
 
 
-def _spelt(value: Any) -> str:
+def _spelt(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"{value.dtype}{value.tolist()}"
     if isinstance(value, Mapping):

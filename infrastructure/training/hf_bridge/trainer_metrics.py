@@ -2,7 +2,8 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+
+from infrastructure.core.json_text import JsonValue
 
 NOT_NUMBERS_OF_A_STEP = ("epoch", "step", "total_flos")
 
@@ -45,7 +46,7 @@ class StepClock:
         return seconds
 
 
-def numbers_of(logs: Mapping[str, Any]) -> dict[str, float]:
+def numbers_of(logs: Mapping[str, JsonValue]) -> dict[str, float]:
     """What a Trainer logged of its steps, as numbers."""
     return {
         name: float(value)
@@ -54,7 +55,7 @@ def numbers_of(logs: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def evaluation_of(metrics: Mapping[str, Any]) -> dict[str, float]:
+def evaluation_of(metrics: Mapping[str, JsonValue]) -> dict[str, float]:
     """The numbers of an evaluation that are about the model, not about how fast it went."""
     speed = ("_runtime", "_per_second")
     numbers = numbers_of(metrics)

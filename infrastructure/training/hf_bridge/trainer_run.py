@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_model
@@ -47,6 +47,9 @@ from infrastructure.training.hf_bridge.call_watchdog import LOOK_SECONDS
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.models.saving import write_lora_card
 from infrastructure.training.resume.fingerprint import installed_versions
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
 
 HERE = (Layer.CELL, Layer.FLAG, Layer.KEYWORD, Layer.FORM)  # layers that are about this training
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -196,7 +199,7 @@ class TrainerRun:
         }
         write_record(self.files.run_file, record)
 
-    def _settings(self) -> dict[str, tuple[Any, str]]:
+    def _settings(self) -> dict[str, tuple[object, str]]:
         """The settings of the configuration that count, each with the place where it was set."""
         return {
             key: (self.config.value(key), source.place)
@@ -258,7 +261,7 @@ class TrainerRun:
             raise CopyNotConfirmedError(problem)
 
 
-def precision_name(args: Any) -> str:
+def precision_name(args: "TrainingArguments") -> str:
     """The number format of the arithmetic: bf16, fp16 or fp32."""
     return "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
 
@@ -272,7 +275,7 @@ def _model_name(model: torch.nn.Module) -> str:
     return redact(str(path or type(model).__name__))
 
 
-def _arguments(args: Any) -> dict[str, tuple[Any, str]]:
+def _arguments(args: "TrainingArguments") -> dict[str, tuple[object, str]]:
     """The Trainer's arguments that are not at their default, with their source; secrets are
     masked."""
     given = {

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +22,9 @@ from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import HookRunner
 from infrastructure.training.models.trainable_state import load_trainable_state, trainable_state
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 WRITER = "TemperCallback"
 TRAINER_STATE = "trainer_state.json"
@@ -96,11 +99,11 @@ def is_peft(model: torch.nn.Module) -> bool:
     return is_installed("peft") and isinstance(model, require("peft", "the adapter").PeftModel)
 
 
-def adapters_of(model: Any) -> dict[str, dict[str, Any]]:
+def adapters_of(model: Any) -> dict[str, dict[str, object]]:
     """See `ModelFiles.adapters`."""
     peft = require("peft", "the adapter")
     names = {_identity(tensor): name for name, tensor in trainable_state(model).items()}
-    adapters: dict[str, dict[str, Any]] = {}
+    adapters: dict[str, dict[str, object]] = {}
     for adapter, config in model.peft_config.items():
         saved = peft.get_peft_model_state_dict(
             model, adapter_name=adapter, save_embedding_layers=False
@@ -129,14 +132,14 @@ def _identity(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
     return tensor.data_ptr(), tuple(tensor.shape)
 
 
-def _adapter_config(config: Any) -> JsonObject:
+def _adapter_config(config: "PreTrainedConfig") -> JsonObject:
     """As PEFT writes it: sets and enumerations are no JSON."""
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
         return as_object(parse_json((Path(folder) / "adapter_config.json").read_text()))
 
 
-def take_snapshot(parts: TrainerParts, files: ModelFiles, values: Mapping[str, Any]) -> Snapshot:
+def take_snapshot(parts: TrainerParts, files: ModelFiles, values: Mapping[str, object]) -> Snapshot:
     """The whole state of a Trainer's training, sharing memory with it.
 
     Args:

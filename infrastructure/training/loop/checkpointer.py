@@ -4,12 +4,12 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.json_text import JsonObject
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
@@ -48,7 +48,7 @@ class Checkpointer:
         self,
         manager: CheckpointManager | None,
         optimizer_step: OptimizerStep,
-        identity: Callable[[], dict[str, Any]],
+        identity: Callable[[], JsonObject],
         schedule: SaveSchedule,
         failures: SaveRetryPolicy,
     ) -> None:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -95,7 +94,7 @@ class TrainingLoop:
                 team.close()
         return state
 
-    def single_step(self, state: TrainingState, examples: Sequence[Any]) -> float:
+    def single_step(self, state: TrainingState, examples: Sequence[object]) -> float:
         """One optimizer step outside `run`, for one's own loop; returns the mean loss.
 
         The position moves on in its epoch; evaluating, saving and ending epochs are the caller's.
@@ -195,7 +194,7 @@ class TrainingLoop:
         if state.position.epoch == epoch and state.position.phase == phase:
             self._refuse_short_epoch(state)
 
-    def _timed_step(self, state: TrainingState, examples: Sequence[Any]) -> None:
+    def _timed_step(self, state: TrainingState, examples: Sequence[object]) -> None:
         started = time.perf_counter()
         self.optimizer_step.run(state, examples)
         self.optimizer_step.losses.sums.seconds += time.perf_counter() - started

@@ -45,7 +45,7 @@ class LossJudge:
         self.batch_at: Position | None = None
         self.last_step: MetricAccumulator | None = None
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """What a checkpoint holds of it, as JSON values."""
         return {"log": self.sums.state_dict(), "watch": self.watch.state_dict()}
 

@@ -72,7 +72,7 @@ class OptimizerStep:
         """Of the first parameter group, now."""
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """What a checkpoint holds of the loop and its hooks, as JSON values."""
         return {
             "hooks": self.safe_point.hooks if self.safe_point else self.hooks.state_dict(),
@@ -93,7 +93,7 @@ class OptimizerStep:
         """From here on, and until the weights change, the training can be saved as it is now."""
         self.safe_point = SafePoint.of(state, self.hooks, self.losses, self.device)
 
-    def run(self, state: TrainingState, examples: Sequence[Any]) -> None:
+    def run(self, state: TrainingState, examples: Sequence[object]) -> None:
         """One optimizer step on one batch, again in smaller pieces if memory runs out."""
         state.batch = examples
         self.losses.begin_step(state.position)
@@ -114,7 +114,7 @@ class OptimizerStep:
         self._update(state, window, self.adapter.count_tokens(examples))
 
     def _gradients(
-        self, state: TrainingState, examples: Sequence[Any], total_items: int
+        self, state: TrainingState, examples: Sequence[object], total_items: int
     ) -> MetricAccumulator | None:
         """Forward and backward of the whole batch; None if it is to be done in smaller pieces."""
         try:
@@ -146,13 +146,13 @@ class OptimizerStep:
         self.remember_limit(micro_batch_size)
 
     def _accumulate(
-        self, state: TrainingState, examples: Sequence[Any], total_items: int
+        self, state: TrainingState, examples: Sequence[object], total_items: int
     ) -> MetricAccumulator:
         def after_loss(output: StepOutput) -> None:
             state.output = output
             self.hooks.fire(Event.AFTER_LOSS, state)
 
-        def own(share: Sequence[Any]) -> MetricAccumulator:
+        def own(share: Sequence[object]) -> MetricAccumulator:
             return accumulate_gradients(
                 state.model,
                 self.adapter,

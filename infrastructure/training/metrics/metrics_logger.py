@@ -6,9 +6,9 @@ Knows nothing of the training: `observers.run_observers` hands it the records.
 import logging
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
 
 from infrastructure.core.best_effort import BestEffort
+from infrastructure.core.json_text import JsonValue
 from infrastructure.monitoring.drawing.metrics_file import plain_record
 from infrastructure.training.metrics.sinks import Sink
 
@@ -31,7 +31,7 @@ class MetricsLogger:
             logger, "metrics sink %r failed, others go on: %r", tries_again=True
         )
 
-    def log(self, record: Mapping[str, Any]) -> None:
+    def log(self, record: Mapping[str, JsonValue]) -> None:
         """Write one record; its values may be numbers, text, None, array or tensor scalars.
 
         Raises:

@@ -109,7 +109,7 @@ def _is_notable(record: Record) -> bool:
     return record.get("kind") == EVALUATION or any(not_finite_name(value) for value in numbers)
 
 
-CONSOLE_PARTS: dict[str, tuple[str, Callable[[Any], str]]] = {
+CONSOLE_PARTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "loss": ("loss {}", format_number),
     "eval_loss": ("held-out loss {}", format_number),
     "learning_rate": ("lr {}", lambda value: format_number(value, 3)),
@@ -125,14 +125,14 @@ def console_line(record: Record) -> str:
     parts = [f"step {record.get('step')}"]
     parts += [f"epoch {record['epoch']}"] if "epoch" in record else []
     for key, (text, format_value) in CONSOLE_PARTS.items():
-        if isinstance(record.get(key), int | float):
-            parts.append(text.format(format_value(record[key])))
+        if isinstance(value := record.get(key), int | float):
+            parts.append(text.format(format_value(value)))
     known = CONSOLE_PARTS.keys() | CONSOLE_SILENT
     parts += [f"{printable(k)} {_format_any(k, v)}" for k, v in record.items() if k not in known]
     return " · ".join(parts)
 
 
-def _format_any(key: str, value: Any) -> str:
+def _format_any(key: str, value: object) -> str:
     if not isinstance(value, int | float):
         return printable(value)
     return format_share(value) if "exact_match" in key else format_number(value)
@@ -221,7 +221,7 @@ class CsvSink(Sink):
         self._columns = columns
 
 
-def _csv_line(values: Iterable[Any]) -> bytes:
+def _csv_line(values: Iterable[object]) -> bytes:
     text = io.StringIO()
     cells = [" ".join(v.splitlines()) if isinstance(v, str) else v for v in values]
     csv.writer(text, lineterminator="\n").writerow(cells)

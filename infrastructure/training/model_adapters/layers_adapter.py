@@ -23,7 +23,7 @@ from infrastructure.training.model_adapters.base_adapter import (
     ModelAdapter,
 )
 
-Loss = Callable[[torch.Tensor, Any], torch.Tensor]
+Loss = Callable[[torch.Tensor, object], torch.Tensor]
 NUM_HASHED = 64  # items that a fingerprint is made of where each one has to be read from somewhere
 IGNORED = -100  # a target that is not counted
 
@@ -70,7 +70,7 @@ class LoaderSource:
         ValueError: there is no batch.
     """
 
-    def __init__(self, loader: Iterable[Any], seed: int) -> None:
+    def __init__(self, loader: Iterable[object], seed: int) -> None:
         self.seed = seed
         self.batch_size = 1
         self.collate: Callable[[list[Any]], Any] = lambda items: items[0]
@@ -87,7 +87,7 @@ class LoaderSource:
         if self.num_examples == 0:
             raise ValueError("the data loader gives no batch: there is nothing to train on")
 
-    def first_batch(self) -> Any:
+    def first_batch(self) -> object:
         """One batch, to look at."""
         return self.collate([self.items[i] for i in range(min(self.batch_size, len(self.items)))])
 
@@ -170,10 +170,10 @@ class LayersAdapter(ModelAdapter):
     def create_data_source(self, cache_config: CacheConfig, seed: int) -> DataSource:
         return self._source
 
-    def _batch_of(self, examples: Sequence[Any]) -> tuple[torch.Tensor, Any]:
+    def _batch_of(self, examples: Sequence[object]) -> tuple[torch.Tensor, object]:
         return inputs_and_targets(self._source.collate(list(examples)))
 
-    def _count(self, inputs: torch.Tensor, targets: Any) -> int:
+    def _count(self, inputs: torch.Tensor, targets: object) -> int:
         """Targets that count, so that a batch in pieces has the gradient of the whole; rows, where
         the loss is a mean."""
         if self._loss is None and isinstance(targets, torch.Tensor) and _is_whole(targets):
@@ -181,7 +181,7 @@ class LayersAdapter(ModelAdapter):
         return len(inputs)
 
 
-def inputs_and_targets(batch: Any) -> tuple[torch.Tensor, Any]:
+def inputs_and_targets(batch: Any) -> tuple[torch.Tensor, object]:
     """What the model is given, and what the loss compares with; the inputs themselves where a batch
     holds nothing else.
 
@@ -203,7 +203,7 @@ def inputs_and_targets(batch: Any) -> tuple[torch.Tensor, Any]:
     )
 
 
-def _described(batch: Any) -> str:
+def _described(batch: object) -> str:
     name = f"of type {type(batch).__name__}"
     if isinstance(batch, Mapping):
         return f"{name} with {', '.join(map(str, batch)) or 'nothing'}"
@@ -217,7 +217,7 @@ def _is_pair(batch: Any) -> bool:
     return is_short and isinstance(batch[0], torch.Tensor)
 
 
-def default_loss(output: torch.Tensor, targets: Any) -> torch.Tensor:
+def default_loss(output: torch.Tensor, targets: object) -> torch.Tensor:
     """The sum over the batch of the cross-entropies over the last dimension, for targets that are
     whole numbers (-100: not counted); else of each row's mean squared error.
 
@@ -243,7 +243,7 @@ def _is_whole(targets: torch.Tensor) -> bool:
     return not targets.is_floating_point() and not targets.is_complex()
 
 
-def _has_items(loader: Any) -> bool:
+def _has_items(loader: object) -> bool:
     """Whether it is a PyTorch loader that takes each item of a data set once, in order or not."""
     if not isinstance(loader, DataLoader) or loader.batch_size is None:
         return False
@@ -258,7 +258,7 @@ def _drops_last(loader: Any) -> bool:
     return _has_items(loader) and bool(loader.drop_last)
 
 
-def _kept(loader: Iterable[Any], seed: int) -> list[Any]:
+def _kept(loader: Iterable[object], seed: int) -> list[object]:
     """All batches; what they draw from PyTorch's random numbers is the same each time."""
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
         raise ValueError(
@@ -269,7 +269,7 @@ def _kept(loader: Iterable[Any], seed: int) -> list[Any]:
         return list(loader)
 
 
-def _contents(value: Any) -> Iterator[bytes]:
+def _contents(value: object) -> Iterator[bytes]:
     """What decides that an item is this one and no other."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous()

@@ -184,7 +184,7 @@ class StandardModelAdapter(ModelAdapter):
         """Whether losses are measured and not trained on: masks are always the same ones then."""
         return self.model is not None and not self.model.training
 
-    def _to_device(self, value: Any) -> Any:
+    def _to_device(self, value: object) -> object:
         if not isinstance(value, torch.Tensor) or self.device.type == "cpu":
             return value
         if self.data_config.pin_memory:

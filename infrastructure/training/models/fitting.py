@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.core.json_text import JsonObject
 from infrastructure.training.models.lora import adapted_paths, count_parameters, target_paths
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -41,7 +42,7 @@ def choose_dtype(name: str, *, trains_all: bool, device: torch.device) -> torch.
     return DTYPES[name]
 
 
-def check_length(config: Any, max_length: int | None, name: str) -> None:
+def check_length(config: "PreTrainedConfig", max_length: int | None, name: str) -> None:
     """Raise ValueError when examples may be longer than the model has positions."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if max_length is not None and positions is not None and max_length > positions:
@@ -109,7 +110,7 @@ def describe(model: Any, config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _describe_lora(lora: Any) -> dict[str, Any]:
+def _describe_lora(lora: Any) -> JsonObject:
     return {
         "r": lora.r,
         "alpha": lora.lora_alpha,

@@ -38,8 +38,8 @@ def inner_model(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def accepted_arguments(
-    model: torch.nn.Module, arguments: Mapping[str, Any]
-) -> tuple[list[Any], dict[str, Any]]:
+    model: torch.nn.Module, arguments: Mapping[str, object]
+) -> tuple[list[object], dict[str, object]]:
     """The positional and keyword arguments for `model(...)`, as far as its forward takes them.
 
     A forward that calls its first parameter otherwise than `input_ids` gets the ids in that place.
@@ -63,26 +63,26 @@ def forward_parameters(model: torch.nn.Module) -> tuple[set[str], bool]:
     return names, any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
 
-def call_model(model: torch.nn.Module, arguments: Mapping[str, Any]) -> Any:
+def call_model(model: torch.nn.Module, arguments: Mapping[str, object]) -> Any:
     """`model(...)` with those of the `arguments` that its forward takes."""
     positional, keywords = accepted_arguments(model, arguments)
     return model(*positional, **keywords)
 
 
-def logits_of(output: Any) -> torch.Tensor:
+def logits_of(output: object) -> torch.Tensor:
     """The logits (B, L, V) in a model's output: a tensor, a tuple, a dict or an output object.
 
     Raises:
         ValueError: there are none; a loss alone cannot be summed over tokens.
     """
     if isinstance(output, torch.Tensor):
-        logits: Any = output
+        logits: object = output
     elif isinstance(output, Mapping):
         logits = output.get("logits")
     elif hasattr(output, "logits"):
         logits = output.logits
     else:
-        candidates: Iterable[Any] = output if isinstance(output, tuple) else ()
+        candidates: Iterable[object] = output if isinstance(output, tuple) else ()
         logits = next((t for t in candidates if isinstance(t, torch.Tensor) and t.ndim == 3), None)
     if not isinstance(logits, torch.Tensor) or logits.ndim != 3:
         raise ValueError(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.core.json_text import JsonObject
 from infrastructure.optimization.checkpointing import checkpoint_gradients
 from infrastructure.training.models.embedded import build_embedded_model
 from infrastructure.training.models.fitting import (
@@ -294,7 +295,7 @@ class ModelManager:
         return model, tokenizer
 
     def _ensure_mask(
-        self, model: Any, tokenizer: "PreTrainedTokenizerBase", *, may_grow: bool
+        self, model: torch.nn.Module, tokenizer: "PreTrainedTokenizerBase", *, may_grow: bool
     ) -> None:
         if not self.needs_mask_token:
             return
@@ -325,11 +326,11 @@ class ModelManager:
             revision=self.config.revision,
         )
 
-    def _identity(self, source: ModelSource, model: torch.nn.Module) -> dict[str, Any]:
+    def _identity(self, source: ModelSource, model: torch.nn.Module) -> JsonObject:
         """Which weights exactly the training started from."""
         if source.kind is SourceKind.LORA_FOLDER:
             source = base_of_lora(source.folder)
-        identity: dict[str, Any] = {"base_sha256": None, "revision": None}
+        identity: JsonObject = {"base_sha256": None, "revision": None}
         if source.kind in WITHOUT_TEXT:
             identity["registered_name"] = registered_name(self.config.name)
         if source.kind in (SourceKind.FOLDER, SourceKind.REGISTERED_FOLDER):

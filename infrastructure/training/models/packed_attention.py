@@ -177,7 +177,7 @@ def refuse_unsupported(
     query: torch.Tensor,
     key: torch.Tensor,
     is_causal: bool | None,
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
 ) -> None:
     """Raise `PackingUnsupportedError` for everything that `by_segment` would leave out."""
     unsupported = [name for name in UNSUPPORTED_ARGUMENTS if arguments.get(name) is not None]
@@ -340,7 +340,7 @@ def use_plain_attention(model: torch.nn.Module) -> None:
         inner.set_attn_implementation("sdpa")
 
 
-def packed_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+def packed_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[str, object]:
     """How this model has to be told where the examples of a packed row end.
 
     Args:
@@ -369,7 +369,7 @@ def packed_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[s
     return arguments
 
 
-def model_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[str, Any]:
+def model_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[str, object]:
     """What `model(...)` is called with for a padded or a packed batch; never the labels.
 
     Args:

@@ -177,7 +177,7 @@ def token_embeddings(model: torch.nn.Module) -> torch.nn.Embedding:
     return embedding
 
 
-def pack_rows(rows: list[torch.Tensor], max_length: int | None = None) -> dict[str, Any]:
+def pack_rows(rows: list[torch.Tensor], max_length: int | None = None) -> dict[str, object]:
     """Rows (n,) end to end in one, with what `model_arguments` reads of a packed batch."""
     lengths = [row.numel() for row in rows]
     positions = torch.cat([torch.arange(n) for n in lengths])
@@ -191,14 +191,14 @@ def pack_rows(rows: list[torch.Tensor], max_length: int | None = None) -> dict[s
     }
 
 
-def probe(model: torch.nn.Module, batch: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+def probe(model: torch.nn.Module, batch: Mapping[str, object]) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits (T, V) and the gradient (T, H) that reaches the token embeddings.
 
     The gradient is that of a fixed weighting of the logits; no parameter's `.grad` is touched.
     """
     seen: list[torch.Tensor] = []
 
-    def cut(_module: torch.nn.Module, _inputs: Any, output: torch.Tensor) -> torch.Tensor:
+    def cut(_module: torch.nn.Module, _inputs: object, output: torch.Tensor) -> torch.Tensor:
         seen.append(output.detach().requires_grad_())
         return seen[-1]
 

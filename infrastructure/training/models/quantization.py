@@ -6,7 +6,6 @@ in fp32 anyway. Runs on a CPU too, in a layout that can be trained (see `keep_tr
 """
 
 import logging
-from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ MIN_CPU_WIDTH = 64
 _LAYERS = ("Linear4bit", "Linear8bitLt")
 
 
-def quantization_config(kind: str, compute_dtype: torch.dtype) -> Any:
+def quantization_config(kind: str, compute_dtype: torch.dtype) -> object:
     """The BitsAndBytesConfig for "4bit" or "8bit".
 
     Raises:
@@ -29,7 +28,7 @@ def quantization_config(kind: str, compute_dtype: torch.dtype) -> Any:
     transformers = require("transformers", f"model.quantization={kind!r}")
     # LLM.int8 computes in fp16 by design and says so for every layer of every forward pass
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-    options: dict[str, dict[str, Any]] = {
+    options: dict[str, dict[str, object]] = {
         "4bit": {
             "load_in_4bit": True,
             "bnb_4bit_quant_type": "nf4",
@@ -41,7 +40,7 @@ def quantization_config(kind: str, compute_dtype: torch.dtype) -> Any:
     return transformers.BitsAndBytesConfig(**look_up("quantization", kind, options))
 
 
-def quantized_layers(model: torch.nn.Module) -> list[Any]:
+def quantized_layers(model: torch.nn.Module) -> list[object]:
     """The layers whose weights are quantised; empty for an ordinary model."""
     # PEFT's wrappers are called like the layers that they wrap, but are no linear layers
     linear = (module for module in model.modules() if isinstance(module, torch.nn.Linear))

@@ -42,7 +42,7 @@ class Loss(Protocol):
     def __call__(
         self,
         model: torch.nn.Module,
-        arguments: Mapping[str, Any],
+        arguments: Mapping[str, object],
         positions: torch.Tensor,
         targets: torch.Tensor,
         grid: SizeGrid,
@@ -125,7 +125,7 @@ class TokenLoss:
     def metric_sums(
         self,
         model: torch.nn.Module,
-        batch: Mapping[str, Any],
+        batch: Mapping[str, object],
         metrics: Mapping[str, TokenFunction],
         grid: SizeGrid = SizeGrid.EXACT,
     ) -> dict[str, tuple[float, int]]:
@@ -157,7 +157,7 @@ class TokenLoss:
 
 def loss_from_hidden_states(
     model: torch.nn.Module,
-    arguments: Mapping[str, Any],
+    arguments: Mapping[str, object],
     positions: torch.Tensor,
     targets: torch.Tensor,
     grid: SizeGrid,
@@ -235,7 +235,7 @@ def output_head(model: torch.nn.Module) -> Any:
     return inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
 
 
-def last_hidden_state(model: torch.nn.Module, arguments: Mapping[str, Any]) -> torch.Tensor:
+def last_hidden_state(model: torch.nn.Module, arguments: Mapping[str, object]) -> torch.Tensor:
     """What the decoder gives before the head, (B, L, H)."""
     decoder = backbone(model)
     assert decoder is not None
@@ -293,7 +293,7 @@ def why_not(method: str, model: torch.nn.Module, arguments: Mapping[str, Any]) -
     return why_not_head(model, arguments)
 
 
-def why_not_head(model: torch.nn.Module, arguments: Mapping[str, Any]) -> str:
+def why_not_head(model: torch.nn.Module, arguments: Mapping[str, object]) -> str:
     """Whether something stands between hidden states, head and logits.
 
     The head's output is replaced by large numbers: they must come out as they are. Comparing

@@ -36,7 +36,7 @@ from infrastructure.training.models.source import (
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 CONNECT_SECONDS = 5.0
 # What transformers raises at a value that it did not expect in a configuration.
@@ -95,7 +95,7 @@ def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module
     return model
 
 
-def _placement(config: Any, options: LoadOptions) -> dict[str, Any]:
+def _placement(config: "PreTrainedConfig", options: LoadOptions) -> dict[str, Any]:
     """Straight to the device: a model that fits the GPU may not fit the machine's memory."""
     arguments: dict[str, Any] = {}
     if options.attention is not None:
@@ -110,7 +110,7 @@ def _placement(config: Any, options: LoadOptions) -> dict[str, Any]:
     return arguments
 
 
-def _check_quantizable(config: Any, options: LoadOptions) -> None:
+def _check_quantizable(config: "PreTrainedConfig", options: LoadOptions) -> None:
     stored = getattr(config, "quantization_config", None)
     if stored is not None and not stored.get(f"load_in_{options.quantization}"):
         raise ValueError(
@@ -162,7 +162,7 @@ def _check_config_file(path: Path, options: LoadOptions) -> None:
             )
 
 
-def _check_causal(config: Any, source: ModelSource, options: LoadOptions) -> None:
+def _check_causal(config: "PreTrainedConfig", source: ModelSource, options: LoadOptions) -> None:
     """An encoder such as BERT would load as a language model that sees the future."""
     models = require("transformers.models.auto.modeling_auto", "loading a model")
     known: set[str] = set()
@@ -222,7 +222,7 @@ def _shortened(text: str, length: int = 300) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def _hub_arguments(source: ModelSource, options: LoadOptions) -> dict[str, Any]:
+def _hub_arguments(source: ModelSource, options: LoadOptions) -> dict[str, object]:
     arguments: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
     if source.kind is SourceKind.HUB:
         arguments["revision"] = source.revision or options.revision or "main"

@@ -57,7 +57,7 @@ class EarlyStopping(Observer):
     def _is_better(self, value: float) -> bool:
         return math.isfinite(value) and (self.best is None or value < self.best - self.min_delta)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"best": self.best, "num_without_improvement": self.num_without_improvement}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:

@@ -7,9 +7,8 @@ records a step costs a few additions. Whatever fails here is told once and switc
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -216,7 +215,7 @@ class RunLogObserver(Observer):
         write: takes a record of plain values; secrets in it are masked there.
     """
 
-    def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, write: Callable[[Mapping[str, object]], None]) -> None:
         self.write = write
 
     def train_start(self, state: TrainingState) -> None:
@@ -237,5 +236,5 @@ class RunLogObserver(Observer):
     def train_end(self, state: TrainingState) -> None:
         self._log_event("the training has ended", state, loss=state.loss, reason=state.stop_message)
 
-    def _log_event(self, what: str, state: TrainingState, **more: Any) -> None:
+    def _log_event(self, what: str, state: TrainingState, **more: object) -> None:
         self.write({"message": what, "step": state.step, "epoch": state.position.epoch, **more})

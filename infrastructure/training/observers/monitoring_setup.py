@@ -4,9 +4,9 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import is_installed
 from infrastructure.monitoring.drawing.metrics_file import Record
 from infrastructure.monitoring.logging_config import RunLog
@@ -122,7 +122,7 @@ class RunMonitoring:
         """Into a TensorBoard run of its own, `machine`."""
         assert self._tensorboard is not None
         gpus = {f"gpu{g['index']}_{k}": v for g in sample["gpus"] for k, v in g.items()}
-        numbers: dict[str, Any] = {**sample, **gpus, "kind": "machine"}
+        numbers: JsonObject = {**sample, **gpus, "kind": "machine"}
         numbers.pop("time")
         self._tensorboard.write(numbers)
 

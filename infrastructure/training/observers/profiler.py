@@ -6,7 +6,6 @@ recorded and changes none of their numbers.
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -74,7 +73,7 @@ class ProfilerObserver(Observer):
         logger.info("steps %d to %d were profiled: %s", self._first_step, state.step, trace)
 
 
-def table_of(profiler: torch.profiler.profile) -> list[dict[str, Any]]:
+def table_of(profiler: torch.profiler.profile) -> list[dict[str, object]]:
     """The operations that took longest by themselves, on the GPU if there was one."""
     rows = [
         {

@@ -8,10 +8,10 @@ import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from infrastructure.backup.run_backup import RunBackup
 from infrastructure.core.best_effort import BestEffort
+from infrastructure.core.json_text import JsonObject
 from infrastructure.core.line_file import LineFile
 from infrastructure.monitoring.drawing.metrics_file import encode_record
 from infrastructure.monitoring.report.report import write_report
@@ -122,7 +122,7 @@ class ErrorsObserver(Observer):
 
     def __init__(self, run_directory: Path) -> None:
         self.file = LineFile(run_directory / ERRORS_FILE)
-        self._newest: dict[str, Any] | None = None
+        self._newest: dict[str, object] | None = None
         self._num_lines = 0
         self._best_effort = BestEffort(logger, INCOMPLETE, errors=(OSError,), tries_again=True)
 
@@ -162,7 +162,7 @@ class ErrorsObserver(Observer):
                 self._write(record)
         self._newest = state.recoveries[-1] if state.recoveries else None
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def _write(self, record: JsonObject) -> None:
         if self._num_lines < MAX_ERROR_LINES:
             self.file.append(encode_record(record))
             self._num_lines += 1

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.core.checksums import write_record
+from infrastructure.core.json_text import JsonObject
 from infrastructure.monitoring.report.stack_section import STACKWISE_FILE
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
@@ -52,7 +53,7 @@ class PhaseRecords(Observer):
             self._began = began
             self._write()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"began": {str(phase): step for phase, step in self._began.items()}}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -80,7 +81,7 @@ class StackFiles(Observer):
     """
 
     def __init__(
-        self, folder: Path, strategy: StackwiseStrategy, training: Callable[[], dict[str, Any]]
+        self, folder: Path, strategy: StackwiseStrategy, training: Callable[[], JsonObject]
     ) -> None:
         self.folder, self.strategy, self.training = folder, strategy, training
         self._ended: dict[int, dict[str, Any]] = {}  # unit → step and loss
@@ -118,7 +119,7 @@ class StackFiles(Observer):
         for unit in plan.units:
             self._write(unit, self._holds(unit, plan.phases), state.step)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"ended": {str(unit): facts for unit, facts in self._ended.items()}}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:

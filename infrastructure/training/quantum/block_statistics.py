@@ -88,7 +88,7 @@ def _move(group: Mapping[str, Any], state: Any, gradient: torch.Tensor) -> torch
 def block_statistics(
     model: torch.nn.Module,
     adapter: ModelAdapter,
-    batches: Sequence[Sequence[Any]],
+    batches: Sequence[Sequence[object]],
     optimizer: torch.optim.Optimizer,
     *,
     precision: Precision,

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -181,7 +180,7 @@ class DataSelectionStep:
             ids.tolist(), gradients, self._share(len(ids)), target=target, seed=self.seed
         )
 
-    def apply(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> Record:
+    def apply(self, problem: QuantumProblem, decision: object, decisions: Decisions) -> Record:
         """Put a decision among those that hold; returns what was chosen, for people."""
         assert isinstance(problem, DataSelection)
         problem.apply(decision, decisions)
@@ -232,7 +231,7 @@ class DataSelectionStep:
         least = max(1, k - (n - num_candidates))
         return min(num_candidates, k, max(least, round(k * num_candidates / n)))
 
-    def _held_out(self) -> Iterator[Any]:
+    def _held_out(self) -> Iterator[object]:
         with closing(self.data.evaluation_batches(self.micro_batch_size)) as batches:
             rows = list(chain.from_iterable(batches))
         return (rows[i] for i in self._spread(NUM_TARGET, len(rows)))
@@ -241,7 +240,7 @@ class DataSelectionStep:
     def _spread(count: int, num_rows: int) -> list[int]:
         return [int(i) for i in np.linspace(0, num_rows - 1, min(count, num_rows))]
 
-    def _gradients(self, examples: Sequence[Any]) -> npt.NDArray[np.float32]:
+    def _gradients(self, examples: Sequence[object]) -> npt.NDArray[np.float32]:
         """In the order of `examples`; computed by length, so that little is padded."""
         order = sorted(range(len(examples)), key=lambda i: self.adapter.count_tokens([examples[i]]))
         ordered = iter([examples[i] for i in order])

@@ -46,7 +46,7 @@ class Decisions:
         """A name for the selection, for people and for comparing."""
         return None if self.selection is None else selection_hash(self.selection)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """As JSON values; short texts, since loops copy it at every step."""
         return {
             "selection": None if self.selection is None else packed(self.selection),

@@ -244,7 +244,7 @@ def apply_quantum_solution(context: OwnLoop, solution: Solution) -> None:
     extension.carry_out(context.state)
 
 
-def _refuse_unknown(what: str, named: Iterable[str], known: Mapping[str, Any]) -> None:
+def _refuse_unknown(what: str, named: Iterable[str], known: Mapping[str, object]) -> None:
     for name in named:
         if name not in known:
             raise ValueError(unknown_name(what, name, known))
@@ -258,7 +258,7 @@ def _check_components(kept: Mapping[str, Any], ranks: Mapping[str, int]) -> None
             raise ValueError(f"{module} has {ranks[module]} components: there is no {wrong[0]}")
 
 
-def _problem_of(decision: Any) -> str:
+def _problem_of(decision: object) -> str:
     """What a decision is about, which its shape tells."""
     if isinstance(decision, Mapping):
         return RANK_ALLOCATION

@@ -72,7 +72,7 @@ class GradientStep(ABC):
     def problem(self) -> QuantumProblem:
         """What is to be decided."""
 
-    def apply(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> Record:
+    def apply(self, problem: QuantumProblem, decision: object, decisions: Decisions) -> Record:
         """Put a decision among those that hold; returns what was chosen, for people."""
         problem.apply(decision, decisions)
         return self._chosen(problem, decisions)

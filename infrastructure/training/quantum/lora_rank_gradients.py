@@ -48,7 +48,7 @@ def num_components(model: torch.nn.Module) -> dict[str, int]:
 def rank_gradients(
     model: torch.nn.Module,
     adapter: ModelAdapter,
-    batches: Iterable[Sequence[Any]],
+    batches: Iterable[Sequence[object]],
     *,
     precision: Precision,
     labels_seed: int | None = None,

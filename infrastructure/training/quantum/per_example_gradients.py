@@ -6,7 +6,6 @@ activations as in training, the sketches, and a byte per watched weight.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +45,7 @@ def watched_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
 def example_gradients(
     model: torch.nn.Module,
     adapter: ModelAdapter,
-    batches: Iterable[Sequence[Any]],
+    batches: Iterable[Sequence[object]],
     *,
     precision: Precision,
     num_features: int = NUM_FEATURES,

@@ -5,7 +5,6 @@ Rows may be padded or packed. A batch that does not fit into memory is done in h
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -92,7 +91,7 @@ class ExamplePass:
     keep_output: bool = False
     relabel: Callable[[Batch], Batch] | None = None
 
-    def rows(self, batches: Iterable[Sequence[Any]]) -> npt.NDArray[np.float32]:
+    def rows(self, batches: Iterable[Sequence[object]]) -> npt.NDArray[np.float32]:
         """(n, num_columns), of the sums of the examples' losses, in the order of `batches`.
 
         Raises:
@@ -111,7 +110,7 @@ class ExamplePass:
     def _receive(self, name: str, kept: torch.Tensor, gradient: torch.Tensor) -> None:
         self.add(self._total, name, kept.float(), gradient.float(), self._split)
 
-    def _in_pieces(self, examples: Sequence[Any]) -> Iterator[npt.NDArray[np.float32]]:
+    def _in_pieces(self, examples: Sequence[object]) -> Iterator[npt.NDArray[np.float32]]:
         waiting = [examples]
         while waiting:
             piece = waiting.pop()
@@ -122,7 +121,7 @@ class ExamplePass:
             free_memory(self.adapter.device)
             waiting += [piece[len(piece) // 2 :], piece[: len(piece) // 2]]
 
-    def _tried(self, examples: Sequence[Any]) -> npt.NDArray[np.float32] | None:
+    def _tried(self, examples: Sequence[object]) -> npt.NDArray[np.float32] | None:
         try:
             return self._of_piece(examples)
         except Exception as error:
@@ -131,7 +130,7 @@ class ExamplePass:
             release_traceback(error)
             return None
 
-    def _of_piece(self, examples: Sequence[Any]) -> npt.NDArray[np.float32]:
+    def _of_piece(self, examples: Sequence[object]) -> npt.NDArray[np.float32]:
         batch = self.adapter.prepare_batch(examples)
         boundaries = batch.get("cu_seq_lens")
         ends = None if boundaries is None else boundaries[1 : len(examples) + 1].tolist()

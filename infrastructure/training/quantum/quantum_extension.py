@@ -59,7 +59,7 @@ class QuantumExtension(Extension):
     def name(self) -> str:
         return "quantum"
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         is_newest = _are_same(self.in_force, self.session.decisions.selection)
         before = None if is_newest or self.in_force is None else packed(self.in_force)
         return {**self.session.state_dict(), "is_newest_in_force": is_newest, "in_force": before}

@@ -69,7 +69,7 @@ class TrainingParts(Protocol):
 class DecisionStep(Protocol):
     """What made a problem, and knows what its solution changes."""
 
-    def apply(self, problem: QuantumProblem, decision: Any, decisions: Decisions) -> Record:
+    def apply(self, problem: QuantumProblem, decision: object, decisions: Decisions) -> Record:
         """Put a decision among those that hold; returns what was chosen, for people."""
 
 
@@ -120,7 +120,7 @@ class SolverSession:
         newest = self.history.newest()
         return None if newest is None else newest.get("solver_seconds")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """What a checkpoint holds of it, as JSON values."""
         return {
             "decisions": self.decisions.state_dict(),

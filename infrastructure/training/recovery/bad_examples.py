@@ -3,7 +3,6 @@
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ def find_bad_rows(
     adapter: ModelAdapter,
     strategy: TrainingStrategy,
     optimizer: torch.optim.Optimizer,
-    examples: Sequence[Any],
+    examples: Sequence[object],
     watch: LossSpikeDetector,
 ) -> list[int]:
     """Try the examples one by one on good weights; nothing is changed by it.

@@ -56,7 +56,7 @@ class LossSpikeDetector:
         """What comes now has nothing to do with the losses before."""
         self.recent, self.highest, self.is_high = [], 0.0, False
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         values = {"recent": list(self.recent), "highest": self.highest}
         return {**values, "is_high": self.is_high, "until_step": self.until_step}
 

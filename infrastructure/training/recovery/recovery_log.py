@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from infrastructure.core.errors import TemperError
+from infrastructure.core.json_text import JsonObject
 from infrastructure.core.redact import redact
 from infrastructure.training.core.state import RecoveryKind, TrainingState
 
@@ -83,7 +84,7 @@ def shortened(rows: Sequence[str], most: int = MAX_ROWS) -> list[str]:
     return [*rows[:most], f"and {more} more"] if more > 0 else list(rows)
 
 
-def row_names(data: Any, epoch: int, example: int, count: int) -> list[str]:
+def row_names(data: object, epoch: int, example: int, count: int) -> list[str]:
     """The names of `count` examples of an epoch: file and line, where the data source knows them.
 
     Args:
@@ -99,15 +100,15 @@ def row_names(data: Any, epoch: int, example: int, count: int) -> list[str]:
     return [f"example {number} of epoch {epoch}" for number in range(example, example + count)]
 
 
-def _is_rollback(entry: dict[str, Any]) -> bool:
+def _is_rollback(entry: JsonObject) -> bool:
     return bool(entry.get(IS_ROLLBACK, _was_rollback(entry)))
 
 
-def _was_rollback(entry: dict[str, Any]) -> bool:
+def _was_rollback(entry: JsonObject) -> bool:
     """In a checkpoint of a version before the entry said so itself, its sentence does."""
     return entry["kind"] in BAD_LOSSES and str(entry["action"]).startswith("went back")
 
 
-def _least_important(entries: list[dict[str, Any]]) -> dict[str, Any]:
+def _least_important(entries: list[JsonObject]) -> dict[str, Any]:
     """The oldest one that nothing is counted by."""
     return next((entry for entry in entries if not _is_rollback(entry)), entries[0])

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from infrastructure.backup.state.random_state import capture_random, restore_random
+from infrastructure.core.json_text import JsonObject
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import Position, TrainingState
 from infrastructure.training.extensions.extension_hooks import HookRunner
@@ -90,7 +91,7 @@ class FirstStates:
     def __init__(self, hooks: HookRunner) -> None:
         self._states = {hook.name: copy.deepcopy(hook.state_dict()) for hook in hooks.hooks}
 
-    def completed(self, saved: dict[str, Any], hooks: HookRunner) -> dict[str, Any]:
+    def completed(self, saved: JsonObject, hooks: HookRunner) -> dict[str, Any]:
         """`saved`, and the first state of each hook that it lacks and that has changed."""
         lacking = {hook.name: hook.state_dict() for hook in hooks.hooks if hook.name not in saved}
         changed = {

@@ -13,6 +13,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.hardware import processor
+from infrastructure.core.json_text import JsonObject
 from infrastructure.training.models.registry import MODELS
 
 RECORDED_PACKAGES = (
@@ -48,7 +49,7 @@ class HasSettings(Protocol):
     quantum_config: QuantumConfig
 
 
-def settings_of(trainer: HasSettings) -> dict[str, Any]:
+def settings_of(trainer: HasSettings) -> JsonObject:
     """The settings of a trainer that decide the result, by key."""
     config = DeploymentConfig(
         model=trainer.model_config,
@@ -72,7 +73,7 @@ def machine_facts(device: torch.device, num_processes: int) -> dict[str, Any]:
     }
 
 
-def base_facts(described: dict[str, Any]) -> dict[str, Any]:
+def base_facts(described: JsonObject) -> dict[str, object]:
     """Which weights the training started from, and whether they stay as they were."""
     return {
         "base_model": described.get("base_sha256") or described.get("revision"),

@@ -85,7 +85,7 @@ def forget_optimizer(snapshot: Snapshot, optimizer: torch.optim.Optimizer) -> No
     snapshot.values["optimizer"] = values
 
 
-def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, object]]:
     """Learning rates, betas, decay of each group, as the configuration says."""
     return [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
 

@@ -57,7 +57,7 @@ def caches_within(cache: CacheConfig, memory: MemoryConfig) -> CacheConfig:
     return cache.copy_with(memory_size=in_memory, disk_size=on_disk)
 
 
-def memory_facts(trainer: EnhancedTrainer) -> dict[str, Any] | None:
+def memory_facts(trainer: EnhancedTrainer) -> dict[str, object] | None:
     """What the memory optimizer did in this process; None where it is off."""
     extensions = [hook for hook in trainer.hooks.hooks if isinstance(hook, MemoryExtension)]
     return extensions[0].facts() if extensions else None

@@ -5,6 +5,7 @@ import logging
 from functools import cache
 from pathlib import Path
 
+from infrastructure.core.json_text import JsonObject
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.models.model_inputs import inner_model
@@ -41,7 +42,7 @@ def stack_observers(trainer: EnhancedTrainer, folder: Path) -> list[Hook]:
     if not trainer.training_config.save_stacks:
         return [records]
 
-    def training() -> dict[str, object]:
+    def training() -> JsonObject:
         facts = trainer.identity()
         return {"settings": facts["settings"], "data": facts["data"]}
 

@@ -11,6 +11,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.json_text import JsonObject
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.data.store.token_cache import DEFAULT_DIRECTORY
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
@@ -103,7 +104,7 @@ class BatchPlanner:
             and self.config.gradient_checkpointing_mode,
         }
 
-    def _tuning_key(self, fit: CostMeasurement) -> dict[str, Any]:
+    def _tuning_key(self, fit: CostMeasurement) -> JsonObject:
         """All that decides which batch is fastest: hardware, versions, model and lengths."""
         versions = installed_versions()
         parameters = list(fit.model.parameters())

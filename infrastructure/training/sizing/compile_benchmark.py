@@ -56,7 +56,7 @@ class CompileBenchmark(Extension):
         else:
             self._is_compiled = self._decide(loop, state)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {} if self._is_compiled is None else {"is_compiled": self._is_compiled}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:

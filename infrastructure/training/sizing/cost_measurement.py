@@ -5,7 +5,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import cycle, islice
-from typing import Any
 
 import numpy as np
 import torch
@@ -109,13 +108,13 @@ class CostMeasurement:
     budget: MemoryBudget
 
     @cached_property
-    def usual(self) -> list[Any]:
+    def usual(self) -> list[object]:
         """The first examples of the first epoch."""
         size = min(SAMPLE_ROWS, self.data.num_examples)
         with closing(self.data.train_batches(0, 0, size)) as batches:
             return list(next(batches, ()))
 
-    def longest(self, count: int) -> list[Any]:
+    def longest(self, count: int) -> list[object]:
         """Examples as long as the longest that there is, held-out ones included."""
         example = max(self.usual, key=lambda one: self.adapter.count_tokens([one]))
         report = getattr(self.data, "report", None)
@@ -267,7 +266,7 @@ class CostMeasurement:
         size_bytes = sum(map(_size_bytes, [*tensors, *trained]))
         return size_bytes + SAVING_BYTES if size_bytes >= BACKGROUND_BYTES else 0
 
-    def _units(self, examples: Sequence[Any]) -> int:
+    def _units(self, examples: Sequence[object]) -> int:
         return self.adapter.count_computed(examples)
 
     def _heaviest_units(self, size: int) -> int:
@@ -302,7 +301,7 @@ class CostMeasurement:
         units = self._units_of(generator.choice(self._lengths, shape))
         return units, generator.choice(items, shape).sum(axis=1)
 
-    def _epoch_again(self, size: int) -> Generator[Sequence[Any], None, None]:
+    def _epoch_again(self, size: int) -> Generator[Sequence[object], None, None]:
         """The micro-batches of the first epoch, without an end."""
         while True:
             with closing(self.data.train_batches(0, 0, size)) as batches:
@@ -314,7 +313,7 @@ class SpeedTrials:
     """Tokens per second of optimizer steps, by the size of their micro-batches."""
 
     probe: DryRunStep
-    usual: Sequence[Any]
+    usual: Sequence[object]
     accumulation_for: Callable[[int], int]
 
     def tokens_per_second(self, size: int) -> float:
@@ -327,7 +326,7 @@ class SpeedTrials:
         return num_tokens / (sum(cost.seconds for cost in costs) + updates)
 
 
-def lengthened(example: Any, length: int) -> Any:
+def lengthened(example: object, length: int) -> object:
     """An example of text, repeated up to `length` tokens; any other is as it is."""
     if not isinstance(example, TokenizedExample) or length <= len(example.input_ids):
         return example

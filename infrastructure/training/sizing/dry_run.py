@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -55,7 +54,7 @@ class DryRunStep:
         """Whether products are computed in bf16 or fp16."""
         return self.strategy.precision.name != "fp32"
 
-    def micro_batch(self, examples: Sequence[Any]) -> MicroCost:
+    def micro_batch(self, examples: Sequence[object]) -> MicroCost:
         """Forward and backward, as in training."""
         device = self.adapter.device
         if not self.accumulates:
@@ -82,7 +81,7 @@ class DryRunStep:
         return _now(self.adapter.device) - started
 
     @torch.no_grad()
-    def evaluation(self, examples: Sequence[Any]) -> MicroCost:
+    def evaluation(self, examples: Sequence[object]) -> MicroCost:
         """The held-out loss of one batch, as between two steps."""
         device = self.adapter.device
         self.optimizer.zero_grad()

@@ -9,7 +9,6 @@ before, and memory grows with the sizes that are still to come.
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -54,7 +53,7 @@ class StepSample:
     first_unit_seconds: list[float] = field(default_factory=list)
     update_seconds: list[float] = field(default_factory=list)
 
-    def take(self, batches: Iterable[Sequence[Any]], num_steps: int) -> None:
+    def take(self, batches: Iterable[Sequence[object]], num_steps: int) -> None:
         """Do micro-batches, in the order of the training, for a small share of its time.
 
         Args:
@@ -98,7 +97,7 @@ class StepSample:
         """Whether each size has kernels of its own, which stay."""
         return self.probe.adapter.device.type == "cpu" and self.probe.is_half_precision
 
-    def _micro_batch(self, examples: Sequence[Any]) -> float:
+    def _micro_batch(self, examples: Sequence[object]) -> float:
         adapter = self.probe.adapter
         sizes = sizes_of(adapter, examples)
         units = adapter.count_computed(examples)
@@ -111,7 +110,7 @@ class StepSample:
         return cost.seconds
 
 
-def sizes_of(adapter: ModelAdapter, examples: Sequence[Any]) -> set[Size]:
+def sizes_of(adapter: ModelAdapter, examples: Sequence[object]) -> set[Size]:
     """What the shapes of a micro-batch depend on: the layers', and those of the output head."""
     rows = adapter.size_grid.up(adapter.count_items(examples))
     return {("units", adapter.count_computed(examples)), ("items", rows)}

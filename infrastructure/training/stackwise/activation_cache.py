@@ -43,6 +43,7 @@ from infrastructure.core.errors import DamagedFileError, StorageError
 from infrastructure.core.files import HASH_CHUNK_BYTES, atomic_write, make_directory, remove_parts
 from infrastructure.core.hardware import disk_free_bytes
 from infrastructure.core.integers import ceil_div
+from infrastructure.core.json_text import JsonValue
 from infrastructure.core.lock import Lock
 from infrastructure.core.registry import Registry
 from infrastructure.monitoring.drawing.formatting import format_bytes
@@ -67,7 +68,7 @@ Compute = Callable[[list[Example]], Sequence[torch.Tensor]]
 OnPage = Callable[[int, int], None]
 
 
-def example_id(input_ids: Any, supervised: Any = None) -> bytes:
+def example_id(input_ids: object, supervised: object = None) -> bytes:
     """What an example is known by: the BLAKE2b hash of its content, 16 bytes.
 
     Args:
@@ -83,7 +84,7 @@ def example_id(input_ids: Any, supervised: Any = None) -> bytes:
     return digest.digest()
 
 
-def _as_array(values: Any, dtype: Any) -> "np.ndarray[Any, Any]":
+def _as_array(values: object, dtype: Any) -> "np.ndarray[Any, Any]":
     array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
     return np.ascontiguousarray(array, dtype)
 
@@ -274,7 +275,7 @@ class ActivationCache:
     def __init__(
         self,
         directory: Path,
-        key: Mapping[str, Any],
+        key: Mapping[str, JsonValue],
         pages: Pages,
         *,
         hidden_size: int,
@@ -566,7 +567,7 @@ CACHES.provide({"disk": ActivationCache}, Cache)
 
 
 def complete_key(
-    key: Mapping[str, Any], pages: Pages, hidden_size: int, dtype: torch.dtype
+    key: Mapping[str, JsonValue], pages: Pages, hidden_size: int, dtype: torch.dtype
 ) -> dict[str, Any]:
     """`key` with all that the values depend on and the cache knows itself.
 
@@ -584,13 +585,13 @@ def complete_key(
     if taken := sorted(own.keys() & key.keys()):
         raise ValueError(f"a cache's key gets {', '.join(taken)} from the cache itself")
     try:
-        whole: dict[str, Any] = json.loads(json.dumps({**key, **own}, allow_nan=False))
+        whole: dict[str, object] = json.loads(json.dumps({**key, **own}, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ValueError(f"the key of an activation cache must be JSON values: {error}") from error
     return whole
 
 
-def key_hash(key: Mapping[str, Any]) -> str:
+def key_hash(key: Mapping[str, JsonValue]) -> str:
     """SHA-256 of a key, hexadecimal."""
     text = json.dumps(key, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

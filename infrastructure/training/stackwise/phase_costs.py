@@ -400,7 +400,7 @@ class _OptimizerBytes:
 
     def __init__(self, create_optimizer: CreateOptimizer, device: torch.device) -> None:
         self._create_optimizer, self._device = create_optimizer, device
-        self._known: dict[Any, int] = {}
+        self._known: dict[object, int] = {}
 
     def of(self, weights: Sequence[tuple[Weight, torch.dtype]]) -> int:
         kinds = Counter((w.shape, dtype, w.part == LOW_RANK) for w, dtype in weights)
@@ -441,7 +441,7 @@ def _groups(phases: Sequence[PhaseCosts]) -> Iterator[tuple[int, list[PhaseCosts
         first += len(members)
 
 
-def _kind(phase: PhaseCosts) -> Any:
+def _kind(phase: PhaseCosts) -> object:
     sizes = tuple(end - first for first, end in phase.trains)
     has_time_step = phase.time_step is not None
     return tuple(phase.parameters), sizes, phase.num_epochs, phase.num_steps, has_time_step

@@ -42,7 +42,7 @@ def _tensors(
     module: torch.nn.Module,
     prefix: str,
     leave_out: torch.nn.Module | None,
-    adapters: Mapping[int, Any],
+    adapters: Mapping[int, object],
 ) -> Named:
     """Those of `plain_tensors`.
 

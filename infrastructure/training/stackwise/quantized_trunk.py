@@ -214,7 +214,7 @@ class QuantizedWeight(torch.nn.Module):
         """Bytes of the buffers."""
         return sum(buffer.nbytes for buffer in self.buffers())
 
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> object:
         """Move what is stored, and never cast it."""
         for name, buffer in self._buffers.items():
             assert buffer is not None
@@ -317,7 +317,7 @@ class _QuantizedExperts:
 
     quantized_names: tuple[str, ...]
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
         dtype = _compute_dtype(next(x for x in inputs if x.is_floating_point()))
         stored = {name: getattr(self, quantized_name(name)) for name in self.quantized_names}
@@ -338,7 +338,7 @@ def _saved_as_places(
     names = {weight.untyped_storage().data_ptr(): name for name, weight in weights.items()}
     strides = {name: weight.stride(0) for name, weight in weights.items()}
 
-    def pack(saved: torch.Tensor) -> Any:
+    def pack(saved: torch.Tensor) -> object:
         name = names.get(saved.untyped_storage().data_ptr())
         if name is None:
             return saved.detach()  # the tensor itself would hold what holds it
@@ -486,7 +486,7 @@ def _quantized(layer: Any, kind: str) -> QuantizedLinear:
     return quantized.train(layer.training)
 
 
-def _dequantized(layer: QuantizedLinear, dtype: torch.dtype | None) -> Any:
+def _dequantized(layer: QuantizedLinear, dtype: torch.dtype | None) -> object:
     stored = layer.quantized_weight
     weight = stored.dequantized(dtype or stored.dtype)
     plain: Any
@@ -508,7 +508,7 @@ def _quantize_stack(module: torch.nn.Module, name: str, kind: str) -> None:
     delattr(module, name)
     module.add_module(quantized_name(name), quantized)
     if not isinstance(module, _QuantizedExperts):
-        plain: Any = module.__class__
+        plain: object = module.__class__
         module.__class__ = _with_quantized_experts(plain)
         module.quantized_names = ()  # type: ignore[assignment]
     module.quantized_names = (*module.quantized_names, name)  # type: ignore

@@ -60,7 +60,7 @@ class StandIn(torch.nn.Module):
         except AttributeError:
             return getattr(self.__dict__["layer"], name)
 
-    def forward(self, *given: Any, **named: Any) -> Any:
+    def forward(self, *given: object, **named: object) -> Any:
         hidden = first_tensor(given, named) if self.start is None else self.start
         if self.stops:
             raise _StoppedError(hidden)
@@ -110,11 +110,11 @@ class Rack:
         has_run = {"layers": False}
         used_before: set[int] = set()
 
-        def note(module: torch.nn.Module, *_: Any) -> None:
+        def note(module: torch.nn.Module, *_: object) -> None:
             if not has_run["layers"]:
                 used_before.update(id(p) for p in module.parameters(recurse=False))
 
-        def first_layer(_module: torch.nn.Module, _given: Any, _named: Any) -> None:
+        def first_layer(_module: torch.nn.Module, _given: object, _named: object) -> None:
             has_run["layers"] = True
 
         def first_output(_module: torch.nn.Module, _given: Any, output: Any) -> None:
@@ -189,7 +189,7 @@ class Rack:
     def hidden_at(
         self,
         layer: int,
-        run: Callable[[], Any],
+        run: Callable[[], object],
         first: int = 0,
         start: torch.Tensor | None = None,
     ) -> torch.Tensor:
@@ -267,7 +267,9 @@ class Rack:
                     )
 
 
-def find_layers(model: torch.nn.Module, run: Callable[[], Any]) -> tuple[torch.nn.ModuleList, str]:
+def find_layers(
+    model: torch.nn.Module, run: Callable[[], object]
+) -> tuple[torch.nn.ModuleList, str]:
     """The outermost module list whose elements hand hidden states on to each other, and its name.
 
     Raises:
@@ -280,7 +282,7 @@ def find_layers(model: torch.nn.Module, run: Callable[[], Any]) -> tuple[torch.n
     }
     calls: dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
 
-    def note(module: torch.nn.Module, given: Any, named: Any, output: Any) -> None:
+    def note(module: torch.nn.Module, given: Any, named: Any, output: object) -> None:
         hidden = first_tensor(given, named)
         result = output[0] if isinstance(output, tuple) and output else output
         if isinstance(hidden, torch.Tensor) and isinstance(result, torch.Tensor):
@@ -320,7 +322,7 @@ def find_layers(model: torch.nn.Module, run: Callable[[], Any]) -> tuple[torch.n
     return layers, path
 
 
-def first_tensor(given: Sequence[Any], named: Mapping[str, Any]) -> Any:
+def first_tensor(given: Sequence[object], named: Mapping[str, object]) -> Any:
     """The hidden states that a layer is called with, by position or by name."""
     if given:
         return given[0]
@@ -329,7 +331,7 @@ def first_tensor(given: Sequence[Any], named: Mapping[str, Any]) -> Any:
 
 def _with_first(
     given: tuple[Any, ...], named: dict[str, Any], start: torch.Tensor
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+) -> tuple[tuple[object, ...], dict[str, object]]:
     if given:
         return (start, *given[1:]), named
     key = "hidden_states" if "hidden_states" in named else next(iter(named))

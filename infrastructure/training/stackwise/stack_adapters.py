@@ -53,7 +53,7 @@ class LowRankPair(torch.nn.Module):
 class LayerAdapters(torch.nn.ModuleDict):
     """All pairs of one layer: for each of its linear layers a `ModuleDict` by the pair's key."""
 
-    def hook(self, layer: torch.nn.Module) -> Iterator[Any]:
+    def hook(self, layer: torch.nn.Module) -> Iterator[object]:
         """Let the linear layers that are there now give what their pairs add, too."""
         for key, pairs in self.items():
             linear = layer.get_submodule(key.replace(SEPARATOR, "."))

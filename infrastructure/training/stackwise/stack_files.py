@@ -178,7 +178,7 @@ def _known(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def _known_digest(path: Path) -> Any:
+def _known_digest(path: Path) -> object:
     return (_known(path) or {}).get("sha256")
 
 

@@ -19,6 +19,7 @@ import torch
 from infrastructure.core.checksums import read_record
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.hardware import disk_free_bytes
+from infrastructure.core.json_text import JsonValue
 from infrastructure.training.stackwise.activation_cache import (
     CACHES,
     FOLDER,
@@ -165,7 +166,7 @@ class TimeStepCaches:
         self._open.pop(name).discard()
         del self._keys[name]
 
-    def _drop(self, is_over: Callable[[int, int], bool], key: Mapping[str, Any]) -> None:
+    def _drop(self, is_over: Callable[[int, int], bool], key: Mapping[str, JsonValue]) -> None:
         """Remove the caches of this training for which `is_over(time_step, unit)`."""
         for name in list(self._open):
             if is_over(*name):
@@ -174,7 +175,7 @@ class TimeStepCaches:
             if is_over(*age):
                 _remove(folder)
 
-    def _left_over(self, key: Mapping[str, Any]) -> dict[Path, tuple[int, int]]:
+    def _left_over(self, key: Mapping[str, JsonValue]) -> dict[Path, tuple[int, int]]:
         """Time step and unit of the folders that the training of `key` left before this process,
         the least recently used first."""
         key_of = {folder: _read_key(folder) for folder in self._unused()}
@@ -192,7 +193,7 @@ class TimeStepCaches:
         kept = list(dict.fromkeys(reversed(used)))[: self.size]
         self._drop(lambda time_step, _: time_step not in kept, key)
 
-    def _free(self, needed_bytes: int, key: Mapping[str, Any]) -> None:
+    def _free(self, needed_bytes: int, key: Mapping[str, JsonValue]) -> None:
         """Remove what is left over until `needed_bytes` more fit in budget and disk: first of other
         trainings, then of this one."""
         own = self._left_over(key)
@@ -234,7 +235,7 @@ def num_kept(num_time_steps: int, num_boundaries: int, mode: CacheMode) -> int:
     return num_time_steps + (1 if num_boundaries > 1 else 0)
 
 
-def _is_same_training(old: Mapping[str, Any], key: Mapping[str, Any]) -> bool:
+def _is_same_training(old: Mapping[str, object], key: Mapping[str, JsonValue]) -> bool:
     """Whether the key of a folder differs from `key` in nothing but what varies in a training."""
     own: dict[str, Any] = json.loads(json.dumps({**key}))
     return all(old.get(name) == value for name, value in own.items() if name not in _VARYING)

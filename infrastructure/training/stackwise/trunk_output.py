@@ -28,7 +28,7 @@ PAGE_EXAMPLES = 16  # computed together, whatever batches ask for them later
 MEGABYTE = 1_000_000
 
 Batch = Mapping[str, Any]
-Run = Callable[[Batch], Any]
+Run = Callable[[Batch], torch.Tensor]
 
 
 class Data(Protocol):
@@ -113,7 +113,7 @@ class TrunkCache:
             "trunk_hash": trunk_hash(trunk),
         }
 
-        def compute(examples: Sequence[Any]) -> list[torch.Tensor]:
+        def compute(examples: Sequence[object]) -> list[torch.Tensor]:
             batch = self.source.prepare_batch(examples)
             hidden = run(batch).float().cpu()
             return [hidden[place].clone() for place in places_of(batch)]
@@ -141,7 +141,7 @@ class TrunkCache:
             hidden[place] = values.to(like.dtype)
         return hidden.to(like.device, non_blocking=True)
 
-    def prefetch(self, examples: Sequence[Any]) -> None:
+    def prefetch(self, examples: Sequence[object]) -> None:
         """Bring what a batch will need into memory."""
         if self.cache is not None:
             self.cache.prefetch([identity_of(example) for example in examples])
@@ -171,7 +171,7 @@ def places_of(batch: Batch) -> list[tuple[int, slice]]:
     return places
 
 
-def _all_examples(data: Data) -> list[Any]:
+def _all_examples(data: Data) -> list[object]:
     """In the order of the first epoch, which never changes."""
     with closing(data.train_batches(0, 0, max(1, min(data.num_examples, 1024)))) as batches:
         examples = [example for batch in batches for example in batch]

@@ -39,7 +39,7 @@ class HasDraw(Protocol):
     draw: int
 
 
-LossFunction = Callable[[torch.nn.Module, dict[str, Any]], HasLossSum]
+LossFunction = Callable[[torch.nn.Module, dict[str, object]], HasLossSum]
 ParameterGroups = list[dict[str, Any]]
 
 
@@ -114,7 +114,7 @@ class TrainingStrategy(ABC):
             ValueError: what has been trained by then is no whole model.
         """
 
-    def begin_step(self, step: int, examples: Sequence[Any]) -> None:
+    def begin_step(self, step: int, examples: Sequence[object]) -> None:
         """Called before the batch of optimizer step `step` (from 0) is prepared."""
         if self.objective is not None:
             self.objective.draw = step
@@ -236,7 +236,7 @@ def _from_bitsandbytes(name: str, class_name: str) -> Callable[..., torch.optim.
     def build(
         groups: ParameterGroups, learning_rate: float, betas: tuple[float, float]
     ) -> torch.optim.Optimizer:
-        optim: Any = require("bitsandbytes", f"optimizer {name}").optim
+        optim: object = require("bitsandbytes", f"optimizer {name}").optim
         on_cpu = groups[0]["params"][0].device.type == "cpu"
         build_optimizer = getattr(optim, class_name.removeprefix("Paged") if on_cpu else class_name)
         optimizer: torch.optim.Optimizer = build_optimizer(groups, lr=learning_rate, betas=betas)

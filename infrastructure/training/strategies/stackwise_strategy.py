@@ -168,7 +168,7 @@ class StackwiseStrategy(TrainingStrategy):
             self.cache.leave()
             return
 
-        def run(batch: Mapping[str, Any]) -> torch.Tensor:
+        def run(batch: Mapping[str, object]) -> torch.Tensor:
             with self.precision.autocast():
                 return self._compute_trunk(model, dict(batch))
 
@@ -183,7 +183,7 @@ class StackwiseStrategy(TrainingStrategy):
             for name, tensor in layer.state_dict().items():
                 yield f"{index}.{name}", tensor
 
-    def begin_step(self, step: int, examples: Sequence[Any]) -> None:
+    def begin_step(self, step: int, examples: Sequence[object]) -> None:
         super().begin_step(step, examples)
         if self.cache is not None:
             self.cache.prefetch(examples)
@@ -376,7 +376,7 @@ class StackwiseStrategy(TrainingStrategy):
         with probing(model), torch.no_grad():
             return self.rack.hidden_at(self.phase.start, lambda: self._forward(model, inputs))
 
-    def _forward(self, model: torch.nn.Module, inputs: dict[str, Any]) -> Any:
+    def _forward(self, model: torch.nn.Module, inputs: dict[str, Any]) -> object:
         assert self.compute_loss is not None
         return self.compute_loss(model, inputs)
 

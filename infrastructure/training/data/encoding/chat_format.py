@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
+from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import is_installed
 from infrastructure.training.data.readers.rows import Conversation, Turn
 
@@ -128,7 +129,7 @@ class TemplateFormat:
     ) -> None:
         self.template: str = template or tokenizer.get_chat_template()
         self.origin = origin
-        self.variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
+        self.variables: dict[str, object] = dict(tokenizer.special_tokens_map)
         self.writes_date = "strftime_now" in self.template
         if self.writes_date:
             self.variables["strftime_now"] = TEMPLATE_DATE.strftime
@@ -325,7 +326,7 @@ class TemplateFormat:
         (text,), marked = rendered
         return text, list(marked[0]) if mark else []
 
-    def _message(self, turn: Turn) -> dict[str, Any]:
+    def _message(self, turn: Turn) -> JsonObject:
         message = turn.message()
         if self.takes_parts and isinstance(message["content"], str):
             message["content"] = [{"type": "text", "text": message["content"]}]

@@ -16,8 +16,8 @@ role and its text (tool calls, thinking) goes to the chat template, as do the co
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from infrastructure.core.json_text import parse_json
 from infrastructure.training.data.readers.rows import (
@@ -31,6 +31,7 @@ from infrastructure.training.data.readers.rows import (
     BadRow,
     Conversation,
     Row,
+    RowValues,
     Turn,
     excerpt,
     kind_of,
@@ -108,7 +109,7 @@ class RowSchema:
         value = row.values.get(column) if column else None
         return "" if value is None else str(value)
 
-    def _turns(self, values: dict[str, Any]) -> tuple[list[Turn], int]:
+    def _turns(self, values: RowValues) -> tuple[list[Turn], int]:
         """The messages, and how many of them are given as a prompt of their own."""
         if self.name == TEXT:
             return [Turn(TEXT_ROLE, _text(values, self.columns["text"]))], 0
@@ -126,7 +127,7 @@ class RowSchema:
         last = last or [Turn("assistant", _text(values, answer))]
         return before + _with_answer(last, answer), len(before)
 
-    def _pair_turns(self, values: dict[str, Any]) -> list[Turn]:
+    def _pair_turns(self, values: RowValues) -> list[Turn]:
         prompt, answer = self.columns["prompt"], self.columns["answer"]
         context = _optional_text(values, self.columns.get("context"))
         question = _text(values, prompt)
@@ -134,15 +135,15 @@ class RowSchema:
         prompt_turn = Turn("user", f"{question}\n\n{context}" if is_new else question)
         return [*self._system(values, []), prompt_turn, Turn("assistant", _text(values, answer))]
 
-    def _system(self, values: dict[str, Any], turns: list[Turn]) -> list[Turn]:
+    def _system(self, values: RowValues, turns: list[Turn]) -> list[Turn]:
         """The system message of a column, where the messages have none of their own."""
         system = _optional_text(values, self.columns.get("system"))
         has_own = any(turn.role == "system" for turn in turns)
         return [Turn("system", system)] if system and not has_own else []
 
-    def _inputs(self, values: dict[str, Any]) -> str:
+    def _inputs(self, values: RowValues) -> str:
         """What the chat template is given beside the messages, as `Conversation.inputs`."""
-        inputs: dict[str, Any] = {}
+        inputs: dict[str, object] = {}
         for part, kind in (("tools", list), ("options", dict)):
             column = self.columns.get(part)
             value = from_json_text(values.get(column), column) if column else None
@@ -155,17 +156,17 @@ class RowSchema:
         return json.dumps(inputs, ensure_ascii=False, default=str) if inputs else ""
 
 
-def _present(values: dict[str, Any], column: str) -> Any:
+def _present(values: RowValues, column: str) -> object:
     if column not in values:
         raise ShapeError(MISSING_COLUMN, f"no column {column!r}")
     return values[column]
 
 
-def _text(values: dict[str, Any], column: str) -> str:
+def _text(values: RowValues, column: str) -> str:
     return _as_text(_present(values, column), f"column {column!r}")
 
 
-def _optional_text(values: dict[str, Any], column: str | None) -> str:
+def _optional_text(values: RowValues, column: str | None) -> str:
     value = values.get(column) if column else None
     if value is None or value == "":
         return ""
@@ -174,7 +175,7 @@ def _optional_text(values: dict[str, Any], column: str | None) -> str:
     return _as_text(value, f"column {column!r}", may_be_empty=True).strip()
 
 
-def _as_text(value: Any, where: str, may_be_empty: bool = False) -> str:
+def _as_text(value: object, where: str, may_be_empty: bool = False) -> str:
     if value is None:
         raise ShapeError(EMPTY, f"{where} is empty")
     if isinstance(value, int) and not isinstance(value, bool):
@@ -188,7 +189,7 @@ def _as_text(value: Any, where: str, may_be_empty: bool = False) -> str:
     return value
 
 
-def _chat_turns(value: Any, column: str) -> list[Turn]:
+def _chat_turns(value: object, column: str) -> list[Turn]:
     messages = from_json_text(value, column)
     if not isinstance(messages, list):
         raise ShapeError(WRONG_TYPE, f"column {column!r} is {kind_of(value)}, not a list")
@@ -197,7 +198,7 @@ def _chat_turns(value: Any, column: str) -> list[Turn]:
     return [_turn(message, f"message {n} of {column!r}") for n, message in enumerate(messages, 1)]
 
 
-def from_json_text(value: Any, column: str) -> Any:
+def from_json_text(value: object, column: str) -> object:
     """What a column holds; a text that is a JSON list or object is that.
 
     Raises:
@@ -211,7 +212,7 @@ def from_json_text(value: Any, column: str) -> Any:
         raise ShapeError(BROKEN_JSON, f"column {column!r}: {error}") from error
 
 
-def _turn(message: Any, where: str) -> Turn:
+def _turn(message: object, where: str) -> Turn:
     if not isinstance(message, dict):
         raise ShapeError(WRONG_TYPE, f"{where} is {kind_of(message)}, not an object")
     keys = CHAT_KEYS[MESSAGES] if "role" in message else CHAT_KEYS[SHAREGPT]
@@ -239,12 +240,12 @@ def _turn(message: Any, where: str) -> Turn:
     return Turn(role, text, packed, _is_learnt(message, where))
 
 
-def _names_function(call: Any) -> bool:
+def _names_function(call: object) -> bool:
     function = call.get("function", call) if isinstance(call, dict) else None
     return isinstance(function, dict) and isinstance(function.get("name"), str)
 
 
-def _is_learnt(message: dict[str, Any], where: str) -> bool:
+def _is_learnt(message: Mapping[object, object], where: str) -> bool:
     """What OpenAI's `weight` says, or Axolotl's `train`: 0 or false is not to be trained on."""
     values = {key: message[key] for key in LEARNT_KEYS if message.get(key) is not None}
     for key, value in values.items():
@@ -253,7 +254,7 @@ def _is_learnt(message: dict[str, Any], where: str) -> bool:
     return all(values.values())
 
 
-def _joined_parts(parts: list[Any], where: str) -> str:
+def _joined_parts(parts: Sequence[object], where: str) -> str:
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise ShapeError(WRONG_TYPE, f"{where} holds more than text")

@@ -6,7 +6,6 @@ The first rows decide, and the reason is told. Where no shape or several fit, no
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from infrastructure.config.elsewhere import PREFERENCES
 from infrastructure.core.lookup import unknown_name
@@ -193,7 +192,7 @@ def _chat_candidates(rows: Sequence[Row], columns: list[str]) -> list[Candidate]
     return candidates
 
 
-def _kind_of_chat(values: Sequence[Any]) -> str | None:
+def _kind_of_chat(values: Sequence[object]) -> str | None:
     kinds: Counter[str] = Counter()
     for value in values:
         try:

@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from infrastructure.core.json_text import JsonObject
 from infrastructure.training.data.preparation.quarantine import Quarantine
 
 MAX_TASKS_SHOWN = 12
@@ -59,7 +60,7 @@ class DataReport:
         """Share of the training tokens that are learnt."""
         return self.supervised_tokens / self.tokens if self.tokens else 0.0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonObject:
         """JSON-ready facts; of the quarantine its counts."""
         facts = {key: value for key, value in vars(self).items() if key != "quarantine"}
         return {**facts, "quarantined": dict(self.quarantine.counts)}

@@ -164,7 +164,7 @@ def _elements(scanner: JsonScanner, name: str) -> Iterator[Row | BadRow]:
     scanner.take("]")
 
 
-def _element(value: Any, name: str, line: int, offset: int) -> Row | BadRow:
+def _element(value: object, name: str, line: int, offset: int) -> Row | BadRow:
     if not isinstance(value, dict):
         detail = f"the element is {kind_of(value)}, not an object"
         return BadRow(name, line, WRONG_TYPE, detail, excerpt(value), offset)
@@ -174,7 +174,7 @@ def _element(value: Any, name: str, line: int, offset: int) -> Row | BadRow:
     return Row(value, name, line, offset)
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):

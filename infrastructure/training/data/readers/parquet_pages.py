@@ -277,7 +277,7 @@ class _Thrift:
 
     def struct(self, depth: int = 0) -> dict[int, Any]:
         """Numbers, truths and structs by the number of their field; the rest is passed over."""
-        fields: dict[int, Any] = {}
+        fields: dict[int, object] = {}
         number = 0
         while byte := self._byte():
             delta, kind = byte >> 4, byte & 15

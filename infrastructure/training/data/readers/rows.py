@@ -5,8 +5,11 @@ can be told with its place.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
+
+from infrastructure.core.json_text import JsonObject
 
 EXCERPT_CHARACTERS = 120
 
@@ -27,6 +30,9 @@ TEXT_ROLE = "text"
 ANSWER_ROLES = frozenset({"assistant", TEXT_ROLE})
 
 
+RowValues = Mapping[str, object]  # column name → what the file has there, JSON or not
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One record of a file.
@@ -38,7 +44,7 @@ class Row:
         offset: where reading may start again at this record (bytes, or records).
     """
 
-    values: dict[str, Any]
+    values: RowValues
     source: str
     line: int
     offset: int = 0
@@ -85,7 +91,7 @@ class Turn:
 
     def message(self) -> dict[str, Any]:
         """The message as a chat template takes it."""
-        fields: dict[str, Any] = json.loads(self.fields) if self.fields else {}
+        fields: dict[str, object] = json.loads(self.fields) if self.fields else {}
         return {"role": self.role, "content": self.text, **fields}
 
     @property
@@ -149,7 +155,7 @@ class Conversation:
         """The last answer."""
         return self.turns[self.last_answer]
 
-    def messages(self) -> list[dict[str, Any]]:
+    def messages(self) -> list[JsonObject]:
         """The turns as chat templates want them."""
         return [turn.message() for turn in self.turns]
 
@@ -181,14 +187,14 @@ class Conversation:
         return cls(turns, **facts)
 
 
-def excerpt(value: Any) -> str:
+def excerpt(value: object) -> str:
     """How a value begins, on one line."""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     text = " ".join(text[: 2 * EXCERPT_CHARACTERS].split())
     return text if len(text) <= EXCERPT_CHARACTERS else text[: EXCERPT_CHARACTERS - 1] + "…"
 
 
-def kind_of(value: Any) -> str:
+def kind_of(value: object) -> str:
     """A JSON-like value's type in words."""
     names = {type(None): "nothing", bool: "a truth value", int: "a number", float: "a number"}
     names |= {str: "text", list: "a list", dict: "an object", bytes: "bytes"}

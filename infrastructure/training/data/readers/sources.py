@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from infrastructure.config import registries
 from infrastructure.core.files import file_sha256, readable_path
@@ -48,7 +47,7 @@ from infrastructure.training.data.readers.text_formats import (
 )
 
 Reader = Callable[[Path, str, Start], Iterator[Row | BadRow]]
-PluginReader = Callable[[Path], Iterable[dict[str, Any]]]
+PluginReader = Callable[[Path], Iterable[dict[str, object]]]
 
 HUGGINGFACE = "huggingface"
 READERS: dict[str, Reader] = {

@@ -4,7 +4,7 @@ They read in slices of READ_ROWS records, so memory is bounded, and begin at any
 `offset` count records. The libraries are imported when such a file is read.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -93,14 +93,14 @@ def _arrow_rows(batch: Any, name: str, first: int) -> Iterator[Row | BadRow]:
         yield BadRow(name, first + 1, INVALID_UTF8, offset=first)
 
 
-def _plain_rows(batch: Any) -> list[dict[str, Any]]:
+def _plain_rows(batch: Any) -> list[dict[str, object]]:
     """What `to_pylist` gives; texts in a dictionary are written out first, which is quicker."""
     arrow = require("pyarrow", "reading tables")
     columns = [
         column.dictionary_decode() if arrow.types.is_dictionary(column.type) else column
         for column in batch.columns
     ]
-    plain: list[dict[str, Any]] = arrow.RecordBatch.from_arrays(
+    plain: list[dict[str, object]] = arrow.RecordBatch.from_arrays(
         columns, names=batch.schema.names
     ).to_pylist()
     return plain
@@ -169,7 +169,7 @@ def _hdf5_columns(file: Any, name: str, h5py: Any) -> dict[str, Any]:
     return columns
 
 
-def _hdf5_row(fields: dict[str, Any], name: str, index: int) -> Row | BadRow:
+def _hdf5_row(fields: Mapping[str, object], name: str, index: int) -> Row | BadRow:
     if sum(len(field) for field in fields.values() if isinstance(field, bytes)) > MAX_ROW_BYTES:
         return BadRow(name, index + 1, LINE_TOO_LONG, too_large_words(), offset=index)
     try:
@@ -179,7 +179,7 @@ def _hdf5_row(fields: dict[str, Any], name: str, index: int) -> Row | BadRow:
     return Row(values, name, index + 1, index)
 
 
-def _plain(field: Any) -> Any:
+def _plain(field: object) -> Any:
     if isinstance(field, bytes):
         return field.decode("utf-8")
     return field.item() if isinstance(field, np.generic) else field
@@ -269,7 +269,7 @@ def _can_be_read(part: Path) -> bool:
     return True
 
 
-def _split_of(loaded: Any, split: str, place: str) -> Any:
+def _split_of(loaded: Any, split: str, place: str) -> object:
     splits = list(loaded.keys()) if hasattr(loaded, "keys") else []
     if not splits and not split:
         return loaded

@@ -26,7 +26,7 @@ def prefetch(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
     An exception in `items` comes out where its item would have. Closing the generator ends the
     thread and closes `items`.
     """
-    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    ready: queue.SimpleQueue[object] = queue.SimpleQueue()
     free_slots = threading.Semaphore(depth)
     stopped = threading.Event()
 
@@ -63,7 +63,7 @@ def _taken(
         yield item
 
 
-def _next(ready: "queue.SimpleQueue[Any]", thread: threading.Thread) -> Any:
+def _next(ready: "queue.SimpleQueue[Any]", thread: threading.Thread) -> object:
     """Wait for as long as the thread lives, and no longer."""
     while True:
         lived = thread.is_alive()

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from infrastructure.core.errors import DataError
 from infrastructure.training.data.readers.line_reader import Start
-from infrastructure.training.data.readers.rows import BadRow, Row
+from infrastructure.training.data.readers.rows import BadRow, Row, RowValues
 from infrastructure.training.data.readers.sources import DataFile, discover
 from infrastructure.training.data.serving.example_order import WINDOW, random_state
 from infrastructure.training.data.store.stream_index import (
@@ -23,7 +23,7 @@ from infrastructure.training.data.store.stream_index import (
 )
 
 
-def row_values(row: Row) -> dict[str, Any]:
+def row_values(row: Row) -> RowValues:
     """The default item: the row's columns."""
     return row.values
 
@@ -57,7 +57,7 @@ class StreamingDataset(IterableDataset[Any]):
         *,
         data_format: str = "auto",
         seed: int = 0,
-        convert: Callable[[Row], Any] = row_values,
+        convert: Callable[[Row], object] = row_values,
         index: WindowIndex | None = None,
     ) -> None:
         if buffer_size < 1 or (memory_limit is not None and memory_limit < 1):
@@ -113,7 +113,7 @@ class StreamingDataset(IterableDataset[Any]):
             yield from self._shuffled(number, epoch, skipped)
             skipped = 0
 
-    def _shuffled(self, window: int, epoch: int, skipped: int = 0) -> Iterator[Any]:
+    def _shuffled(self, window: int, epoch: int, skipped: int = 0) -> Iterator[object]:
         buffer = self._load(window)
         self.buffered_rows = len(buffer)
         order = random_state(WINDOW, self.seed, epoch, window).permutation(len(buffer))
@@ -121,12 +121,12 @@ class StreamingDataset(IterableDataset[Any]):
             yield buffer[position]
         buffer.clear()
 
-    def _load(self, window: int) -> list[Any]:
+    def _load(self, window: int) -> list[object]:
         number, offset, line, row_number, num_items, _ = map(int, self.index.windows[window])
         file = self.files[number]
         if file.stamp() != self._stamps[number]:
             raise DataError(f"{file.path} was changed during the training: restore it and resume")
-        buffer: list[Any] = []
+        buffer: list[object] = []
         for row in file.rows(Start(offset, line)):
             if self.index.is_used[row_number]:
                 buffer.append(self._converted(row))
@@ -135,7 +135,7 @@ class StreamingDataset(IterableDataset[Any]):
                 return buffer
         raise DataError(f"{file.path} is shorter than it was: restore it and resume")
 
-    def _converted(self, row: Row | BadRow) -> Any:
+    def _converted(self, row: Row | BadRow) -> object:
         item = row if isinstance(row, BadRow) else self.convert(row)
         if isinstance(item, BadRow):
             raise DataError(f"{item} was readable before: restore the file and resume")

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def text_hash(value: Any) -> str:
+def text_hash(value: object) -> str:
     """SHA-256 of a JSON-like value, hexadecimal."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -6,7 +6,6 @@ are estimated from the content by fixed rules, so windows are the same on every 
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -86,7 +85,7 @@ class WindowIndexBuilder:
         return WindowIndex(windows, np.frombuffer(bytes(self._is_used), dtype=np.bool_))
 
 
-def estimated_bytes(value: Any) -> int:
+def estimated_bytes(value: object) -> int:
     """Memory that a value of rows takes, by rules that do not depend on the Python version."""
     if isinstance(value, str):
         return OBJECT_BYTES + len(value) * _character_bytes(value)

@@ -17,7 +17,7 @@ they lie, and each MiB is checked when it is first used.
 import json
 import time
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -28,7 +28,7 @@ import numpy.typing as npt
 from infrastructure.core.errors import DataError
 from infrastructure.core.files import write_json
 from infrastructure.core.integers import ceil_div
-from infrastructure.core.json_text import as_object, parse_json
+from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.training.data.store.examples import TokenizedExample
 
 # 3: conversations with tool calls and what is not to be learnt. An entry of another version is made
@@ -127,7 +127,7 @@ class StoreWriter:
         write_meta(self.folder, {**meta, "tasks": list(self._task_indices)})
 
 
-def write_meta(folder: Path, meta: dict[str, Any]) -> None:
+def write_meta(folder: Path, meta: JsonObject) -> None:
     """Seal a folder: its meta.json, with the checksums of all other files."""
     files = sorted(path for path in folder.iterdir() if path.suffix in (".npy", ".jsonl"))
     sealed = {
@@ -138,13 +138,13 @@ def write_meta(folder: Path, meta: dict[str, Any]) -> None:
     write_json(folder / META, {**sealed, "checksum": _json_checksum(sealed)})
 
 
-def _checksums(path: Path) -> dict[str, Any]:
+def _checksums(path: Path) -> dict[str, object]:
     with path.open("rb") as file:
         sums = [zlib.crc32(chunk) for chunk in iter(lambda: file.read(CHUNK_BYTES), b"")]
     return {"num_bytes": path.stat().st_size, "crc32": sums}
 
 
-def _json_checksum(value: dict[str, Any]) -> int:
+def _json_checksum(value: Mapping[str, object]) -> int:
     return zlib.crc32(json.dumps(value, sort_keys=True, ensure_ascii=False).encode())
 
 
