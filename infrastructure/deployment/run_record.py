@@ -46,7 +46,8 @@ def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTra
 
 
 def save_tokenizer(run: RunDirectory, trainer: EnhancedTrainer) -> None:
-    """Write the tokenizer, if any, that the run goes on with, all of it on the disk when this returns."""
+    """Write the tokenizer that the run goes on with, if its model reads text; all of it is on the
+    disk when this returns."""
     tokenizer = trainer.adapter.tokenizer
     if tokenizer is not None:
         with whole_directory(run.tokenizer) as part:

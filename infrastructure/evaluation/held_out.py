@@ -71,11 +71,14 @@ def measure(trainer: EnhancedTrainer) -> HeldOut:
 def answer_questions(trainer: EnhancedTrainer, max_questions: int) -> list[Answer]:
     """Greedy answers, if the model can write and the held-out data has answers to compare with."""
     model, data = trainer.initialize_model(), trainer.initialize_data()
+    tokenizer = trainer.adapter.tokenizer
     if not max_questions or not isinstance(data, DataPipeline) or not hasattr(model, "generate"):
+        return []
+    if tokenizer is None:
         return []
     questions = affordable(data.questions(max_questions))
     with trainer.precision.autocast():
-        return generate_answers(model, trainer.adapter.tokenizer, questions, data.stop_token_ids)
+        return generate_answers(model, tokenizer, questions, data.stop_token_ids)
 
 
 def affordable(questions: list[GenerationPrompt]) -> list[GenerationPrompt]:

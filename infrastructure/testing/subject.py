@@ -4,12 +4,11 @@ A check is given a `Subject` and leaves the trainer as it found it: weights, gra
 state, modes. So the same checks run before a training, in the middle of one, and on request.
 """
 
-from typing import TYPE_CHECKING
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch

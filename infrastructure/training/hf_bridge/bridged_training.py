@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.errors import CopyNotConfirmedError, TemperError
-from infrastructure.core.json_text import JsonValue
 from infrastructure.run.compatibility import check_compatible
 from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
 from infrastructure.run.record_types import Summary
@@ -207,7 +206,7 @@ def _restored(
     run: TrainerRun,
     parts: TrainerParts,
     state: TrainingState,
-    facts: Mapping[str, JsonValue],
+    facts: Mapping[str, object],
     resumed: ResumeRequest,
 ) -> Mapping[str, Any]:
     """Take over what a version holds besides what the Trainer has loaded from its folder; the

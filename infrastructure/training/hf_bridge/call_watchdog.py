@@ -9,13 +9,15 @@ import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
 
 from infrastructure.core.stop_signals import reason_of, stop_signals
 
 LOOK_SECONDS = 0.5
 # What stands on the stack between a training and its callbacks.
 BETWEEN = ("infrastructure.training.hf_bridge", "transformers.trainer_callback")
+
+
+Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 class TrainCall:
@@ -49,7 +51,7 @@ class TrainCall:
         return frame is not None
 
     @property
-    def trainer(self) -> Any:
+    def trainer(self) -> object:
         """The Trainer; None where the call is not one of its methods."""
         return None if self._frame is None else self._frame.f_locals.get("self")
 
@@ -85,7 +87,7 @@ class StopSignals:
     def __init__(self, call: TrainCall, on_stop: Callable[[str, int], None]) -> None:
         self.call, self.on_stop = call, on_stop
         self._is_stopping = False
-        self._before: dict[int, Any] = {}
+        self._before: dict[int, Handler] = {}
 
     def install(self) -> None:
         """Take the signals."""

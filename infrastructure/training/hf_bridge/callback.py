@@ -42,7 +42,7 @@ from infrastructure.training.hf_bridge.trainer_run import TrainerRun
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts, read_version
 
 if TYPE_CHECKING:
-    from transformers import TrainerControl
+    from transformers import TrainerControl, TrainerState, TrainingArguments
 
 FOLDER = "resume"  # in the run directory: the newest version as a Trainer reads it
 
@@ -113,7 +113,9 @@ class TemperCallback:
             write_checkpoint_folder(version, folder, self.run.files.tokenizer)
             return str(folder)
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+    def on_train_begin(
+        self, args: "TrainingArguments", state: "TrainerState", control: object, **parts: Any
+    ) -> None:
         """Everything of the training is there, and what it goes on from is loaded."""
         self._break_off(RuntimeError("the Trainer has begun again"))
         is_another_try = self._call is not None and self._call.is_tried_again()

@@ -9,7 +9,7 @@ what would have happened.
 
 import math
 from collections.abc import Mapping, Sized
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.integers import ceil_div
@@ -52,7 +52,7 @@ class TrainerEvents:
         self.parts, self.loader, self.state = parts, loader, state
         self.hooks, self.saves = hooks, saves
         self.clock = StepClock()
-        self.last_metrics: dict[str, Any] = {}
+        self.last_metrics: dict[str, float] = {}
         self._tokens_before = state.num_tokens
         self._is_open = False  # a step has ended, and its numbers are still to come
 

@@ -8,10 +8,11 @@ import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
+from infrastructure.core.json_text import JsonValue
 from infrastructure.core.lookup import nearest
 from infrastructure.run.compatibility import (
     PACKAGE_NAMES,
@@ -23,7 +24,7 @@ from infrastructure.run.compatibility import (
 from infrastructure.training.core.preserve import preserve
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.models.trainable_state import trainable_state
-from infrastructure.training.resume.fingerprint import machine_facts
+from infrastructure.training.resume.fingerprint import MachineFacts, machine_facts
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -72,7 +73,22 @@ NAMES = (*DECIDING, *FACT_NAMES, *PACKAGE_NAMES, *BRIDGE_PACKAGES)
 NUM_ROWS = 16
 
 
-def facts_of(parts: TrainerParts, dataset: object) -> dict[str, Any]:
+class DataFacts(TypedDict):
+    """How many examples there are, and a hash of some; None of what cannot be known."""
+
+    num_examples: int | None
+    rows: str | None
+
+
+class TrainerFacts(MachineFacts):
+    """What decides the result of a Trainer's training."""
+
+    arguments: dict[str, JsonValue]
+    data: DataFacts
+    base_model: str | None
+
+
+def facts_of(parts: TrainerParts, dataset: object) -> TrainerFacts:
     """What decides the result of this training.
 
     Args:
@@ -98,19 +114,19 @@ def _bridge_versions() -> dict[str, str]:
     return versions
 
 
-def deciding_arguments(args: "TrainingArguments") -> dict[str, Any]:
+def deciding_arguments(args: "TrainingArguments") -> dict[str, JsonValue]:
     """The arguments of a Trainer that decide what it comes to; others may change freely."""
     known = {field.name for field in dataclasses.fields(args)}
     return {name: _plain(getattr(args, name)) for name in DECIDING if name in known}
 
 
-def _plain(value: object) -> Any:
+def _plain(value: object) -> JsonValue:
     if isinstance(value, Enum):
-        return value.value
+        value = value.value
     return value if isinstance(value, bool | int | float | str | None) else str(value)
 
 
-def data_facts(dataset: Any, device: torch.device) -> dict[str, Any]:
+def data_facts(dataset: Any, device: torch.device) -> DataFacts:
     """How many examples there are, and a hash of some of them; None of what cannot be known, such
     as the rows of a stream, or of a data set that gives a row another way each time."""
     try:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import save_model
@@ -49,7 +49,7 @@ from infrastructure.training.models.saving import write_lora_card
 from infrastructure.training.resume.fingerprint import installed_versions
 
 if TYPE_CHECKING:
-    from transformers import TrainingArguments
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 
 HERE = (Layer.CELL, Layer.FLAG, Layer.KEYWORD, Layer.FORM)  # layers that are about this training
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -207,7 +207,7 @@ class TrainerRun:
             if key.startswith(TAKES_EFFECT)
         }
 
-    def save_model(self, model: Any) -> None:
+    def save_model(self, model: "torch.nn.Module | PreTrainedModel") -> None:
         """Write `final/`, the trained model in the ordinary layout with its tokenizer; one that is
         there and whole stays.
 
@@ -239,7 +239,7 @@ class TrainerRun:
             self.report(f"note: final/ was damaged ({', '.join(damaged)}): written anew")
         return not damaged
 
-    def save_tokenizer(self, processing_class: Any) -> None:
+    def save_tokenizer(self, processing_class: "PreTrainedTokenizerBase") -> None:
         """Write the tokenizer that the training goes on with; all of it is on the disk then."""
         with whole_directory(self.files.tokenizer) as part:
             processing_class.save_pretrained(part)

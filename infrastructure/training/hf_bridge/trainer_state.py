@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 import torch
 
@@ -24,7 +24,8 @@ from infrastructure.training.extensions.extension_hooks import HookRunner
 from infrastructure.training.models.trainable_state import load_trainable_state, trainable_state
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from peft import PeftConfig, PeftModel
+    from transformers import TrainerState, TrainingArguments
 
 WRITER = "TemperCallback"
 TRAINER_STATE = "trainer_state.json"
@@ -40,11 +41,11 @@ class TrainerParts:
         optimizer: as accelerate has wrapped it, with the gradient scaler if there is one.
     """
 
-    args: Any
-    state: Any
+    args: "TrainingArguments"
+    state: "TrainerState"
     model: torch.nn.Module
-    optimizer: Any
-    scheduler: Any
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler
 
     @property
     def device(self) -> torch.device:
@@ -52,7 +53,7 @@ class TrainerParts:
         return torch.device(self.args.device)
 
     @property
-    def scaler(self) -> Any:
+    def scaler(self) -> torch.amp.GradScaler | None:
         """The gradient scaler, where fp16 needs one."""
         return getattr(self.optimizer, "scaler", None)
 
@@ -70,6 +71,13 @@ class TrainerParts:
         return int(size * self.args.gradient_accumulation_steps)
 
 
+class AdapterFiles(TypedDict):
+    """What an adapter of PEFT has besides its weights."""
+
+    config: JsonObject
+    names: dict[str, str]
+
+
 @dataclass(frozen=True)
 class ModelFiles:
     """What the files of an ordinary checkpoint folder say about a model besides its weights.
@@ -82,28 +90,28 @@ class ModelFiles:
     """
 
     config: str | None
-    adapters: dict[str, dict[str, Any]] | None
+    adapters: dict[str, AdapterFiles] | None
     tied: dict[str, str]
 
     @classmethod
     def of(cls, model: torch.nn.Module) -> "ModelFiles":
         """Of a model as it stands before the first step; its structure stays."""
-        config: Any = getattr(model, "config", None)
+        config: object = getattr(model, "config", None)
         text = config.to_json_string() if hasattr(config, "to_json_string") else None
         adapters = adapters_of(model) if is_peft(model) else None
         return cls(text, adapters, {} if adapters else tied_names(model))
 
 
-def is_peft(model: torch.nn.Module) -> bool:
+def is_peft(model: torch.nn.Module) -> "TypeGuard[PeftModel]":
     """Whether PEFT has wrapped the model, so that a Trainer saves its adapters only."""
     return is_installed("peft") and isinstance(model, require("peft", "the adapter").PeftModel)
 
 
-def adapters_of(model: Any) -> dict[str, dict[str, object]]:
+def adapters_of(model: "PeftModel") -> dict[str, AdapterFiles]:
     """See `ModelFiles.adapters`."""
     peft = require("peft", "the adapter")
     names = {_identity(tensor): name for name, tensor in trainable_state(model).items()}
-    adapters: dict[str, dict[str, object]] = {}
+    adapters: dict[str, AdapterFiles] = {}
     for adapter, config in model.peft_config.items():
         saved = peft.get_peft_model_state_dict(
             model, adapter_name=adapter, save_embedding_layers=False
@@ -132,7 +140,7 @@ def _identity(tensor: torch.Tensor) -> tuple[int, tuple[int, ...]]:
     return tensor.data_ptr(), tuple(tensor.shape)
 
 
-def _adapter_config(config: "PreTrainedConfig") -> JsonObject:
+def _adapter_config(config: "PeftConfig") -> JsonObject:
     """As PEFT writes it: sets and enumerations are no JSON."""
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
@@ -182,7 +190,7 @@ class TrainerSnapshots:
 
     parts: TrainerParts
     files: ModelFiles
-    facts: Mapping[str, Any]
+    facts: Mapping[str, object]
     state: TrainingState
     hooks: HookRunner
 

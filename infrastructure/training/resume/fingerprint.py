@@ -2,7 +2,7 @@
 
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
 import torch
 
@@ -40,6 +40,16 @@ def installed_versions() -> dict[str, str]:
     return versions
 
 
+class MachineFacts(TypedDict):
+    """What computes, as far as it decides the result."""
+
+    device: str
+    deterministic: bool
+    world_size: int
+    machine: str
+    versions: dict[str, str]
+
+
 class HasSettings(Protocol):
     """Sections of a configuration, as a trainer has them."""
 
@@ -49,7 +59,7 @@ class HasSettings(Protocol):
     quantum_config: QuantumConfig
 
 
-def settings_of(trainer: HasSettings) -> JsonObject:
+def settings_of(trainer: HasSettings) -> dict[str, object]:
     """The settings of a trainer that decide the result, by key."""
     config = DeploymentConfig(
         model=trainer.model_config,
@@ -61,7 +71,7 @@ def settings_of(trainer: HasSettings) -> JsonObject:
     return result_settings(config)
 
 
-def machine_facts(device: torch.device, num_processes: int) -> dict[str, Any]:
+def machine_facts(device: torch.device, num_processes: int) -> MachineFacts:
     """What computes: the GPU's or the CPU's kind, libraries, and how many processes."""
     on_gpu = device.type == "cuda"
     return {
