@@ -51,7 +51,8 @@ def export_checkpoint(
     with _form_of_phase(config, loaded.model, snapshot.values):
         load_trainable_state(loaded.model, snapshot.tensors["model"])
     registered = loaded.description.get("registered_name")
-    save_model(loaded.model, loaded.tokenizer, folder, registered_name=registered)
+    name = None if registered is None else str(registered)
+    save_model(loaded.model, loaded.tokenizer, folder, registered_name=name)
     return {
         "run": run.run_id,
         "step": snapshot.values["step"],

@@ -65,7 +65,7 @@ class RunRecord(BaseRunRecord, total=False):
     configuration: Required[JsonObject]
     decided: dict[str, DecidedSetting]
     precision: str
-    model: dict[str, object]
+    model: JsonObject
     data: dict[str, object]
     accepted: list[AcceptedRecord]
 
@@ -81,7 +81,7 @@ class TrainerRunRecord(BaseRunRecord, total=False):
     trainer: Required[dict[str, str]]
     settings: JsonObject
     precision: str
-    model: dict[str, object]
+    model: JsonObject
     data: dict[str, object]
 
 

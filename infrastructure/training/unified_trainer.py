@@ -19,6 +19,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig as TrainingConfig
+from infrastructure.core.json_text import JsonObject
 from infrastructure.training.core.precision import choose_device, choose_precision
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.serving.example_order import epoch_order
@@ -328,7 +329,7 @@ class GivenModelAdapter(StandardModelAdapter):
         control = [token for token in special if token is not None]
         return objective_of(self.training_config, mask, size, control)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """With a hash of what is in no checkpoint: the base of a LoRA."""
         assert self.model is not None
         facts = {"lora": hasattr(self.model, "peft_config")}
@@ -360,7 +361,7 @@ def check_fits(model: torch.nn.Module, rows: TokenRows) -> None:
                     " use the model's own tokenizer; what is not learnt has the label -100, and"
                     " padding the attention_mask 0"
                 )
-    config: Any = inner_model(model).config
+    config = inner_model(model).config
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and rows.longest > positions:
         raise ValueError(

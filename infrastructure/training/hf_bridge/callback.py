@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
-from infrastructure.core.json_text import JsonValue
 from infrastructure.core.redact import redact
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
@@ -221,7 +220,7 @@ class TemperCallback:
         args: object,
         state: object,
         control: "TrainerControl",
-        logs: Mapping[str, JsonValue] | None = None,
+        logs: Mapping[str, float] | None = None,
         **parts: object,
     ) -> None:
         """See `TrainerEvents.logged`."""
@@ -233,7 +232,7 @@ class TemperCallback:
         args: object,
         state: object,
         control: "TrainerControl",
-        metrics: Mapping[str, JsonValue] | None = None,
+        metrics: Mapping[str, float] | None = None,
         **parts: object,
     ) -> None:
         """See `TrainerEvents.evaluated`."""

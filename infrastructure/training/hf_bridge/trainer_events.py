@@ -114,7 +114,7 @@ class TrainerEvents:
         if self.state.stop_reason is not None:
             control.should_training_stop = True
 
-    def logged(self, logs: Mapping[str, JsonValue], control: "TrainerControl") -> None:
+    def logged(self, logs: Mapping[str, float], control: "TrainerControl") -> None:
         """The Trainer has logged; numbers of steps have a loss among them."""
         if "train_runtime" in logs:
             self.last_metrics = dict(logs)

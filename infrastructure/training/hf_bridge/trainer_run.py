@@ -49,7 +49,7 @@ from infrastructure.training.models.saving import write_lora_card
 from infrastructure.training.resume.fingerprint import installed_versions
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+    from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 HERE = (Layer.CELL, Layer.FLAG, Layer.KEYWORD, Layer.FORM)  # layers that are about this training
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -207,7 +207,7 @@ class TrainerRun:
             if key.startswith(TAKES_EFFECT)
         }
 
-    def save_model(self, model: "torch.nn.Module | PreTrainedModel") -> None:
+    def save_model(self, model: torch.nn.Module) -> None:
         """Write `final/`, the trained model in the ordinary layout with its tokenizer; one that is
         there and whole stays.
 
@@ -219,8 +219,8 @@ class TrainerRun:
             with whole_directory(self.final) as part:
                 if self.files.tokenizer.is_dir():
                     shutil.copytree(self.files.tokenizer, part, dirs_exist_ok=True)
-                if hasattr(model, "save_pretrained"):
-                    model.save_pretrained(part)
+                if (save_pretrained := getattr(model, "save_pretrained", None)) is not None:
+                    save_pretrained(part)
                     if (part / "adapter_config.json").is_file():
                         write_lora_card(part)
                 else:

@@ -16,6 +16,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.json_text import JsonObject
 from infrastructure.optimization.compiling import set_compiled
 from infrastructure.optimization.size_grid import SizeGrid
 
@@ -143,7 +144,7 @@ class ModelAdapter(ABC):
         assert self.model is not None
         set_compiled(self.model, is_on, mode)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """What the model is, for run.json: name, parameters, backend."""
         return {"name": self.model_config.name}
 

@@ -6,7 +6,7 @@ With a `MaskedObjective` the same models are trained on hidden tokens, in both d
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ import torch
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.json_text import JsonObject
 from infrastructure.optimization.compiling import set_compiled
 from infrastructure.optimization.gpu_capability import train_in_fp8
 from infrastructure.optimization.size_grid import SizeGrid
@@ -68,7 +69,7 @@ class StandardModelAdapter(ModelAdapter):
         self.packs = False
         self.names_examples = training_config.trunk_can_be_cached
         self.objective: MaskedObjective | None = None
-        self.description: dict[str, Any] = {"name": model_config.name}
+        self.description: JsonObject = {"name": model_config.name}
         self._notes: list[str] = []
 
     def initialize_model(self) -> torch.nn.Module:
@@ -131,7 +132,7 @@ class StandardModelAdapter(ModelAdapter):
         assert self.model is not None
         check_bidirectional(self.model)
         self.objective, self.packs = objective, False
-        config: Any = getattr(inner_model(self.model), "config", None)
+        config: object = getattr(inner_model(self.model), "config", None)
         window = getattr(config, "sliding_window", None) or chunk_size(self.model)
         if window is not None and window < self.data_config.max_length:
             self._notes.append(
@@ -231,7 +232,7 @@ class StandardModelAdapter(ModelAdapter):
         pipeline.prepare()
         return pipeline
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         description = {"packing": self.packs, "loss_method": self.token_loss.method}
         if self.objective is not None:
             description["corruption"] = self.objective.corruption

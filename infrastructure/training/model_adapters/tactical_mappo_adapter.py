@@ -7,7 +7,7 @@ needed, is the share of random moves that the acting policy mixes in.
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.json_text import JsonObject, as_text
 from infrastructure.training.model_adapters.base_adapter import (
     Batch,
     DataSource,
@@ -52,7 +53,7 @@ class TacticalMappoAdapter(ModelAdapter):
         self, model_config: ModelConfig, training_config: TrainingConfig, device: torch.device
     ) -> None:
         super().__init__(model_config, training_config, device)
-        self.description: dict[str, Any] = {}
+        self.description: JsonObject = {}
 
     def initialize_model(self) -> torch.nn.Module:
         loaded = ModelManager(
@@ -94,7 +95,7 @@ class TacticalMappoAdapter(ModelAdapter):
             "covered_at_end": float(rewards[:, -1].mean()),
         }
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         return self.description
 
     def notes(self) -> list[str]:
@@ -106,7 +107,12 @@ class TacticalMappoAdapter(ModelAdapter):
 
     def save(self, directory: Path) -> None:
         assert self.model is not None
-        save_model(self.model, None, directory, registered_name=self.description["registered_name"])
+        save_model(
+            self.model,
+            None,
+            directory,
+            registered_name=as_text(self.description["registered_name"]),
+        )
 
 
 def ppo_loss(model: TacticalMappo, rollout: Rollout) -> torch.Tensor:

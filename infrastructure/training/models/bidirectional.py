@@ -7,8 +7,6 @@ Limits: `sdpa` and `eager` attention. Layers with a sliding window or chunks see
 what a model has besides attention (convolutions, states) stays as it is.
 """
 
-from typing import Any
-
 import torch
 
 from infrastructure.training.models.model_inputs import (
@@ -34,7 +32,7 @@ def check_bidirectional(model: torch.nn.Module) -> None:
         ValueError: the first token does not see the last one, or sees what fills the row up, or the
             model cannot be given such a mask; says what to do.
     """
-    inner: Any = inner_model(model)
+    inner = inner_model(model)
     attention = attention_implementation(model)
     who = f"training.time_step_masking: {type(inner).__name__} with attention {attention!r}"
     limit = leak_tolerance(compute_dtype(model))
@@ -55,7 +53,7 @@ def check_bidirectional(model: torch.nn.Module) -> None:
 
 
 def _remedy(model: torch.nn.Module) -> str:
-    config: Any = getattr(inner_model(model), "config", None)
+    config: object = getattr(inner_model(model), "config", None)
     if getattr(config, "output_router_logits", False):
         return (
             "its balancing loss reads the mask: set output_router_logits to false in the model's"

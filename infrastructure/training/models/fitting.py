@@ -1,15 +1,18 @@
 """Does a model fit the training that is asked of it? Checks that need no weights of their own."""
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
-from infrastructure.core.json_text import JsonObject
+from infrastructure.core.json_text import JsonObject, JsonValue
 from infrastructure.training.models.lora import adapted_paths, count_parameters, target_paths
+from infrastructure.training.models.model_inputs import inner_model, language_model
 
 if TYPE_CHECKING:
+    from peft import LoraConfig as PeftLora
+    from peft import PeftModel
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -56,7 +59,7 @@ def check_vocabulary(
     model: torch.nn.Module, tokenizer: "PreTrainedTokenizerBase", name: str
 ) -> None:
     """Raise ValueError when the tokenizer has tokens that the model has no embedding for."""
-    embeddings: Any = model.get_input_embeddings()  # type: ignore[operator]
+    embeddings = language_model(model).get_input_embeddings()
     largest = max(tokenizer.get_vocab().values())
     if largest >= embeddings.weight.shape[0]:
         raise ValueError(
@@ -66,11 +69,11 @@ def check_vocabulary(
         )
 
 
-def check_same_lora(model: Any, wanted: LoraConfig | None, folder: str) -> None:
+def check_same_lora(model: torch.nn.Module, wanted: LoraConfig | None, folder: str) -> None:
     """Raise ValueError when `lora_config` asks for another LoRA than the one that was loaded."""
     if wanted is None:
         return
-    has, base = model.peft_config["default"], model.get_base_model()
+    has, base = lora_of(model), inner_model(model)
     differing = [
         f"{key}={ours} (there {theirs})"
         for key, ours, theirs in (
@@ -89,10 +92,11 @@ def check_same_lora(model: Any, wanted: LoraConfig | None, folder: str) -> None:
         )
 
 
-def describe(model: Any, config: ModelConfig) -> dict[str, Any]:
+def describe(model: torch.nn.Module, config: ModelConfig) -> JsonObject:
     """What the model is, ready for JSON: name, kind, size, formats, LoRA."""
     counts = count_parameters(model)
-    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    is_lora = hasattr(model, "peft_config")
+    base = inner_model(model) if is_lora else model
     return {
         "name": config.name,
         "backend": "unsloth" if config.backend == "unsloth" else "transformers",
@@ -104,13 +108,16 @@ def describe(model: Any, config: ModelConfig) -> dict[str, Any]:
         ).removeprefix("torch."),
         "quantization": config.quantization,
         "attention": getattr(getattr(base, "config", None), "_attn_implementation", None),
-        "lora": _describe_lora(model.peft_config["default"])
-        if hasattr(model, "peft_config")
-        else None,
+        "lora": _describe_lora(lora_of(model)) if is_lora else None,
     }
 
 
-def _describe_lora(lora: Any) -> JsonObject:
+def lora_of(model: torch.nn.Module) -> "PeftLora":
+    """The configuration of a PEFT model's LoRA."""
+    return cast("PeftLora", cast("PeftModel", model).peft_config["default"])
+
+
+def _describe_lora(lora: "PeftLora") -> JsonObject:
     return {
         "r": lora.r,
         "alpha": lora.lora_alpha,
@@ -119,7 +126,9 @@ def _describe_lora(lora: Any) -> JsonObject:
     }
 
 
-def _leaves(lora: Any) -> str | list[str]:
+def _leaves(lora: "PeftLora") -> JsonValue:
     """The target modules by the last part of their names; PEFT may list every full path."""
-    targets = lora.target_modules
-    return targets if isinstance(targets, str) else sorted({t.rpartition(".")[2] for t in targets})
+    targets = lora.target_modules or []
+    if isinstance(targets, str):
+        return targets
+    return [*sorted({target.rpartition(".")[2] for target in targets})]

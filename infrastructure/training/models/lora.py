@@ -6,12 +6,16 @@ whatever the base's format, so that small updates are not rounded away.
 
 import math
 import re
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core.optional import require
+from infrastructure.training.models.model_inputs import language_model
+
+if TYPE_CHECKING:
+    pass
 
 HEAD_LAYER = 1_000_000
 _BLOCK = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
@@ -67,11 +71,11 @@ def check_target_modules(model: torch.nn.Module, names: list[str]) -> None:
         )
 
 
-def target_paths(model: Any, targets: str | list[str]) -> set[str]:
+def target_paths(model: torch.nn.Module, targets: str | list[str]) -> set[str]:
     """The full names of the layers that `targets` ("all-linear" or names) means in `model`."""
     paths = linear_paths(model)
     if targets == "all-linear":
-        head = model.get_output_embeddings()
+        head = language_model(model).get_output_embeddings()
         return {path for path in paths if model.get_submodule(path) is not head}
     return {path for path in paths if any(_is_called(path, name) for name in targets)}
 
@@ -108,7 +112,7 @@ def count_parameters(model: torch.nn.Module) -> ParameterCounts:
 
 def _num_weights(parameter: torch.nn.Parameter) -> int:
     """bitsandbytes packs two 4-bit weights in a byte and keeps the true shape beside it."""
-    quant_state: Any = getattr(parameter, "quant_state", None)
+    quant_state = getattr(parameter, "quant_state", None)
     return math.prod(quant_state.shape) if quant_state is not None else parameter.numel()
 
 

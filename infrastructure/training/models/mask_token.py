@@ -4,9 +4,11 @@ The model's vocabulary grows only where it has no spare row (many models round t
 that is added is the mean of the others, as in Hewitt 2021, so the same model gives the same one.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+
+from infrastructure.training.models.model_inputs import LanguageModel, language_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,7 +25,7 @@ def ensure_mask_token(tokenizer: "PreTrainedTokenizerBase") -> bool:
 
 
 def ensure_mask_row(
-    model: Any, tokenizer: "PreTrainedTokenizerBase", name: str, *, may_grow: bool
+    model: torch.nn.Module, tokenizer: "PreTrainedTokenizerBase", name: str, *, may_grow: bool
 ) -> bool:
     """Give the model an embedding of the mask token; whether its vocabulary grew.
 
@@ -33,7 +35,8 @@ def ensure_mask_row(
     Raises:
         ValueError: it would have to grow and may not; says what to do.
     """
-    rows = model.get_input_embeddings().weight.shape[0]
+    inner = language_model(model)
+    rows = inner.get_input_embeddings().weight.shape[0]
     if tokenizer.mask_token_id < rows:
         return False
     if not may_grow:
@@ -42,8 +45,8 @@ def ensure_mask_row(
             " for one, which LoRA could neither train nor save; name one of its unused tokens as"
             ' "mask_token" in tokenizer_config.json, or train without model.lora_config'
         )
-    model.resize_token_embeddings(tokenizer.mask_token_id + 1, mean_resizing=False)
-    tables = {id(t): t for t in _tables(model)}.values()
+    inner.resize_token_embeddings(tokenizer.mask_token_id + 1, mean_resizing=False)
+    tables = {id(t): t for t in _tables(inner)}.values()
     with torch.no_grad():
         for table in tables:
             table[rows:] = table[:rows].float().mean(dim=0).to(table.dtype)
@@ -59,10 +62,10 @@ def mask_token_note(tokenizer: "PreTrainedTokenizerBase", grew: bool) -> str:
     )
 
 
-def _tables(model: Any) -> list[torch.Tensor]:
+def _tables(model: LanguageModel) -> list[torch.Tensor]:
     """What has a row, or a number, for each token."""
     head = model.get_output_embeddings()
-    tables = [model.get_input_embeddings().weight]
+    tables: list[torch.Tensor] = [model.get_input_embeddings().weight]
     if head is not None:
         tables.append(head.weight)
         if getattr(head, "bias", None) is not None:

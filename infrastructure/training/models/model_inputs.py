@@ -8,12 +8,15 @@ import inspect
 import math
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
 from infrastructure.core.errors import TemperError
 from infrastructure.training.core.preserve import preserve
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 IGNORED_LABEL = -100
 # What a model may raise when a probe asks of it what it was not made for.
@@ -35,6 +38,27 @@ def inner_model(model: torch.nn.Module) -> torch.nn.Module:
     while hasattr(inner, "_orig_mod") or hasattr(inner, "get_base_model"):
         inner = inner._orig_mod if hasattr(inner, "_orig_mod") else inner.get_base_model()
     return inner
+
+
+class LanguageModel(Protocol):
+    """What is used of a model of transformers that not every module has."""
+
+    config: "PreTrainedConfig"
+
+    def get_input_embeddings(self) -> torch.nn.Embedding: ...
+
+    def get_output_embeddings(self) -> torch.nn.Linear | None: ...
+
+    def resize_token_embeddings(self, new_num_tokens: int, *, mean_resizing: bool) -> object: ...
+
+    def set_attn_implementation(self, attn_implementation: str) -> None: ...
+
+    def _can_set_attn_implementation(self) -> bool: ...
+
+
+def language_model(model: torch.nn.Module) -> LanguageModel:
+    """`inner_model`, of a model that is known to be one of transformers."""
+    return cast(LanguageModel, inner_model(model))
 
 
 def accepted_arguments(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,6 +29,7 @@ from infrastructure.training.models.mask_token import (
     ensure_mask_token,
     mask_token_note,
 )
+from infrastructure.training.models.model_inputs import language_model
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.saving import load_registered
 from infrastructure.training.models.source import (
@@ -76,7 +77,7 @@ class LoadedModel:
 
     model: torch.nn.Module
     tokenizer: "PreTrainedTokenizerBase | None"
-    description: dict[str, Any]
+    description: JsonObject
     notes: tuple[str, ...] = ()
 
 
@@ -213,10 +214,10 @@ class ModelManager:
         tokenizer = self._embedded_tokenizer()
         if self.needs_mask_token:
             ensure_mask_token(tokenizer)  # the model is made for it
-        model: Any = build_embedded_model(self.config.embedded, tokenizer, self.seed)
-        check_length(model.config, self.max_length, self.config.name)
+        model = build_embedded_model(self.config.embedded, tokenizer, self.seed)
+        check_length(language_model(model).config, self.max_length, self.config.name)
         if self.attention is not None:
-            model.set_attn_implementation(self.attention)
+            language_model(model).set_attn_implementation(self.attention)
         model = model.to(device=self.device, dtype=self._options(trains_all=self._is_full).dtype)
         return self._with_lora(model), tokenizer
 

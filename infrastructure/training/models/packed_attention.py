@@ -30,7 +30,7 @@ from infrastructure.training.models.model_inputs import (
     attention_implementation,
     bidirectional_mask,
     forward_parameters,
-    inner_model,
+    language_model,
 )
 
 ATTENTION_NAME = "temper_packed"
@@ -322,7 +322,7 @@ def use_packed_attention(model: torch.nn.Module) -> bool:
         attention interface, that has towers besides the text one, or whose user chose another
         attention than `sdpa`.
     """
-    inner: Any = inner_model(model)
+    inner = language_model(model)
     current = attention_implementation(model)
     if current == ATTENTION_NAME:
         return True
@@ -336,7 +336,7 @@ def use_packed_attention(model: torch.nn.Module) -> bool:
 def use_plain_attention(model: torch.nn.Module) -> None:
     """Undo `use_packed_attention`."""
     if attention_implementation(model) == ATTENTION_NAME:
-        inner: Any = inner_model(model)
+        inner = language_model(model)
         inner.set_attn_implementation("sdpa")
 
 
@@ -357,7 +357,7 @@ def packed_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[s
     names, takes_any = forward_parameters(model)
     if "position_ids" not in names and not takes_any:
         raise ValueError("the model's forward takes no position_ids: set packing=false")
-    arguments: dict[str, Any] = {"position_ids": batch["position_ids"]}
+    arguments: dict[str, object] = {"position_ids": batch["position_ids"]}
     boundaries, max_length = batch["cu_seq_lens"], batch["max_length"]
     implementation = attention_implementation(model) or ""
     if implementation == ATTENTION_NAME:

@@ -7,7 +7,6 @@ leaks from one example into the next trains without complaint and learns the wro
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from infrastructure.training.models.model_inputs import (
     call_model,
     compute_dtype,
     inner_model,
+    language_model,
     logits_of,
     probing,
     relative_difference,
@@ -86,7 +86,7 @@ def prepare_packing(model: torch.nn.Module, max_length: int | None = None) -> Pa
 
 def chunk_size(model: torch.nn.Module) -> int | None:
     """Tokens of the chunks that the model's attention is cut into (as in Llama 4), if it is."""
-    config: Any = getattr(inner_model(model), "config", None)
+    config: object = getattr(inner_model(model), "config", None)
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
     size = getattr(config, "attention_chunk_size", None)
@@ -168,9 +168,9 @@ def token_embeddings(model: torch.nn.Module) -> torch.nn.Embedding:
     Raises:
         ValueError: the model has none, so it is no model of token sequences.
     """
-    inner: Any = inner_model(model)
+    inner = inner_model(model)
     if hasattr(inner, "get_input_embeddings"):
-        return inner.get_input_embeddings()
+        return language_model(model).get_input_embeddings()
     embedding = next((m for m in inner.modules() if isinstance(m, torch.nn.Embedding)), None)
     if embedding is None:
         raise ValueError(f"{type(inner).__name__} has no token embedding")

@@ -122,9 +122,12 @@ def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", directory: Path) -> Non
         tokenizer.init_kwargs.update(loaded)
 
 
-def _save_pretrained(model: Any, directory: Path, **arguments: Any) -> None:
+def _save_pretrained(
+    model: Any, directory: Path, state_dict: dict[str, torch.Tensor] | None = None
+) -> None:
+    arguments: dict[str, object] = {} if state_dict is None else {"state_dict": state_dict}
     if hasattr(model, TRAINING_ONLY):
-        state = arguments.get("state_dict") or model.state_dict()
+        state = state_dict or model.state_dict()
         arguments["state_dict"] = {
             name: tensor for name, tensor in state.items() if f".{TRAINING_ONLY}." not in f".{name}"
         }
@@ -149,7 +152,7 @@ def _save_lora(model: Any, tokenizer: "PreTrainedTokenizerBase | None", part: Pa
 def write_lora_card(folder: Path) -> None:
     """Write README.md beside a LoRA: how plain PEFT loads it on any machine, whatever became of
     the one that it was trained on. Replaces PEFT's template, which nobody has filled in."""
-    base = read_json(folder / "adapter_config.json").get("base_model_name_or_path") or "?"
+    base = str(read_json(folder / "adapter_config.json").get("base_model_name_or_path") or "?")
     is_of_hub = not (base.startswith((".", "~", "?")) or Path(base).is_absolute())
     if (folder / BASE / "config.json").is_file():
         where, place = f"in `{BASE}/` beside this file", f'f"{{folder}}/{BASE}"'

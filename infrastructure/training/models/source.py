@@ -8,7 +8,6 @@ import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -17,7 +16,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.checksums import SUMS, damaged_files
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.files import file_sha256, recover_directory
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import JsonObject, parse_json
 from infrastructure.core.lookup import nearest
 from infrastructure.training.models.model_path import GGUF_SUFFIX, refuse_file, refuse_missing
 from infrastructure.training.models.registry import MODELS
@@ -161,7 +160,8 @@ def _named_weight_files(folder: Path, stem: str) -> list[Path]:
     if single.is_file():
         return [single]
     if index.is_file():
-        shards = sorted(set(read_json(index).get("weight_map", {}).values()))
+        weight_map = read_json(index).get("weight_map")
+        shards = sorted(set(map(str, weight_map.values()))) if isinstance(weight_map, dict) else []
         missing = [shard for shard in shards if not (folder / shard).is_file()]
         if missing or not shards:
             what = (
@@ -220,7 +220,7 @@ def weights_sha256(files: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> JsonObject:
     """The JSON object in `path`.
 
     Raises:

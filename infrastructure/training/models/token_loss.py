@@ -25,6 +25,7 @@ from infrastructure.training.models.model_inputs import (
     call_model,
     compute_dtype,
     inner_model,
+    language_model,
     logits_of,
     probing,
     relative_difference,
@@ -166,7 +167,9 @@ def loss_from_hidden_states(
 ) -> torch.Tensor:
     """Decoder, then the head in chunks at `positions` only."""
     hidden = last_hidden_state(model, arguments).flatten(0, 1)[positions]
-    return head_loss(output_head(model), hidden, targets, grid, weights, own)
+    head = output_head(model)
+    assert head is not None
+    return head_loss(head, hidden, targets, grid, weights, own)
 
 
 def loss_from_kept_logits(
@@ -208,7 +211,7 @@ def loss_from_all_logits(
     balancing_loss = getattr(output, "aux_loss", None)
     if balancing_loss is None:
         return loss
-    config: Any = inner_model(model).config
+    config = language_model(model).config
     num_items = targets.numel() if weights is None else weights.sum()
     return loss + config.router_aux_loss_coef * balancing_loss * num_items
 
@@ -229,9 +232,9 @@ def backbone(model: torch.nn.Module) -> torch.nn.Module | None:
     )
 
 
-def output_head(model: torch.nn.Module) -> Any:
+def output_head(model: torch.nn.Module) -> torch.nn.Linear | None:
     """The module that turns hidden states into logits, or None."""
-    inner: Any = inner_model(model)
+    inner = language_model(model)
     return inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
 
 
@@ -253,7 +256,7 @@ def choose_method(model: torch.nn.Module) -> tuple[str, str]:
     positions, targets = supervised_targets(arguments["input_ids"])
     reasons: list[str] = []
     with probing(model), torch.no_grad():
-        given: tuple[Any, ...] = (model, arguments, positions, targets, SizeGrid.EXACT)
+        given = (model, arguments, positions, targets, SizeGrid.EXACT)
         expected = loss_from_all_logits(*given)
         for method, compute in list(METHODS.items())[:-1]:
             try:
@@ -302,12 +305,16 @@ def why_not_head(model: torch.nn.Module, arguments: Mapping[str, object]) -> str
     inputs: list[torch.Tensor] = []
     outputs: list[torch.Tensor] = []
 
-    def replace(_head: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+    def replace(
+        _head: torch.nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor
+    ) -> torch.Tensor:
         inputs.append(args[0])
         outputs.append(torch.linspace(-1e3, 1e3, output.numel()).to(output).view_as(output))
         return outputs[-1]
 
-    handle = output_head(model).register_forward_hook(replace)
+    head = output_head(model)
+    assert head is not None
+    handle = head.register_forward_hook(replace)
     try:
         logits = logits_of(call_model(model, arguments))
     finally:

@@ -95,9 +95,9 @@ def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module
     return model
 
 
-def _placement(config: "PreTrainedConfig", options: LoadOptions) -> dict[str, Any]:
+def _placement(config: "PreTrainedConfig", options: LoadOptions) -> dict[str, object]:
     """Straight to the device: a model that fits the GPU may not fit the machine's memory."""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     if options.attention is not None:
         arguments["attn_implementation"] = options.attention
     if options.quantization is not None:
@@ -125,7 +125,7 @@ def _check_quantizable(config: "PreTrainedConfig", options: LoadOptions) -> None
         )
 
 
-def load_config(source: ModelSource, options: LoadOptions) -> Any:
+def load_config(source: ModelSource, options: LoadOptions) -> "PreTrainedConfig":
     """The model's configuration, checked to be of a causal language model.
 
     Raises:
@@ -178,7 +178,9 @@ def _check_causal(config: "PreTrainedConfig", source: ModelSource, options: Load
         )
 
 
-def _refuse_other_shapes(source: ModelSource, mismatched: Iterable[tuple[str, Any, Any]]) -> None:
+def _refuse_other_shapes(
+    source: ModelSource, mismatched: Iterable[tuple[str, torch.Size, torch.Size]]
+) -> None:
     ordered = sorted((name, list(stored), list(wanted)) for name, stored, wanted in mismatched)
     if ordered:
         name, stored, wanted = ordered[0]
@@ -206,7 +208,7 @@ def _cannot_load(source: ModelSource, error: BaseException) -> str:
             " HF_TOKEN to a token of yours"
         )
     if is_lookup:
-        constants: Any = require("huggingface_hub.constants", "loading a model from the hub")
+        constants = require("huggingface_hub.constants", "loading a model from the hub")
         return not_found(source.location, hub_reachable=not constants.HF_HUB_OFFLINE)
     return f"model {source.location}: cannot be loaded ({_shortened(reason)})"
 
@@ -223,7 +225,7 @@ def _shortened(text: str, length: int = 300) -> str:
 
 
 def _hub_arguments(source: ModelSource, options: LoadOptions) -> dict[str, object]:
-    arguments: dict[str, Any] = {"trust_remote_code": options.trust_remote_code}
+    arguments: dict[str, object] = {"trust_remote_code": options.trust_remote_code}
     if source.kind is SourceKind.HUB:
         arguments["revision"] = source.revision or options.revision or "main"
     return arguments
@@ -327,13 +329,14 @@ def base_of_lora(folder: Path) -> ModelSource:
     if (folder / "base" / "config.json").is_file():
         return ModelSource(SourceKind.FOLDER, str(folder / "base"))
     name = config.get("base_model_name_or_path")
-    if not name:
+    if not name or not isinstance(name, str):
         raise ValueError(
             f"LoRA {folder}: does not say which model it belongs to; write its folder or hub name"
             " as base_model_name_or_path into adapter_config.json"
         )
     try:
-        return replace(find_source(name), revision=config.get("revision"))
+        revision = config.get("revision")
+        return replace(find_source(name), revision=None if revision is None else str(revision))
     except ValueError as error:
         raise ValueError(
             f"LoRA {folder}: its base model is gone ({error}); write the new place as"

@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from packaging.requirements import Requirement
@@ -29,6 +29,9 @@ from infrastructure.training.models.lora import check_target_modules, target_pat
 from infrastructure.training.models.quantization import quantized_layers
 from infrastructure.training.models.source import ModelSource
 from infrastructure.training.models.transformers_backend import LoadOptions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # The first release that trains without a GPU.
 MIN_VERSION = "2026.10.9"
@@ -115,7 +118,7 @@ def load_unsloth(
     max_length: int | None,
     train_all: bool,
     gradient_checkpointing: bool,
-) -> tuple[torch.nn.Module, Any]:
+) -> tuple[torch.nn.Module, "PreTrainedTokenizerBase"]:
     """Model and tokenizer by `FastLanguageModel.from_pretrained`; a LoRA folder with its LoRA.
 
     Raises:

@@ -42,6 +42,7 @@ class SampledLabels:
             if self.token_loss.method == "hidden states":
                 hidden = last_hidden_state(self.model, arguments).flatten(0, 1)[positions]
                 head = output_head(self.model)
+                assert head is not None
                 size = chunk_rows(head.weight.shape[0], hidden.device)
                 drawn = [self._draw(head(part)) for part in hidden.split(size)]
             else:

@@ -168,9 +168,10 @@ def test_a_lora_whose_base_has_moved(llama_folder: Path, tmp_path: Path) -> None
     edit_json(config, peft_type="PREFIX_TUNING")
     with pytest.raises(ValueError, match="adapter of type PREFIX_TUNING; only LoRA can"):
         load(tmp_path / "lora")
-    edit_json(config, peft_type="LORA", base_model_name_or_path="")
-    with pytest.raises(ValueError, match="does not say which model it belongs to"):
-        load(tmp_path / "lora")
+    for name in ("", ["its", "base"]):
+        edit_json(config, peft_type="LORA", base_model_name_or_path=name)
+        with pytest.raises(ValueError, match="does not say which model it belongs to"):
+            load(tmp_path / "lora")
 
 
 def test_a_lora_of_another_base(llama_folder: Path, tmp_path: Path) -> None:

@@ -114,6 +114,13 @@ def test_a_missing_shard(llama_folder: Path) -> None:
         weight_files(llama_folder)
 
 
+def test_an_index_without_a_map_of_shards(llama_folder: Path) -> None:
+    (llama_folder / "model.safetensors").unlink()
+    (llama_folder / "model.safetensors.index.json").write_text('{"weight_map": ["a", "b"]}')
+    with pytest.raises(ValueError, match="names no shard in its index"):
+        weight_files(llama_folder)
+
+
 def test_a_missing_tokenizer(llama_folder: Path) -> None:
     check_tokenizer(llama_folder)
     (llama_folder / "tokenizer.json").unlink()

@@ -1,0 +1,13 @@
+"""The classes that are made from a whole configuration."""
+
+from pathlib import Path
+
+import pytest
+
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.training.whole_config import DataPipeline
+
+
+def test_data_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="give one as `tokenizer`"):
+        DataPipeline(DataConfig(path=str(tmp_path)))
