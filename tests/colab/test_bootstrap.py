@@ -34,7 +34,7 @@ COPIED_HERE = [
             "errors",
             "exit_codes",
             "json_text",
-            "lazy",
+            "lazy_exports",
             "lookup",
             "notebook",
             "optional",
