@@ -62,6 +62,11 @@ check: environment ## ruff and mypy
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 
+.PHONY: format
+format: environment ## mend what ruff can mend
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
 .PHONY: hooks
 hooks: environment ## before each commit: ruff, mypy, and a look at its message
 	$(PYTHON) -m pre_commit install

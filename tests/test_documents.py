@@ -177,6 +177,13 @@ def test_links_lead_somewhere(document: str) -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("document", PRESENT)
+def test_a_link_that_names_a_file_leads_to_it(document: str) -> None:
+    """`[a.py](b.py)` is a name that a file had before."""
+    named = re.findall(r"\[([\w./]+\.(?:py|md|sh))\]\(([^)\s#]+)", prose_of(document))
+    assert [text for text, target in named if Path(text).name != Path(target).name] == []
+
+
 def typed_lines() -> list[tuple[str, list[str]]]:
     """(where it stands, its words) of every command line: in blocks, and between backticks."""
     shown = [

@@ -22,15 +22,15 @@ from infrastructure.training.core.error_handlers import (
 from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.loop.checkpointer import Checkpointer
 from infrastructure.training.loop.optimizer_step import OptimizerStep
-from infrastructure.training.recovery.loss_spikes import BadStep
-from infrastructure.training.recovery.recovery_log import record_recovery, shortened
-from infrastructure.training.recovery.rollback import (
+from infrastructure.training.recovery.bad_loss import (
     REMEDY,
     describe_attempts,
     device_failed,
     rollback_refusal,
     skip_batch,
 )
+from infrastructure.training.recovery.loss_spikes import BadStep
+from infrastructure.training.recovery.recovery_log import record_recovery, shortened
 from infrastructure.training.recovery.safe_point import forget_unscaling
 
 

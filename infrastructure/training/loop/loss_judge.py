@@ -12,9 +12,9 @@ from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import Position, RecoveryKind, TrainingState
 from infrastructure.training.model_adapters.base_adapter import DataSource
+from infrastructure.training.recovery.bad_loss import bad_step
 from infrastructure.training.recovery.loss_spikes import BadLossError, LossSpikeDetector
 from infrastructure.training.recovery.recovery_log import record_recovery
-from infrastructure.training.recovery.rollback import bad_step
 
 
 class LossJudge:

@@ -24,8 +24,8 @@ from infrastructure.training.forward.gradient_accumulation import accumulate_gra
 from infrastructure.training.loop.loss_judge import LossJudge
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.parallel.team import Team
+from infrastructure.training.recovery.bad_loss import advance, name_bad_rows, skipped_here
 from infrastructure.training.recovery.recovery_log import record_recovery
-from infrastructure.training.recovery.rollback import advance, name_bad_rows, skipped_here
 from infrastructure.training.recovery.safe_point import FirstStates, SafePoint, forget_unscaling
 from infrastructure.training.strategies.base_strategy import NOT_ENTERED, TrainingStrategy
 
