@@ -14,7 +14,7 @@ import temper
 from infrastructure.commands.main import create_parser
 from infrastructure.commands.parser import subcommands
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.field_help import allowed, plain
+from infrastructure.config.field_help import allowed_values, plain
 from infrastructure.config.merging.effect import conditions_of
 from infrastructure.config.schema import FieldSpec, schema_of
 from infrastructure.config.sources.flags import flag_names
@@ -43,7 +43,7 @@ def _table_head(*names: str) -> list[str]:
 def _setting_row(key: str, spec: FieldSpec) -> str:
     flags = "<br>".join(f"`{flag}`" for flag in flag_names(key))
     default = "on" if spec.default is not None and spec.is_switch else plain(spec.default)
-    takes = "true or false" if spec.is_switch else allowed(spec.info)
+    takes = "true or false" if spec.is_switch else allowed_values(spec.info)
     unused = [one.otherwise for one in conditions_of(spec)]
     note = f" No effect where {'; or '.join(unused)}." if unused else ""
     cells = [f"`{key}`<br>{flags}", takes, f"`{default}`", f"{spec.description}{note}"]

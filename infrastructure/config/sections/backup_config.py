@@ -23,8 +23,8 @@ class BackupConfig(ConfigSection):
 
     place: PathText | None = Field(
         default=None,
-        description="Folder, mounted Drive, fsspec URL, hf:// repository or module:Class://…; none: no"
-        " backups.",
+        description="Folder, mounted Drive, fsspec URL, hf:// repository, module:Class://…;"
+        " none: no backups.",
     )
     keep: Annotated[int, Ge(2), Le(LARGEST)] = Field(
         default=2, description="Confirmed versions kept there; older ones are removed."
