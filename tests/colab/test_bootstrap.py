@@ -161,92 +161,100 @@ def test_a_bare_environment_gets_the_tested_versions(notebook: Notebook) -> None
     assert not notebook.marker.exists()
 
 
-def test_the_next_time_nothing_is_installed(notebook: Notebook) -> None:
-    notebook.has(leaf="1.6", numpy="2.1", extra="2.0")
-    done = notebook.python(INSTALL, wheels="nowhere")
+@pytest.fixture
+def ready(notebook: Notebook) -> Notebook:
+    """Where Temper was installed before."""
+    if "packaging" not in notebook.versions():
+        assert notebook.python(INSTALL).code == 0
+    return notebook
+
+
+def test_the_next_time_nothing_is_installed(ready: Notebook) -> None:
+    ready.has(leaf="1.6", numpy="2.1", extra="2.0")
+    done = ready.python(INSTALL, wheels="nowhere")
     assert (done.code, done.out) == (0, "Everything that Temper needs is installed\n")
-    assert notebook.versions()["leaf"] == "1.6"
+    assert ready.versions()["leaf"] == "1.6"
 
 
 def test_on_colab_what_is_there_stays_and_what_lacks_has_colab_s_version(
-    notebook: Notebook,
+    ready: Notebook,
 ) -> None:
-    notebook.has(leaf="1.6", numpy="2.1", extra=None)
-    assert notebook.python(INSTALL, platform="colab").code == 0
-    found = notebook.versions()
+    ready.has(leaf="1.6", numpy="2.1", extra=None)
+    assert ready.python(INSTALL, platform="colab").code == 0
+    found = ready.versions()
     assert (found["leaf"], found["numpy"], found["extra"]) == ("1.6", "2.1", "0.9")
 
 
-def test_a_failed_installer_fails_the_cell_with_its_words(notebook: Notebook) -> None:
-    notebook.has(leaf=None, numpy="2.1", extra="1.0")
-    done = notebook.python(INSTALL, wheels="nowhere")
+def test_a_failed_installer_fails_the_cell_with_its_words(ready: Notebook) -> None:
+    ready.has(leaf=None, numpy="2.1", extra="1.0")
+    done = ready.python(INSTALL, wheels="nowhere")
     assert done.code == 1
     what = {"pip": "pip install", "uv": "uv pip install"}
-    assert f"InstallError: {what[notebook.installer]}" in done.err
+    assert f"InstallError: {what[ready.installer]}" in done.err
     why = {"pip": "No matching distribution found for leaf==1.5", "uv": "you require leaf==1.5"}
-    assert why[notebook.installer] in done.err
-    assert notebook.python(INSTALL).code == 0
+    assert why[ready.installer] in done.err
+    assert ready.python(INSTALL).code == 0
 
 
-def test_a_loaded_package_that_was_replaced_needs_a_restart(notebook: Notebook) -> None:
-    notebook.has(leaf="0.9", numpy="2.1", extra="1.0")
-    done = notebook.python(f"import leaf{TWICE}")
+def test_a_loaded_package_that_was_replaced_needs_a_restart(ready: Notebook) -> None:
+    ready.has(leaf="0.9", numpy="2.1", extra="1.0")
+    done = ready.python(f"import leaf{TWICE}")
     message = "leaf was replaced after this kernel loaded it: restart it"
     assert f"again: {message}" in done.out  # the same kernel is no better the second time
     assert f"RestartNeededError: {message}" in done.err
-    assert notebook.versions()["leaf"] == "1.5"
-    assert notebook.python(f"import leaf; {INSTALL}").code == 0
+    assert ready.versions()["leaf"] == "1.5"
+    assert ready.python(f"import leaf; {INSTALL}").code == 0
 
 
-def test_a_package_that_was_replaced_unloaded_needs_no_restart(notebook: Notebook) -> None:
-    notebook.has(leaf="0.9", numpy="2.1", extra="1.0")
-    assert notebook.python(INSTALL).code == 0
+def test_a_package_that_was_replaced_unloaded_needs_no_restart(ready: Notebook) -> None:
+    ready.has(leaf="0.9", numpy="2.1", extra="1.0")
+    assert ready.python(INSTALL).code == 0
 
 
-def test_numpy_is_not_replaced_but_reported(notebook: Notebook) -> None:
-    notebook.has(leaf="1.5", numpy="1.9", extra="1.0")
-    done = notebook.python(INSTALL)
+def test_numpy_is_not_replaced_but_reported(ready: Notebook) -> None:
+    ready.has(leaf="1.5", numpy="1.9", extra="1.0")
+    done = ready.python(INSTALL)
     assert "InstallError: numpy 1.9 is here and Temper needs numpy>=2: install that" in done.err
-    assert notebook.versions()["numpy"] == "1.9"
-    notebook.has(numpy="2.1")
+    assert ready.versions()["numpy"] == "1.9"
+    ready.has(numpy="2.1")
 
 
-def test_an_installation_that_was_killed_is_mended(notebook: Notebook) -> None:
+def test_an_installation_that_was_killed_is_mended(ready: Notebook) -> None:
     """What pip had not finished has no RECORD, what uv had not has not all files; by its metadata
     alone it would count as there."""
-    notebook.has(leaf="1.5", numpy="2.1", extra="1.0")
-    notebook.marker.touch()
-    if notebook.installer == "pip":
-        (notebook.packages / "leaf-1.5.dist-info/RECORD").unlink()
+    ready.has(leaf="1.5", numpy="2.1", extra="1.0")
+    ready.marker.touch()
+    if ready.installer == "pip":
+        (ready.packages / "leaf-1.5.dist-info/RECORD").unlink()
     else:
-        notebook.has(leaf="1.5")  # after the marker
-    (notebook.packages / "leaf.py").unlink()
-    done = notebook.python(f"{INSTALL}; import leaf")
+        ready.has(leaf="1.5")  # after the marker
+    (ready.packages / "leaf.py").unlink()
+    done = ready.python(f"{INSTALL}; import leaf")
     assert (done.code, done.err) == (0, "")
     assert "removed a half-installed leaf-1.5.dist-info" in done.out
-    assert not notebook.marker.exists()
+    assert not ready.marker.exists()
 
 
-def test_unsloth_only_where_it_is_requested(notebook: Notebook) -> None:
-    notebook.has(leaf="1.5", numpy="2.1", extra="1.0")
-    assert notebook.python("import colab; colab.install(with_unsloth=True)").code == 0
-    assert notebook.versions()["unsloth"] == "1.0"
-    notebook.has(unsloth=None)
+def test_unsloth_only_where_it_is_requested(ready: Notebook) -> None:
+    ready.has(leaf="1.5", numpy="2.1", extra="1.0")
+    assert ready.python("import colab; colab.install(with_unsloth=True)").code == 0
+    assert ready.versions()["unsloth"] == "1.0"
+    ready.has(unsloth=None)
 
 
 def test_an_old_package_of_which_files_are_missing_is_not_the_installer_s(
-    notebook: Notebook,
+    ready: Notebook,
 ) -> None:
     """An image may leave out what nobody runs; its packages fit each other as they are."""
-    notebook.has(leaf="1.5", numpy="2.1", extra="1.0")
-    (notebook.packages / "numpy.py").unlink()
-    os.utime(notebook.packages / "numpy-2.1.dist-info", (0, 0))
-    notebook.marker.touch()
-    done = notebook.python(INSTALL)
+    ready.has(leaf="1.5", numpy="2.1", extra="1.0")
+    (ready.packages / "numpy.py").unlink()
+    os.utime(ready.packages / "numpy-2.1.dist-info", (0, 0))
+    ready.marker.touch()
+    done = ready.python(INSTALL)
     assert "half-installed" not in done.out
-    assert notebook.versions()["numpy"] == "2.1"
+    assert ready.versions()["numpy"] == "2.1"
 
 
-def test_the_installer_s_words_are_kept(notebook: Notebook) -> None:
-    log = (notebook.folder / ".cache/temper/install.log").read_text()
-    assert {"pip": "Successfully installed", "uv": "Installed 1 package"}[notebook.installer] in log
+def test_the_installer_s_words_are_kept(ready: Notebook) -> None:
+    log = (ready.folder / ".cache/temper/install.log").read_text()
+    assert {"pip": "Successfully installed", "uv": "Installed 1 package"}[ready.installer] in log
