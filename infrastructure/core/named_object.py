@@ -100,6 +100,27 @@ def module_file(module_name: str) -> Path | None:
     return next((Path(place) for place in places if place and Path(place).exists()), None)
 
 
+def source_file(module_name: str) -> Path | None:
+    """The source file that a module was, or would be, imported from; None: it has none. Nothing is
+    imported, not even the packages that it lies in."""
+    loaded = getattr(sys.modules.get(module_name), "__file__", None)
+    file = loaded or _file_of_spec(module_name)
+    return Path(file) if file and Path(file).suffix == ".py" and Path(file).is_file() else None
+
+
+def _file_of_spec(module_name: str) -> str | None:
+    places: list[str] = [*sys.path, str(Path.cwd())]
+    names = module_name.split(".")
+    for depth in range(1, len(names) + 1):
+        spec = PathFinder.find_spec(".".join(names[:depth]), places)
+        if spec is None:
+            return None
+        if depth == len(names):
+            return spec.origin
+        places = list(spec.submodule_search_locations or ())
+    return None
+
+
 def _is_known(module_name: str) -> bool:
     """Whether Python finds it without the current folder's help."""
     top = module_name.partition(".")[0]

@@ -39,6 +39,7 @@ class Difference:
     Attributes:
         name: what `--accept` calls it.
         cause: where it comes from, if that is known.
+        text: what is shown of it, where its two values say nothing to a person.
     """
 
     name: str
@@ -46,8 +47,11 @@ class Difference:
     current: object
     verdict: Verdict
     cause: str = ""
+    text: str = ""
 
     def __str__(self) -> str:
+        if self.text:
+            return redact(self.text)
         cause = f" ({self.cause})" if self.cause else ""
         return f"{self.name}: was {_short(self.was)}, is {_short(self.current)}{cause}"
 

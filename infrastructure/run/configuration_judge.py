@@ -46,7 +46,9 @@ OTHER_LABELS = (
     " labels of version 2, tokens after the end of an answer could be learnt too: a new run is"
     " advised"
 )
-FACT_NAMES = ("data", "base_model", "device", "precision", "deterministic", "world_size")
+CODE = "code"  # of the parts of somebody's own
+COMPARED_FACTS = ("data", "base_model", "device", "precision", "deterministic", "world_size")
+FACT_NAMES = (*COMPARED_FACTS, CODE)
 
 
 class ConfigurationJudge:
@@ -54,7 +56,8 @@ class ConfigurationJudge:
 
     def differences(self, was: Facts, now: Facts) -> list[Difference]:
         """Settings, facts and versions that differ."""
-        return [*_settings(was, now), *_facts(was, now), *version_differences(was, now)]
+        own = _code(was, now)
+        return [*_settings(was, now), *_facts(was, now), *own, *version_differences(was, now)]
 
     def how_to_accept(self, names: Sequence[str]) -> str:
         """The flag for it."""
@@ -144,13 +147,38 @@ def _judged_setting(key: str, was: Facts, current: Facts) -> Verdict:
 
 
 def _facts(was: Facts, current: Facts) -> Iterator[Difference]:
-    for name in (*FACT_NAMES, "machine"):
+    for name in (*COMPARED_FACTS, "machine"):
         before, now = was[name], current[name]
         if name == "base_model" and not was["base_is_frozen"]:
             continue  # training all weights has overwritten it
         if before != now:
             cause = OTHER_LABELS if name == "data" and _has_other_labels(was, current) else ""
             yield Difference(name, before, now, _judged_fact(name, before, now), cause)
+
+
+def _code(was: Facts, current: Facts) -> Iterator[Difference]:
+    """One difference for all parts whose module's source is not what it was. A part that is chosen
+    newly, or no more, is a setting that differs; checkpoints of before have no sources."""
+    before, now = was.get(CODE, {}), current.get(CODE, {})
+    both = [(group, name) for group in before for name in before[group]]
+    changed = [
+        (group, name)
+        for group, name in both
+        if name in now.get(group, {})
+        and before[group][name]["sha256"] != now[group][name]["sha256"]
+    ]
+    if not changed:
+        return
+    parts = [now[group][name] for group, name in changed]
+    shown = dict.fromkeys(f"{part['address']} ({part['file']})" for part in parts)
+    has = "has" if len(shown) == 1 else "have"
+    yield Difference(
+        CODE,
+        {name: before[group][name]["sha256"] for group, name in changed},
+        {name: now[group][name]["sha256"] for group, name in changed},
+        Verdict.CHANGES_THE_RESULT,
+        text=f"code of {' and '.join(shown)} {has} changed",
+    )
 
 
 def _has_other_labels(was: Facts, current: Facts) -> bool:

@@ -68,7 +68,12 @@ from infrastructure.training.quantum.quantum_extension import QuantumExtension
 from infrastructure.training.quantum.records_observer import quantum_extension_of
 from infrastructure.training.recovery.recovery_log import record_recovery
 from infrastructure.training.recovery.save_retry import SaveRetryPolicy
-from infrastructure.training.resume.fingerprint import base_facts, machine_facts, settings_of
+from infrastructure.training.resume.fingerprint import (
+    base_facts,
+    code_of_parts,
+    machine_facts,
+    settings_of,
+)
 from infrastructure.training.resume.overrides import (
     MICRO_BATCH,
     apply_hyperparameters,
@@ -461,6 +466,7 @@ class EnhancedTrainer:
                 "num_examples": loop.data.num_examples,
                 "precision": self.precision.name,
                 "planned_steps": self.planned_steps,
+                "code": code_of_parts(self),
                 **base_facts(self.adapter.describe()),
                 **machine_facts(self.device, self.num_processes),
             }

@@ -97,6 +97,24 @@ def test_a_run_that_began_with_other_labels_does_not_go_on_with_these() -> None:
     assert "labels" not in str(raised.value)
 
 
+def test_code_is_compared_where_both_know_it() -> None:
+    def with_code(**hashes: str) -> dict[str, Any]:
+        parts = {
+            f"{name}:X": {"address": f"{name}:X", "file": f"{name}.py", "sha256": sha256}
+            for name, sha256 in hashes.items()
+        }
+        return changed(code={"temper.strategies": parts})
+
+    assert check_compatible(FACTS, with_code(turns="ab")) == []  # begun before it was recorded
+    assert check_compatible(with_code(turns="ab"), with_code(turns="ab", other="cd")) == []
+    two = with_code(turns="ab", other="ab"), with_code(turns="cd", other="cd")
+    shown = r"code of turns:X \(turns.py\) and other:X \(other.py\) have changed: .*--accept code"
+    with pytest.raises(CheckpointError, match=shown):
+        check_compatible(*two)
+    [difference] = check_compatible(*two, ["code"])
+    assert difference.current == {"turns:X": "cd", "other:X": "cd"}
+
+
 def test_all_that_stops_is_reported_at_once_with_both_values() -> None:
     found = {**with_settings(**{"training.seed": 1}), "data": "ef" * 32}
     with pytest.raises(CheckpointError) as raised:

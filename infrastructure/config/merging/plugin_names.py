@@ -4,22 +4,56 @@ told before any work is done.
 Nothing is imported for it: whether a module is there is asked, not whether it is any good.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, TypedDict
 
 from infrastructure.config.base import ConfigSection
 from infrastructure.config.field_help import metadata_of
 from infrastructure.config.merging.precedence import Source
-from infrastructure.config.registries import BACKENDS
+from infrastructure.config.registries import (
+    ADAPTERS,
+    AUGMENTATIONS,
+    BACKENDS,
+    CORRUPTIONS,
+    EXTENSIONS,
+    FORMATS,
+    LOSSES,
+    QUANTIZATIONS,
+    STRATEGIES,
+)
 from infrastructure.config.schema import schema_of, value_at
 from infrastructure.config.types import RegisteredName, names_in
-from infrastructure.core.named_object import is_address
+from infrastructure.core.named_object import is_address, source_file
 from infrastructure.core.registry import Origin, Registry
 
 Origins = Mapping[str, Mapping[str, Origin]]  # group → name → where it comes from
 
 PLACE = "backup.place"
+# What one's own parts of these kinds do decides the result; what the others do is only watched,
+# written or copied.
+DECIDING = (
+    *(STRATEGIES, ADAPTERS, LOSSES, EXTENSIONS, FORMATS, AUGMENTATIONS),
+    *(CORRUPTIONS, QUANTIZATIONS),
+)
+OUR_PACKAGES = ("infrastructure", "temper")
+
+
+class PartCode(TypedDict):
+    """The code of a part of somebody's own.
+
+    Attributes:
+        file: the name of its module's source file.
+        sha256: of that file.
+    """
+
+    address: str
+    file: str
+    sha256: str
+
+
+CodeOfParts = dict[str, dict[str, PartCode]]  # group → name → its code
 
 
 def plugins_in(config: ConfigSection) -> Iterator[tuple[str, Registry[object], str]]:
@@ -69,6 +103,30 @@ def origins_of(config: ConfigSection, recorded: Origins) -> dict[str, dict[str, 
         if origin is not None:
             by_group.setdefault(registry.group, {})[name] = origin
     return by_group
+
+
+def code_of(config: ConfigSection) -> CodeOfParts:
+    """The source of those parts of somebody's own that decide the result. Nothing is imported; of
+    what an installed package holds its version says which code it is."""
+    by_group: CodeOfParts = {}
+    for _, registry, name in plugins_in(config):
+        origin = registry.origin(name) if registry in DECIDING else None
+        if origin is None or origin.address is None or origin.package is not None:
+            continue
+        if (code := code_at(origin.address)) is not None:
+            by_group.setdefault(registry.group, {})[name] = code
+    return by_group
+
+
+def code_at(address: str) -> PartCode | None:
+    """The source of what has an address; None: it is ours, or has no source file."""
+    module = address.partition(":")[0]
+    file = None if module.partition(".")[0] in OUR_PACKAGES else source_file(module)
+    if file is None:
+        return None
+    with file.open("rb") as source:
+        digest = hashlib.file_digest(source, "sha256").hexdigest()
+    return {"address": address, "file": file.name, "sha256": digest}
 
 
 def require_shareable(config: ConfigSection) -> None:

@@ -8,12 +8,14 @@ import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import result_settings
+from infrastructure.config.merging.plugin_names import CodeOfParts, code_at, code_of
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.hardware import processor
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.named_object import address_of
 from infrastructure.training.models.registry import MODELS
 
 RECORDED_PACKAGES = (
@@ -61,6 +63,20 @@ class HasSettings(Protocol):
 
 def settings_of(trainer: HasSettings) -> dict[str, object]:
     """The settings of a trainer that decide the result, by key."""
+    return result_settings(_configuration_of(trainer))
+
+
+def code_of_parts(trainer: HasSettings) -> CodeOfParts:
+    """The source of the parts of somebody's own that decide the result, by kind and name."""
+    code = code_of(_configuration_of(trainer))
+    name = str(trainer.model_config.name)
+    address = address_of(MODELS[name].build) if name in MODELS else None
+    if address is not None and (model := code_at(address)) is not None:
+        code["temper.models"] = {name: model}
+    return code
+
+
+def _configuration_of(trainer: HasSettings) -> DeploymentConfig:
     config = DeploymentConfig(
         model=trainer.model_config,
         training=trainer.training_config,
@@ -68,7 +84,7 @@ def settings_of(trainer: HasSettings) -> dict[str, object]:
         quantum=trainer.quantum_config,
     )
     config.know_models(MODELS)
-    return result_settings(config)
+    return config
 
 
 def machine_facts(device: torch.device, num_processes: int) -> MachineFacts:
