@@ -1,7 +1,6 @@
 """Forward and backward of a few examples, piece by piece: what one process computes of a batch."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -13,7 +12,7 @@ from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 
-def split(examples: Sequence[object], size: int) -> Iterator[Sequence[Any]]:
+def split(examples: Sequence[object], size: int) -> Iterator[Sequence[object]]:
     """Consecutive pieces of at most `size` examples."""
     for start in range(0, len(examples), size):
         yield examples[start : start + size]

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -107,7 +106,7 @@ def name_bad_rows(
     skipped = skipped_here(state)
     if skipped is None or skipped.is_searched:
         return
-    examples: Sequence[Any] = state.batch
+    examples: Sequence[object] = state.batch
     assert state.optimizer is not None
     bad = find_bad_rows(state.model, adapter, strategy, state.optimizer, examples, watch)
     names = row_names(data, skipped.epoch, skipped.example, len(examples))

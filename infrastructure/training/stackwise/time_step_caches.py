@@ -19,7 +19,7 @@ import torch
 from infrastructure.core.checksums import read_record
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.hardware import disk_free_bytes
-from infrastructure.core.json_text import JsonValue
+from infrastructure.core.json_text import JsonObject, JsonValue
 from infrastructure.training.stackwise.activation_cache import (
     CACHES,
     FOLDER,
@@ -237,7 +237,7 @@ def num_kept(num_time_steps: int, num_boundaries: int, mode: CacheMode) -> int:
 
 def _is_same_training(old: Mapping[str, object], key: Mapping[str, JsonValue]) -> bool:
     """Whether the key of a folder differs from `key` in nothing but what varies in a training."""
-    own: dict[str, Any] = json.loads(json.dumps({**key}))
+    own: JsonObject = json.loads(json.dumps({**key}))
     return all(old.get(name) == value for name, value in own.items() if name not in _VARYING)
 
 

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from infrastructure.core.files import write_text
 from infrastructure.training.data.readers.rows import OVER_LONG, BadRow
@@ -90,5 +89,5 @@ class Quarantine:
         )
 
 
-def _plain(row: BadRow) -> dict[str, Any]:
+def _plain(row: BadRow) -> dict[str, object]:
     return {key: value for key, value in asdict(row).items() if key != "offset"}

@@ -4,7 +4,7 @@ They read in slices of READ_ROWS records, so memory is bounded, and begin at any
 `offset` count records. The libraries are imported when such a file is read.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,7 @@ def _plain_rows(batch: Any) -> list[dict[str, object]]:
     return plain
 
 
-def _numbered(records: list[dict[str, Any]], name: str, first: int) -> Iterator[Row]:
+def _numbered(records: Sequence[Mapping[str, object]], name: str, first: int) -> Iterator[Row]:
     for index, values in enumerate(records, first):
         yield Row(values, name, index + 1, index)
 
@@ -179,7 +179,7 @@ def _hdf5_row(fields: Mapping[str, object], name: str, index: int) -> Row | BadR
     return Row(values, name, index + 1, index)
 
 
-def _plain(field: object) -> Any:
+def _plain(field: object) -> object:
     if isinstance(field, bytes):
         return field.decode("utf-8")
     return field.item() if isinstance(field, np.generic) else field

@@ -33,7 +33,7 @@ def prefetch(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
     def work() -> None:
         iterator = iter(items)
         try:
-            item: Any = None
+            item: object = None
             while item is not _END and free_slots.acquire() and not stopped.is_set():
                 item = next(iterator, _END)
                 ready.put(item)

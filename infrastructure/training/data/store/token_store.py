@@ -119,7 +119,7 @@ class StoreWriter:
         self.supervised.append(np.packbits(mask[:whole], bitorder="little"))
         self._rest = mask[whole:]
 
-    def finish(self, meta: dict[str, Any]) -> None:
+    def finish(self, meta: JsonObject) -> None:
         """Close the arrays and write meta.json with the checksums of all files in the folder."""
         self.supervised.append(np.packbits(self._rest, bitorder="little"))
         for writer in self._writers:
