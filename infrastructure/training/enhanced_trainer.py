@@ -21,6 +21,7 @@ from infrastructure.config.sections.resource_config import CacheConfig, MemoryCo
 from infrastructure.config.sections.training_config import QUANTUM, TrainingConfig
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.integers import ceil_div
+from infrastructure.core.json_text import JsonObject
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.run.compatibility import Difference, Verdict, check_compatible
 from infrastructure.run.configuration_judge import (
@@ -377,7 +378,7 @@ class EnhancedTrainer:
         folder = self.training_config.cache_dir
         run = self.checkpoints.store.root.parent if self.checkpoints is not None else None
         root = Path(folder).expanduser() if folder else (run or self.planner.cache_directory)
-        facts = {
+        facts: JsonObject = {
             "labels": LABELS_VERSION,
             "precision": self.precision.name,
             "seed": self.training_config.seed,  # of the masks

@@ -2,11 +2,14 @@
 
 import math
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from pathlib import Path
 
 import torch
+
+from infrastructure.core.json_text import JsonObject
 
 
 @dataclass
@@ -106,6 +109,7 @@ class TrainingState:
         evaluation: the last evaluation's numbers.
         data_wait_seconds: time that steps of this process have waited for their data.
         num_processes: that share each batch.
+        batch: the examples of the newest step, as the data source gave them.
         micro_batch_size: examples per forward; may shrink after running out of memory.
         step_is_ending: the last step's weights are there, and its end (events, evaluation, next
             epoch) is not done yet; whoever goes on from here does it first.
@@ -132,18 +136,18 @@ class TrainingState:
     data_wait_seconds: float = 0.0
     num_processes: int = 1
     micro_batch_size: int = 1
-    batch: Any = None
+    batch: Sequence[object] = ()
     output: StepOutput | None = None
     loss: float = float("nan")
     metrics: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
     best_evaluation_loss: float = float("inf")
-    checkpoint: Any = None
+    checkpoint: Path | None = None
     error: BaseException | None = None
     step_is_ending: bool = False
     evaluated_step: int = -1
     skipped: list[SkippedBatch] = field(default_factory=list)
-    recoveries: list[dict[str, Any]] = field(default_factory=list)
+    recoveries: list[JsonObject] = field(default_factory=list)
     must_save: bool = False
     stop_reason: StopReason | None = None
     stop_message: str | None = None

@@ -124,7 +124,7 @@ class ErrorRecovery:
         state.checkpoint = self.checkpointer.roll_back(state)
         state.skipped, state.recoveries = skipped, recoveries
         state.micro_batch_size = min(size, state.micro_batch_size)
-        state.metrics, state.output, state.batch = {}, None, None
+        state.metrics, state.output, state.batch = {}, None, ()
         return state.step
 
     def readable(self, state: TrainingState, error: BaseException) -> BaseException:

@@ -135,7 +135,7 @@ class OptimizerStep:
 
     def micro_batch_size(self, state: TrainingState) -> int:
         """How many examples one forward pass of the state's batch has at most."""
-        num_examples = 0 if state.batch is None else len(state.batch)
+        num_examples = len(state.batch)
         if self.team is not None:
             num_examples = self.team.largest_share(num_examples)
         return min(state.micro_batch_size, num_examples)

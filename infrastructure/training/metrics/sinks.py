@@ -25,7 +25,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -46,6 +46,9 @@ from infrastructure.monitoring.drawing.metrics_file import (
     encode_record,
     spell_numbers,
 )
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 CSV_COLUMNS = ["step", "kind", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm"]
 CSV_COLUMNS += ["tokens", "tokens_per_second", "seconds", "memory_bytes"]
@@ -243,7 +246,7 @@ class TensorBoardSink(Sink):
     def __init__(self, directory: Path) -> None:
         require("tensorboard", "the metrics sink 'tensorboard'")
         self.directory = directory
-        self._writer: Any = None
+        self._writer: SummaryWriter | None = None
         self._purge_step: int | None = None
 
     def write(self, record: Record) -> None:
@@ -261,7 +264,7 @@ class TensorBoardSink(Sink):
         if writer is not None:
             writer.close()
 
-    def _open(self) -> Any:
+    def _open(self) -> "SummaryWriter":
         if self._writer is None:
             tensorboard = require("torch.utils.tensorboard", "the metrics sink 'tensorboard'")
             self._writer = tensorboard.SummaryWriter(

@@ -152,7 +152,7 @@ class MonitorObserver(Observer):
                 step=state.step,
                 loss=state.loss,
                 learning_rate=state.metrics["learning_rate"],
-                batch_size=len(state.batch or ()),
+                batch_size=len(state.batch),
                 gradient_norm=self._gradient_norm(state),
                 seconds_per_step=seconds and seconds / window.num_steps,
                 samples_per_second=seconds and window.num_examples / seconds,

@@ -122,7 +122,7 @@ class ErrorsObserver(Observer):
 
     def __init__(self, run_directory: Path) -> None:
         self.file = LineFile(run_directory / ERRORS_FILE)
-        self._newest: dict[str, object] | None = None
+        self._newest: JsonObject | None = None
         self._num_lines = 0
         self._best_effort = BestEffort(logger, INCOMPLETE, errors=(OSError,), tries_again=True)
 

@@ -72,7 +72,9 @@ def next_moves(
     return moves
 
 
-def _move(group: Mapping[str, Any], state: Any, gradient: torch.Tensor) -> torch.Tensor:
+def _move(
+    group: Mapping[str, Any], state: Mapping[str, torch.Tensor], gradient: torch.Tensor
+) -> torch.Tensor:
     if "betas" not in group:
         return -group["lr"] * gradient
     (beta1, beta2), step = group["betas"], 1

@@ -76,7 +76,7 @@ class TrainerGradients(dict[str, torch.Tensor]):
 
 
 # Trainings of one's own loop in this process, for functions that are not told which one is meant.
-_OWN_LOOPS: WeakSet[Any] = WeakSet()
+_OWN_LOOPS: WeakSet[OwnLoop] = WeakSet()
 
 
 def remember_own_loop(context: OwnLoop) -> None:

@@ -4,7 +4,6 @@ next decision, and which components of LoRA stay."""
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +43,7 @@ class GradientStep(ABC):
     precision: Precision
     data: DataSource | None
     optimizer: torch.optim.Optimizer
-    examples: Sequence[Any]
+    examples: Sequence[object]
     micro_batch_size: int
     seed: int
     number: int
@@ -64,7 +63,7 @@ class GradientStep(ABC):
             ValueError: there is nothing.
         """
 
-    def rows(self) -> Sequence[Any]:
+    def rows(self) -> Sequence[object]:
         """The examples that it is measured with."""
         return self.examples
 
@@ -129,7 +128,7 @@ class RankAllocationStep(GradientStep):
     def num_variables(self) -> int:
         return sum(num_components(self.model).values())
 
-    def rows(self) -> Sequence[Any]:
+    def rows(self) -> Sequence[object]:
         if not isinstance(self.data, DataPipeline) or self.data.config.streaming:
             return self.examples
         there = self.data.num_candidates

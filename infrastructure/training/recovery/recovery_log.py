@@ -7,7 +7,6 @@ and are what `logs/errors/errors.jsonl`, `summary.json` and the report show.
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from infrastructure.core.errors import TemperError
 from infrastructure.core.json_text import JsonObject
@@ -55,7 +54,7 @@ def record_recovery(
 
 def error_record(
     step: int, kind: str, action: str, message: str, rows: Sequence[str] = ()
-) -> dict[str, Any]:
+) -> JsonObject:
     """An error and what was done about it, as JSON values; now, short, and without secrets."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -109,6 +108,6 @@ def _was_rollback(entry: JsonObject) -> bool:
     return entry["kind"] in BAD_LOSSES and str(entry["action"]).startswith("went back")
 
 
-def _least_important(entries: list[JsonObject]) -> dict[str, Any]:
+def _least_important(entries: list[JsonObject]) -> JsonObject:
     """The oldest one that nothing is counted by."""
     return next((entry for entry in entries if not _is_rollback(entry)), entries[0])

@@ -31,7 +31,7 @@ class SafePoint:
     """
 
     random: dict[str, torch.Tensor]
-    hooks: dict[str, Any]
+    hooks: dict[str, dict[str, object]]
     position: Position
     sums: MetricAccumulator
     watch: LossSpikeDetector

@@ -91,7 +91,9 @@ def hyperparameters(optimizer: torch.optim.Optimizer) -> list[dict[str, object]]
 
 
 def apply_hyperparameters(
-    optimizer: torch.optim.Optimizer, scheduler: LambdaLR | None, groups: list[dict[str, Any]]
+    optimizer: torch.optim.Optimizer,
+    scheduler: LambdaLR | None,
+    groups: list[dict[str, Any]],
 ) -> None:
     """Set what `hyperparameters` gave, and the learning rate that the schedule has by now."""
     for group, wanted in zip(optimizer.param_groups, groups, strict=True):

@@ -1,7 +1,6 @@
 """Fits a training to its machine: what a whole configuration says of memory, caches and the GPU."""
 
 import logging
-from typing import Any
 
 import torch
 
@@ -22,6 +21,7 @@ from infrastructure.training.data.preparation.plan import total_bytes_of
 from infrastructure.training.data.store.token_cache import MEGABYTE
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
+from infrastructure.training.model_adapters.base_adapter import LossOutput
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 from infrastructure.training.sizing.memory_extension import MemoryExtension, MemorySettings
 
@@ -109,7 +109,7 @@ def recommendations_for(trainer: EnhancedTrainer, state: TrainingState) -> list[
     batch: when memory is short there is no room for more."""
     batch = trainer.adapter.prepare_batch(state.batch[:1])
 
-    def forward() -> Any:
+    def forward() -> LossOutput:
         with trainer.precision.autocast():
             return trainer.adapter.compute_loss(state.model, batch)
 

@@ -5,7 +5,7 @@ comes to the same numbers.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from itertools import islice
 from typing import Any
@@ -79,7 +79,7 @@ class CompileBenchmark(Extension):
         return self.decision.pays
 
 
-def _gradients(loop: TrainingLoop, state: TrainingState, examples: Any) -> None:
+def _gradients(loop: TrainingLoop, state: TrainingState, examples: Sequence[object]) -> None:
     """Forward and backward of one batch; nothing is kept."""
     step = loop.optimizer_step
     scaler = None if step.scaler is None else torch.amp.GradScaler(step.device.type)

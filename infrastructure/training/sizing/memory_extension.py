@@ -10,7 +10,6 @@ the line that holds it.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -139,7 +138,7 @@ class MemoryExtension(Extension):
         self.leaks.stop()
         self.garbage.stop()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What was done, as JSON values: for summary.json."""
         return {
             "highest_bytes": self.guard.highest_bytes,

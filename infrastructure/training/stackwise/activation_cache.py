@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from infrastructure.backup.format.file_operations import Buffer
@@ -43,7 +44,7 @@ from infrastructure.core.errors import DamagedFileError, StorageError
 from infrastructure.core.files import HASH_CHUNK_BYTES, atomic_write, make_directory, remove_parts
 from infrastructure.core.hardware import disk_free_bytes
 from infrastructure.core.integers import ceil_div
-from infrastructure.core.json_text import JsonValue
+from infrastructure.core.json_text import JsonObject, JsonValue, as_text
 from infrastructure.core.lock import Lock
 from infrastructure.core.registry import Registry
 from infrastructure.monitoring.drawing.formatting import format_bytes
@@ -84,7 +85,7 @@ def example_id(input_ids: object, supervised: object = None) -> bytes:
     return digest.digest()
 
 
-def _as_array(values: object, dtype: Any) -> "np.ndarray[Any, Any]":
+def _as_array(values: object, dtype: npt.DTypeLike) -> npt.NDArray[np.generic]:
     array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else values
     return np.ascontiguousarray(array, dtype)
 
@@ -291,7 +292,7 @@ class ActivationCache:
         self.statistics = statistics if statistics is not None else CacheStatistics()
         self.key = complete_key(key, pages, hidden_size, dtype)
         self._key_hash = key_hash(self.key)
-        self._hash = self.key["hash"]
+        self._hash = as_text(self.key["hash"])
         self.folder = directory / f"{FOLDER}{self._key_hash[:32]}"
         self.num_pages = self._pages_that_fit(budget_bytes)
         self._compute: Compute | None = None
@@ -568,7 +569,7 @@ CACHES.provide({"disk": ActivationCache}, Cache)
 
 def complete_key(
     key: Mapping[str, JsonValue], pages: Pages, hidden_size: int, dtype: torch.dtype
-) -> dict[str, Any]:
+) -> JsonObject:
     """`key` with all that the values depend on and the cache knows itself.
 
     Raises:
@@ -585,7 +586,7 @@ def complete_key(
     if taken := sorted(own.keys() & key.keys()):
         raise ValueError(f"a cache's key gets {', '.join(taken)} from the cache itself")
     try:
-        whole: dict[str, object] = json.loads(json.dumps({**key, **own}, allow_nan=False))
+        whole: JsonObject = json.loads(json.dumps({**key, **own}, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise ValueError(f"the key of an activation cache must be JSON values: {error}") from error
     return whole

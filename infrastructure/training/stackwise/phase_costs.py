@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
 
 import torch
 
@@ -25,7 +24,7 @@ from infrastructure.optimization.optimizer_memory import (
     NamedParameters,
     optimizer_state_bytes,
 )
-from infrastructure.training.models.model_inputs import inner_model
+from infrastructure.training.models.model_inputs import LanguageModel, inner_model, language_model
 from infrastructure.training.models.saving import TRAINING_ONLY
 from infrastructure.training.stackwise.layer_forms import AS_LOADED, LayerForm, forms_of
 from infrastructure.training.stackwise.plain_weights import plain_tensors
@@ -330,7 +329,7 @@ def weights_of(rack: Rack, loaded_dtype: torch.dtype) -> Iterator[Weight]:
                 full = f"{path}.{index}.{name}"
                 yield Weight(full, LOW_RANK, parameter.shape, parameter.dtype, index)
     head = _modules_with_matrices(rack)
-    embedding = TIED if _is_tied(inner) else EMBEDDING
+    embedding = TIED if _is_tied(language_model(inner)) else EMBEDDING
     for name, tensor in plain_tensors(inner, f"{prefix}." if prefix else "", rack.layers):
         if name in rack.below:
             part = embedding if tensor.ndim >= 2 else NORM
@@ -350,10 +349,11 @@ def _modules_with_matrices(rack: Rack) -> set[str]:
     return {name.rpartition(".")[0] for name in rack.above if named[name].ndim >= 2}
 
 
-def _is_tied(model: Any) -> bool:
+def _is_tied(model: LanguageModel) -> bool:
     """Whether the head has the weights of the embedding."""
     try:
-        return model.get_output_embeddings().weight is model.get_input_embeddings().weight
+        head = model.get_output_embeddings()
+        return head is not None and head.weight is model.get_input_embeddings().weight
     except (AttributeError, NotImplementedError):  # no language model of transformers
         return False
 

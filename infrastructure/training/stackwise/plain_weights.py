@@ -6,7 +6,6 @@ made at a time.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ from infrastructure.training.stackwise.quantized_trunk import (
     is_conv1d,
     quantized_name,
 )
-from infrastructure.training.stackwise.stack_adapters import SEPARATOR, LayerAdapters
+from infrastructure.training.stackwise.stack_adapters import SEPARATOR, LayerAdapters, LowRankPair
 from infrastructure.training.stackwise.stack_phases import ADAPTERS
 
 Named = Iterator[tuple[str, torch.Tensor]]
@@ -42,7 +41,7 @@ def _tensors(
     module: torch.nn.Module,
     prefix: str,
     leave_out: torch.nn.Module | None,
-    adapters: Mapping[int, object],
+    adapters: Mapping[int, Mapping[str, LowRankPair]],
 ) -> Named:
     """Those of `plain_tensors`.
 
@@ -52,7 +51,7 @@ def _tensors(
     if isinstance(beside := getattr(module, ADAPTERS, None), LayerAdapters):
         adapters = {
             id(module.get_submodule(key.replace(SEPARATOR, "."))): pairs
-            for key, pairs in beside.items()
+            for key, pairs in beside.named_pairs()
         }
     pairs = adapters.get(id(module), {})
     for name, weight in _own_weights(module):
@@ -79,7 +78,9 @@ def _own_weights(module: torch.nn.Module) -> Named:
         yield name, stored.dequantized(stored.dtype)
 
 
-def _adapted(module: torch.nn.Module, weight: torch.Tensor, pairs: Any) -> torch.Tensor:
+def _adapted(
+    module: torch.nn.Module, weight: torch.Tensor, pairs: Mapping[str, LowRankPair]
+) -> torch.Tensor:
     """A weight with what the pairs beside it add, as `StackAdapters.merge` does it."""
     for pair in pairs.values():
         update = pair.update().T if _is_transposed(module) else pair.update()

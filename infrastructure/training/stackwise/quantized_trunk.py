@@ -317,7 +317,7 @@ class _QuantizedExperts:
 
     quantized_names: tuple[str, ...]
 
-    def forward(self, *args: object, **kwargs: object) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> object:
         inputs = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
         dtype = _compute_dtype(next(x for x in inputs if x.is_floating_point()))
         stored = {name: getattr(self, quantized_name(name)) for name in self.quantized_names}
@@ -360,7 +360,7 @@ def _saved_as_places(
 
 
 @cache
-def _with_quantized_experts(plain: Any) -> Any:
+def _with_quantized_experts(plain: type[torch.nn.Module]) -> type[torch.nn.Module]:
     return type(plain.__name__, (_QuantizedExperts, plain), {"plain_class": plain})
 
 
@@ -486,10 +486,10 @@ def _quantized(layer: Any, kind: str) -> QuantizedLinear:
     return quantized.train(layer.training)
 
 
-def _dequantized(layer: QuantizedLinear, dtype: torch.dtype | None) -> object:
+def _dequantized(layer: QuantizedLinear, dtype: torch.dtype | None) -> torch.nn.Linear:
     stored = layer.quantized_weight
     weight = stored.dequantized(dtype or stored.dtype)
-    plain: Any
+    plain: torch.nn.Linear
     with torch.device("meta"):  # no memory, no random numbers
         if layer.is_conv1d:
             plain = require("transformers", "Conv1D").pytorch_utils.Conv1D(*weight.shape)

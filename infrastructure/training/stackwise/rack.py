@@ -60,7 +60,7 @@ class StandIn(torch.nn.Module):
         except AttributeError:
             return getattr(self.__dict__["layer"], name)
 
-    def forward(self, *given: object, **named: object) -> Any:
+    def forward(self, *given: object, **named: object) -> object:
         hidden = first_tensor(given, named) if self.start is None else self.start
         if self.stops:
             raise _StoppedError(hidden)
@@ -117,7 +117,11 @@ class Rack:
         def first_layer(_module: torch.nn.Module, _given: object, _named: object) -> None:
             has_run["layers"] = True
 
-        def first_output(_module: torch.nn.Module, _given: Any, output: Any) -> None:
+        def first_output(
+            _module: torch.nn.Module,
+            _given: object,
+            output: torch.Tensor | tuple[torch.Tensor, ...],
+        ) -> None:
             self._gives_tuple = isinstance(output, tuple)
             hidden = output[0] if isinstance(output, tuple) else output
             self.hidden_size = hidden.shape[-1]
@@ -282,7 +286,12 @@ def find_layers(
     }
     calls: dict[int, list[tuple[tuple[int, ...], tuple[int, ...]]]] = {}
 
-    def note(module: torch.nn.Module, given: Any, named: Any, output: object) -> None:
+    def note(
+        module: torch.nn.Module,
+        given: Sequence[object],
+        named: Mapping[str, object],
+        output: object,
+    ) -> None:
         hidden = first_tensor(given, named)
         result = output[0] if isinstance(output, tuple) and output else output
         if isinstance(hidden, torch.Tensor) and isinstance(result, torch.Tensor):
@@ -330,7 +339,7 @@ def first_tensor(given: Sequence[object], named: Mapping[str, object]) -> Any:
 
 
 def _with_first(
-    given: tuple[Any, ...], named: dict[str, Any], start: torch.Tensor
+    given: tuple[object, ...], named: dict[str, object], start: torch.Tensor
 ) -> tuple[tuple[object, ...], dict[str, object]]:
     if given:
         return (start, *given[1:]), named

@@ -7,11 +7,11 @@ effect, and trains in the phases that name it.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
+from torch.utils.hooks import RemovableHandle
 
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.stackwise.quantized_trunk import is_conv1d
@@ -50,18 +50,29 @@ class LowRankPair(torch.nn.Module):
         return self.scale * self.lora_B @ self.lora_A
 
 
+ForwardHook = Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor], torch.Tensor]
+
+
 class LayerAdapters(torch.nn.ModuleDict):
     """All pairs of one layer: for each of its linear layers a `ModuleDict` by the pair's key."""
 
-    def hook(self, layer: torch.nn.Module) -> Iterator[object]:
+    def named_pairs(self) -> Iterator[tuple[str, dict[str, LowRankPair]]]:
+        """The pairs beside each linear layer, by its key."""
+        for key, module in self.items():
+            pairs = dict(module.named_children())
+            yield key, {name: pair for name, pair in pairs.items() if isinstance(pair, LowRankPair)}
+
+    def hook(self, layer: torch.nn.Module) -> Iterator[RemovableHandle]:
         """Let the linear layers that are there now give what their pairs add, too."""
-        for key, pairs in self.items():
+        for key, pairs in self.named_pairs():
             linear = layer.get_submodule(key.replace(SEPARATOR, "."))
             yield linear.register_forward_hook(_adder(pairs))
 
 
-def _adder(pairs: Any) -> Any:
-    def add(_module: torch.nn.Module, given: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+def _adder(pairs: Mapping[str, LowRankPair]) -> ForwardHook:
+    def add(
+        _module: torch.nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor
+    ) -> torch.Tensor:
         for pair in pairs.values():
             output = output + pair(given[0]).to(output.dtype)
         return output
@@ -81,7 +92,7 @@ class StackAdapters:
         self, config: TrainingConfig, plan: StackPlan, layers: Sequence[torch.nn.Module], seed: int
     ) -> None:
         self.layers = list(layers)
-        self._handles: list[Any] = []
+        self._handles: list[RemovableHandle] = []
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for unit in plan.units:
@@ -132,14 +143,12 @@ class StackAdapters:
             adapters = getattr(layer, ADAPTERS, None)
             if not isinstance(adapters, LayerAdapters):
                 continue
-            for key, module in adapters.items():
-                pairs, linear = (
-                    cast(Any, module),
-                    cast(Any, layer.get_submodule(key.replace(SEPARATOR, "."))),
-                )
+            for key, pairs in adapters.named_pairs():
+                linear = layer.get_submodule(key.replace(SEPARATOR, "."))
+                weight = linear.get_parameter("weight")
                 for pair in pairs.values():
                     update = pair.update().T if is_conv1d(linear) else pair.update()
-                    linear.weight += update.to(linear.weight.dtype)
+                    weight.add_(update.to(weight.dtype))
             delattr(layer, ADAPTERS)
 
 
@@ -156,6 +165,6 @@ def linear_shape(module: torch.nn.Module) -> tuple[int, int] | None:
     if isinstance(module, torch.nn.Linear):
         return module.in_features, module.out_features
     if is_conv1d(module):
-        num_in, num_out = cast(Any, module).weight.shape
+        num_in, num_out = module.get_parameter("weight").shape
         return int(num_in), int(num_out)
     return None

@@ -31,6 +31,7 @@ from infrastructure.backup.format.tensor_bytes import from_bytes, to_bytes
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import CheckpointError, DamagedFileError
 from infrastructure.core.files import atomic_write, remove_parts, sync_directory
+from infrastructure.core.json_text import JsonObject
 from infrastructure.training.models.model_inputs import inner_model
 from infrastructure.training.stackwise.plain_weights import plain_tensors
 from infrastructure.training.stackwise.rack import Rack
@@ -70,7 +71,7 @@ class StackRecord:
     holds: list[str]
     sha256: str
     model: dict[str, str]
-    training: dict[str, Any]
+    training: JsonObject
     time_steps: list[int] = field(default_factory=list)
     step: int | None = None
     loss: float | None = None
@@ -171,7 +172,7 @@ def remove_others(folder: Path, num_stacks: int) -> None:
             path.unlink()
 
 
-def _known(path: Path) -> dict[str, Any] | None:
+def _known(path: Path) -> JsonObject | None:
     try:
         return read_record(path)
     except (FileNotFoundError, DamagedFileError):

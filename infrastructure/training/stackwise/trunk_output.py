@@ -4,7 +4,7 @@ A batch says which examples it holds (`example_ids`, one for each, and `example_
 they lie: one after the other in a packed row (`cu_seq_lens`), or a row each, from its beginning.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
+from infrastructure.core.json_text import JsonValue
+from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.stackwise.activation_cache import (
     CACHE_DTYPES,
     Cache,
@@ -40,7 +42,9 @@ class Data(Protocol):
     @property
     def fingerprint(self) -> str: ...
 
-    def train_batches(self, epoch: int, start_example: int, batch_size: int) -> Any: ...
+    def train_batches(
+        self, epoch: int, start_example: int, batch_size: int
+    ) -> Generator[Sequence[object], None, None]: ...
 
 
 @dataclass
@@ -57,7 +61,7 @@ class CacheSource:
     data: Data
     prepare_batch: Callable[[Sequence[Any]], dict[str, Any]]
     root: Path
-    facts: dict[str, Any]
+    facts: Mapping[str, JsonValue]
 
 
 class TrunkCache:
@@ -141,7 +145,7 @@ class TrunkCache:
             hidden[place] = values.to(like.dtype)
         return hidden.to(like.device, non_blocking=True)
 
-    def prefetch(self, examples: Sequence[object]) -> None:
+    def prefetch(self, examples: Sequence[Any]) -> None:
         """Bring what a batch will need into memory."""
         if self.cache is not None:
             self.cache.prefetch([identity_of(example) for example in examples])
@@ -154,7 +158,7 @@ class TrunkCache:
         self.leave()
 
 
-def identity_of(example: Any) -> bytes:
+def identity_of(example: TokenizedExample) -> bytes:
     """What a tokenised example is known by."""
     return example_id(example.input_ids, example.supervised)
 

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,7 @@ from infrastructure.training.data.readers.rows import (
 from infrastructure.training.data.store.examples import TokenizedExample
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 # How it is decided what is learnt. 2: as TRL does where a chat template marks answers; before, the
 # token after a marked answer was learnt too.
@@ -305,7 +305,7 @@ def _edges(written: Written) -> list[int]:
     return sorted({0, len(written.text), *(edge for span in written.spans for edge in span)})
 
 
-def _tokens_of(encoded: Any, number: int, start: int, end: int) -> slice:
+def _tokens_of(encoded: "BatchEncoding", number: int, start: int, end: int) -> slice:
     """The tokens that hold the characters from `start` to `end`, as transformers finds them: by
     the first and the last character that a token holds."""
     tokens = (encoded.char_to_token(number, position) for position in range(start, end))

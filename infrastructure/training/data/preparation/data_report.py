@@ -31,7 +31,7 @@ class DataReport:
         from_cache: the data had been prepared before.
     """
 
-    files: list[dict[str, Any]] = field(default_factory=list)
+    files: list[JsonObject] = field(default_factory=list)
     shape: str = ""
     shape_reason: str = ""
     rows_read: int = 0

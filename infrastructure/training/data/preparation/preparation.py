@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -242,7 +241,7 @@ class Preparation:
         self.evaluation.truncate()
         self.evaluation.writelines(lines)
 
-    def _save(self, name: str, values: npt.NDArray[Any]) -> None:
+    def _save(self, name: str, values: npt.NDArray[np.generic]) -> None:
         np.save(self.folder / f"{name}.npy", values.astype(np.int64), allow_pickle=False)
 
     def _save_windows(self) -> WindowIndex | None:

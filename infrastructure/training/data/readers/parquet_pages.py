@@ -9,7 +9,10 @@ may be decoded at a time, or that the file is refused.
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+if TYPE_CHECKING:
+    from pyarrow.parquet import ColumnChunkMetaData, FileMetaData
 
 MAX_ROWS = 256
 MAX_PAGE_BYTES = 128 << 20
@@ -111,7 +114,7 @@ def _most_in_a_row(pages: list[Page], num_rows: int) -> int:
     return most
 
 
-def check_nesting(metadata: Any, name: str) -> None:
+def check_nesting(metadata: "FileMetaData", name: str) -> None:
     """Refuse columns inside columns inside columns, which libraries walk through by recursion.
 
     Raises:
@@ -126,7 +129,7 @@ def check_nesting(metadata: Any, name: str) -> None:
             )
 
 
-def texts_in_dictionaries(metadata: Any) -> list[str]:
+def texts_in_dictionaries(metadata: "FileMetaData") -> list[str]:
     """The columns of texts that can be decoded to numbers in a dictionary.
 
     Only those that have one: the library cannot do it with other encodings.
@@ -147,7 +150,11 @@ def texts_in_dictionaries(metadata: Any) -> list[str]:
 
 
 def rows_at_once(
-    file: BinaryIO, metadata: Any, group: int, in_dictionaries: Collection[str], name: str
+    file: BinaryIO,
+    metadata: "FileMetaData",
+    group: int,
+    in_dictionaries: Collection[str],
+    name: str,
 ) -> int:
     """How many rows of a row group may be decoded at a time.
 
@@ -201,7 +208,7 @@ def _too_large(name: str, what: str, size_bytes: int) -> str:
 
 def _column(
     file: BinaryIO,
-    metadata: Any,
+    metadata: "FileMetaData",
     group: int,
     index: int,
     in_dictionaries: Collection[str],
@@ -224,7 +231,7 @@ def _column(
     )
 
 
-def _pages(file: BinaryIO, chunk: Any) -> Iterator[Page]:
+def _pages(file: BinaryIO, chunk: "ColumnChunkMetaData") -> Iterator[Page]:
     """The pages of a column chunk, in order, as far as the library would read them."""
     offset = chunk.data_page_offset
     if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < offset:

@@ -5,11 +5,15 @@ that long, and one that is must not cost the memory of a training.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
 
 from infrastructure.core.optional import require
 from infrastructure.training.data.readers.rows import BadRow, Row
 from infrastructure.training.data.store.stream_index import estimated_bytes
+
+if TYPE_CHECKING:
+    from pyarrow import Array, DataType, RecordBatch
 
 MAX_ROW_BYTES = 16 << 20
 MAX_ROW_VALUES = 1 << 22  # an empty list takes 3 bytes in JSON and 64 in memory
@@ -40,11 +44,12 @@ def has_too_many_values(text: str | bytes) -> bool:
     """Whether JSON may stand for more values than a row has; counts what can begin one."""
     if len(text) < MAX_ROW_VALUES:
         return False
-    signs: Any = (b",", b"[", b"{") if isinstance(text, bytes) else (",", "[", "{")
-    return sum(text.count(sign) for sign in signs) > MAX_ROW_VALUES
+    if isinstance(text, bytes):
+        return sum(text.count(sign) for sign in (b",", b"[", b"{")) > MAX_ROW_VALUES
+    return sum(text.count(sign) for sign in (",", "[", "{")) > MAX_ROW_VALUES
 
 
-def fits_a_row(batch: Any) -> bool:
+def fits_a_row(batch: "RecordBatch") -> bool:
     """Whether all rows of an Arrow batch together are as large as one row may be at most."""
     extents = [_extent(column) for column in batch.columns]
     num_bytes, num_values = (
@@ -53,7 +58,7 @@ def fits_a_row(batch: Any) -> bool:
     return num_bytes <= MAX_ROW_BYTES and num_values <= MAX_ROW_VALUES
 
 
-def _extent(array: Any) -> tuple[int, int]:
+def _extent(array: "Array") -> tuple[int, int]:
     """(bytes of the texts and numbers, number of the values) of an Arrow array, written out."""
     arrow = require("pyarrow", "reading tables")
     compute = require("pyarrow.compute", "reading tables")
@@ -79,7 +84,7 @@ def _extent(array: Any) -> tuple[int, int]:
     return max(array.nbytes, 8 * len(array)), len(array)
 
 
-def _is_text(kinds: Any, kind: Any) -> bool:
+def _is_text(kinds: ModuleType, kind: "DataType") -> bool:
     return bool(
         kinds.is_string(kind)
         or kinds.is_large_string(kind)

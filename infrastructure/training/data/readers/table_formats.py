@@ -6,7 +6,8 @@ They read in slices of READ_ROWS records, so memory is bounded, and begin at any
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +25,13 @@ from infrastructure.training.data.readers.row_limits import (
     too_large_words,
 )
 from infrastructure.training.data.readers.rows import INVALID_UTF8, LINE_TOO_LONG, BadRow, Row
+
+if TYPE_CHECKING:
+    from datasets import Dataset, DatasetDict
+    from h5py import Dataset as H5Dataset
+    from h5py import File as H5File
+    from pyarrow import RecordBatch
+    from pyarrow.parquet import FileMetaData
 
 READ_ROWS = 256
 LEAST_READ_ROWS = 4
@@ -61,7 +69,7 @@ def read_parquet(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | 
         raise ValueError(f"{name}: the Parquet file is damaged or cut off ({error})") from error
 
 
-def _groups_from(metadata: Any, record: int) -> tuple[list[int], int]:
+def _groups_from(metadata: "FileMetaData", record: int) -> tuple[list[int], int]:
     """The row groups that hold `record` and what follows, and the first record of the first."""
     first = 0
     for group in range(metadata.num_row_groups):
@@ -72,7 +80,7 @@ def _groups_from(metadata: Any, record: int) -> tuple[list[int], int]:
     return [], first
 
 
-def _arrow_rows(batch: Any, name: str, first: int) -> Iterator[Row | BadRow]:
+def _arrow_rows(batch: "RecordBatch", name: str, first: int) -> Iterator[Row | BadRow]:
     """The rows of a batch, as plain values; a row that is too large is none, and is never made."""
     if batch.num_rows == 0:
         return
@@ -93,7 +101,7 @@ def _arrow_rows(batch: Any, name: str, first: int) -> Iterator[Row | BadRow]:
         yield BadRow(name, first + 1, INVALID_UTF8, offset=first)
 
 
-def _plain_rows(batch: Any) -> list[dict[str, object]]:
+def _plain_rows(batch: "RecordBatch") -> list[dict[str, object]]:
     """What `to_pylist` gives; texts in a dictionary are written out first, which is quicker."""
     arrow = require("pyarrow", "reading tables")
     columns = [
@@ -131,7 +139,9 @@ def read_hdf5(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | Bad
         raise ValueError(f"{name}: the HDF5 file is damaged or cut off ({error})") from error
 
 
-def _hdf5_rows_at_once(columns: dict[str, Any], file_bytes: int, name: str, h5py: Any) -> int:
+def _hdf5_rows_at_once(
+    columns: dict[str, "H5Dataset"], file_bytes: int, name: str, h5py: ModuleType
+) -> int:
     """How many rows may be read at a time: what is not written reads as zeros of any length, and
     texts of any length may be one text in the file.
 
@@ -152,8 +162,8 @@ def _hdf5_rows_at_once(columns: dict[str, Any], file_bytes: int, name: str, h5py
     return max(LEAST_READ_ROWS, min(READ_ROWS, MAX_PIECE_BYTES // max(1, row_bytes)))
 
 
-def _hdf5_columns(file: Any, name: str, h5py: Any) -> dict[str, Any]:
-    columns: dict[str, Any] = {
+def _hdf5_columns(file: "H5File", name: str, h5py: ModuleType) -> dict[str, "H5Dataset"]:
+    columns: dict[str, H5Dataset] = {
         key: item for key, item in file.items() if isinstance(item, h5py.Dataset)
     }
     if not columns:
@@ -256,7 +266,7 @@ def _damaged(folder: Path, error: BaseException) -> str:
 
 def _can_be_read(part: Path) -> bool:
     """Whether one file of a saved data set is what its ending says."""
-    arrow: Any = require("pyarrow", "reading Hugging Face data sets")
+    arrow = require("pyarrow", "reading Hugging Face data sets")
     try:
         if part.suffix == ".json":
             return isinstance(parse_json(part.read_text("utf-8")), dict)
@@ -269,7 +279,7 @@ def _can_be_read(part: Path) -> bool:
     return True
 
 
-def _split_of(loaded: Any, split: str, place: str) -> object:
+def _split_of(loaded: "Dataset | DatasetDict", split: str, place: str) -> object:
     splits = list(loaded.keys()) if hasattr(loaded, "keys") else []
     if not splits and not split:
         return loaded

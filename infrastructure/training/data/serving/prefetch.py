@@ -3,7 +3,7 @@
 import queue
 import threading
 from collections.abc import Generator, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from infrastructure.core.errors import DataError
 
@@ -17,7 +17,8 @@ class _Failure:
         self.error = error
 
 
-_END = object()
+class _End:
+    """No item comes any more."""
 
 
 def prefetch(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
@@ -26,16 +27,16 @@ def prefetch(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
     An exception in `items` comes out where its item would have. Closing the generator ends the
     thread and closes `items`.
     """
-    ready: queue.SimpleQueue[object] = queue.SimpleQueue()
+    ready: queue.SimpleQueue[Item | _End | _Failure] = queue.SimpleQueue()
     free_slots = threading.Semaphore(depth)
     stopped = threading.Event()
 
     def work() -> None:
         iterator = iter(items)
         try:
-            item: object = None
-            while item is not _END and free_slots.acquire() and not stopped.is_set():
-                item = next(iterator, _END)
+            item: Item | _End | None = None
+            while not isinstance(item, _End) and free_slots.acquire() and not stopped.is_set():
+                item = next(iterator, _End())
                 ready.put(item)
         except BaseException as error:  # raised again in the consumer
             ready.put(_Failure(error))
@@ -54,16 +55,18 @@ def prefetch(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
 
 
 def _taken(
-    ready: "queue.SimpleQueue[Any]", free_slots: threading.Semaphore, thread: threading.Thread
-) -> Generator[Any, None, None]:
-    while (item := _next(ready, thread)) is not _END:
+    ready: "queue.SimpleQueue[Item | _End | _Failure]",
+    free_slots: threading.Semaphore,
+    thread: threading.Thread,
+) -> Generator[Item, None, None]:
+    while not isinstance(item := _next(ready, thread), _End):
         if isinstance(item, _Failure):
             raise item.error
         free_slots.release()
         yield item
 
 
-def _next(ready: "queue.SimpleQueue[Any]", thread: threading.Thread) -> object:
+def _next(ready: "queue.SimpleQueue[Item]", thread: threading.Thread) -> Item:
     """Wait for as long as the thread lives, and no longer."""
     while True:
         lived = thread.is_alive()

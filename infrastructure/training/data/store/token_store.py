@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, Self, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -138,7 +138,14 @@ def write_meta(folder: Path, meta: JsonObject) -> None:
     write_json(folder / META, {**sealed, "checksum": _json_checksum(sealed)})
 
 
-def _checksums(path: Path) -> dict[str, object]:
+class FileFacts(TypedDict):
+    """Of one file of an entry: its size, and the checksum of each chunk."""
+
+    num_bytes: int
+    crc32: list[int]
+
+
+def _checksums(path: Path) -> FileFacts:
     with path.open("rb") as file:
         sums = [zlib.crc32(chunk) for chunk in iter(lambda: file.read(CHUNK_BYTES), b"")]
     return {"num_bytes": path.stat().st_size, "crc32": sums}
@@ -171,7 +178,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 class CheckedFile:
     """One file of an entry whose chunks are checked before they are used."""
 
-    def __init__(self, path: Path, facts: dict[str, Any]) -> None:
+    def __init__(self, path: Path, facts: FileFacts) -> None:
         self.path = path
         self._sums: list[int] = facts["crc32"]
         self._is_checked = np.zeros(len(self._sums), dtype=bool)
@@ -200,7 +207,7 @@ class CheckedFile:
 class MappedArray:
     """A .npy file of an entry: in memory and checked, or mapped and checked as it is used."""
 
-    def __init__(self, path: Path, facts: dict[str, Any], in_memory: bool) -> None:
+    def __init__(self, path: Path, facts: FileFacts, in_memory: bool) -> None:
         self._file = CheckedFile(path, facts)
         self._file.check(0, facts["num_bytes"] if in_memory else 1)  # numpy trusts the header
         try:
