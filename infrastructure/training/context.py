@@ -24,7 +24,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
@@ -49,7 +48,7 @@ class EpochBatches:
     loop: TrainingLoop
     state: TrainingState
 
-    def __iter__(self) -> Iterator[Sequence[Any]]:
+    def __iter__(self) -> Iterator[Sequence[object]]:
         position = self.state.position
         loop = self.loop
         if self._is_over():
@@ -113,7 +112,7 @@ class TrainingContext:
         return sum(phase.num_epochs for phase in self.trainer.prepare().phases)
 
     @property
-    def settings(self) -> Mapping[str, Any]:
+    def settings(self) -> Mapping[str, object]:
         """One's own settings, as `training.settings` holds them."""
         return self.trainer.training_config.settings
 

@@ -429,7 +429,7 @@ class EnhancedTrainer:
         assert state is not None
         return self.evaluate(lambda: loop.poll(state))
 
-    def train_step(self, batch: Sequence[Any]) -> float:
+    def train_step(self, batch: Sequence[object]) -> float:
         """One optimizer step on a batch of examples outside the loop; returns the mean loss."""
         loop = self.prepare()
         assert self.state is not None

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -272,13 +271,15 @@ class TokenRows:
 
     def train_batches(
         self, epoch: int, start_example: int, batch_size: int
-    ) -> Generator[Sequence[Any], None, None]:
+    ) -> Generator[Sequence[TokenizedExample], None, None]:
         count, end = len(self.examples), self.num_examples
         order = epoch_order(count, self.seed, epoch) if self.shuffles else range(count)
         for start in range(start_example, end, batch_size):
             yield [self.examples[int(i)] for i in order[start : min(start + batch_size, end)]]
 
-    def evaluation_batches(self, batch_size: int) -> Generator[Sequence[Any], None, None]:
+    def evaluation_batches(
+        self, batch_size: int
+    ) -> Generator[Sequence[TokenizedExample], None, None]:
         yield from ()
 
 
@@ -464,7 +465,7 @@ def check_runs(
         adapter.compute_loss(model, batch)
 
 
-def _run(module: torch.nn.Module, given: torch.Tensor, what: str) -> Any:
+def _run(module: torch.nn.Module, given: torch.Tensor, what: str) -> torch.Tensor:
     try:
         return module(given)
     except (AssertionError, *PROBE_ERRORS) as error:

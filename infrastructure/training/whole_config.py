@@ -114,7 +114,7 @@ class ModelManager(model_manager.ModelManager):
             tensors[OPTIMIZER], values[OPTIMIZER] = split_optimizer(state[OPTIMIZER])
         return CheckpointManager(self.checkpoint_dir).save(Snapshot(tensors, values))
 
-    def load_checkpoint(self, path: Path | str) -> dict[str, object]:
+    def load_checkpoint(self, path: Path | str) -> dict[str, Any]:
         """The state that `save_checkpoint` wrote; its weights are in `base_model` then.
 
         Raises:
@@ -182,14 +182,16 @@ class DataPipeline(data_pipeline.DataPipeline):
     def __iter__(self) -> Iterator[list[TokenizedExample]]:
         return self.dataloader
 
-    def process_batch(self, batch: Sequence[TokenizedExample] | Sequence[str]) -> dict[str, object]:
+    def process_batch(
+        self, batch: Sequence[TokenizedExample] | Sequence[str]
+    ) -> dict[str, torch.Tensor]:
         """Examples of this pipeline, or texts, as tensors that a model takes.
 
         Returns:
             int64 tensors (B, L): `input_ids`, `attention_mask`, and for examples `labels`.
         """
         if all(isinstance(one, str) for one in batch):
-            encoded: Any = self.tokenizer(list(batch), padding=True, return_tensors="pt")
+            encoded = self.tokenizer(list(batch), padding=True, return_tensors="pt")
             return {name: encoded[name] for name in ("input_ids", "attention_mask")}
         return pad(batch, self.tokenizer.pad_token_id)  # type: ignore[arg-type]
 

@@ -5,7 +5,7 @@ their order, and may change the state; observers run after every extension and m
 event fails when the class is defined.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from infrastructure.core.json_text import JsonObject
@@ -94,7 +94,7 @@ class Hook:
 
     def train_end(self, state: TrainingState) -> None: ...
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> Mapping[str, object]:
         """What this hook must remember across a restart, as JSON values."""
         return {}
 
@@ -147,7 +147,7 @@ class HookRunner:
         if failures and state.error is None:
             raise failures[0]
 
-    def state_dict(self) -> dict[str, dict[str, object]]:
+    def state_dict(self) -> dict[str, Mapping[str, object]]:
         return {hook.name: saved for hook in self.hooks if (saved := hook.state_dict())}
 
     def load_state_dict(self, saved: dict[str, JsonObject]) -> None:

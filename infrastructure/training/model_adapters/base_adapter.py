@@ -51,10 +51,10 @@ class DataSource(Protocol):
 
     def train_batches(
         self, epoch: int, start_example: int, batch_size: int
-    ) -> Generator[Sequence[Any], None, None]:
+    ) -> Generator[Sequence[object], None, None]:
         """Batches of one epoch from `start_example` on; the last one may be short."""
 
-    def evaluation_batches(self, batch_size: int) -> Generator[Sequence[Any], None, None]:
+    def evaluation_batches(self, batch_size: int) -> Generator[Sequence[object], None, None]:
         """Batches of the held-out examples, always the same."""
 
 

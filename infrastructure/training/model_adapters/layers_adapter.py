@@ -5,7 +5,7 @@ For whoever has layers and a PyTorch loader, and neither a transformers model no
 
 import hashlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -73,13 +73,13 @@ class LoaderSource:
     def __init__(self, loader: Iterable[object], seed: int) -> None:
         self.seed = seed
         self.batch_size = 1
-        self.collate: Callable[[list[Any]], Any] = lambda items: items[0]
+        self.collate: Callable[[list[object]], object] = lambda items: items[0]
         self.shuffles = False
         if _has_items(loader):
-            self.items: Any = loader.dataset  # type: ignore[attr-defined]
-            self.batch_size = loader.batch_size  # type: ignore[attr-defined]
-            self.collate = loader.collate_fn  # type: ignore[attr-defined]
-            self.shuffles = isinstance(loader.sampler, RandomSampler)  # type: ignore[attr-defined]
+            self.items: Any = loader.dataset
+            self.batch_size = loader.batch_size or 1
+            self.collate = loader.collate_fn
+            self.shuffles = isinstance(loader.sampler, RandomSampler)
         else:
             self.items = _kept(loader, seed)
         count = len(self.items)
@@ -105,13 +105,13 @@ class LoaderSource:
 
     def train_batches(
         self, epoch: int, start_example: int, batch_size: int
-    ) -> Generator[Sequence[Any], None, None]:
+    ) -> Generator[Sequence[object], None, None]:
         count, end = len(self.items), self.num_examples
         order = epoch_order(count, self.seed, epoch) if self.shuffles else range(count)
         for start in range(start_example, end, batch_size):
             yield [self.items[int(i)] for i in order[start : min(start + batch_size, end)]]
 
-    def evaluation_batches(self, batch_size: int) -> Generator[Sequence[Any], None, None]:
+    def evaluation_batches(self, batch_size: int) -> Generator[Sequence[object], None, None]:
         yield from ()
 
 
@@ -140,7 +140,7 @@ class LayersAdapter(ModelAdapter):
         self.model = self._layers_model.to(self.device)
         return self.model
 
-    def prepare_batch(self, examples: Sequence[Any]) -> Batch:
+    def prepare_batch(self, examples: Sequence[object]) -> Batch:
         inputs, targets = self._batch_of(examples)
         return {
             "inputs": inputs.to(self.device),
@@ -161,10 +161,10 @@ class LayersAdapter(ModelAdapter):
             )
         return LossOutput(mean * num_items, num_items)
 
-    def count_items(self, examples: Sequence[Any]) -> int:
+    def count_items(self, examples: Sequence[object]) -> int:
         return self._count(*self._batch_of(examples))
 
-    def count_tokens(self, examples: Sequence[Any]) -> int:
+    def count_tokens(self, examples: Sequence[object]) -> int:
         return len(self._batch_of(examples)[0])
 
     def create_data_source(self, cache_config: CacheConfig, seed: int) -> DataSource:
@@ -181,7 +181,7 @@ class LayersAdapter(ModelAdapter):
         return len(inputs)
 
 
-def inputs_and_targets(batch: Any) -> tuple[torch.Tensor, object]:
+def inputs_and_targets(batch: object) -> tuple[torch.Tensor, object]:
     """What the model is given, and what the loss compares with; the inputs themselves where a batch
     holds nothing else.
 
@@ -212,9 +212,10 @@ def _described(batch: object) -> str:
     return name
 
 
-def _is_pair(batch: Any) -> bool:
-    is_short = isinstance(batch, Sequence) and len(batch) in (1, 2)
-    return is_short and isinstance(batch[0], torch.Tensor)
+def _is_pair(batch: object) -> TypeGuard[Sequence[torch.Tensor]]:
+    return (
+        isinstance(batch, Sequence) and len(batch) in (1, 2) and isinstance(batch[0], torch.Tensor)
+    )
 
 
 def default_loss(output: torch.Tensor, targets: object) -> torch.Tensor:
@@ -243,18 +244,19 @@ def _is_whole(targets: torch.Tensor) -> bool:
     return not targets.is_floating_point() and not targets.is_complex()
 
 
-def _has_items(loader: object) -> bool:
+def _has_items(loader: object) -> "TypeGuard[DataLoader[object]]":
     """Whether it is a PyTorch loader that takes each item of a data set once, in order or not."""
     if not isinstance(loader, DataLoader) or loader.batch_size is None:
         return False
     data, sampler = loader.dataset, loader.sampler
-    is_indexed = isinstance(data, Sized) and hasattr(data, "__getitem__")
+    if not isinstance(data, Sized) or not hasattr(data, "__getitem__"):
+        return False
     if type(sampler) is RandomSampler:
-        return is_indexed and not sampler.replacement and sampler.num_samples == len(data)  # type: ignore[arg-type]
-    return is_indexed and type(sampler) is SequentialSampler
+        return not sampler.replacement and sampler.num_samples == len(data)
+    return type(sampler) is SequentialSampler
 
 
-def _drops_last(loader: Any) -> bool:
+def _drops_last(loader: object) -> bool:
     return _has_items(loader) and bool(loader.drop_last)
 
 

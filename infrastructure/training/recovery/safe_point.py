@@ -1,7 +1,7 @@
 """The moments between two steps at which a training can be saved, and gone back to on an error."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -31,7 +31,7 @@ class SafePoint:
     """
 
     random: dict[str, torch.Tensor]
-    hooks: dict[str, dict[str, object]]
+    hooks: dict[str, Mapping[str, object]]
     position: Position
     sums: MetricAccumulator
     watch: LossSpikeDetector

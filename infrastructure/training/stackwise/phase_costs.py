@@ -441,7 +441,7 @@ def _groups(phases: Sequence[PhaseCosts]) -> Iterator[tuple[int, list[PhaseCosts
         first += len(members)
 
 
-def _kind(phase: PhaseCosts) -> object:
+def _kind(phase: PhaseCosts) -> tuple[object, ...]:
     sizes = tuple(end - first for first, end in phase.trains)
     has_time_step = phase.time_step is not None
     return tuple(phase.parameters), sizes, phase.num_epochs, phase.num_steps, has_time_step

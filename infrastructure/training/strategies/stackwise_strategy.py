@@ -344,7 +344,7 @@ class StackwiseStrategy(TrainingStrategy):
     def _step_of_unit(
         self,
         model: torch.nn.Module,
-        inputs: dict[str, Any],
+        inputs: dict[str, object],
         total_items: int | None,
         scaler: torch.amp.GradScaler | None,
     ) -> StepOutput:
@@ -361,7 +361,7 @@ class StackwiseStrategy(TrainingStrategy):
         _backward(output.loss_sum / items, scaler)
         return StepOutput(output.loss_sum.detach(), output.num_items)
 
-    def _trunk_output(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    def _trunk_output(self, model: torch.nn.Module, inputs: dict[str, object]) -> torch.Tensor:
         """What the trunk hands to the first layer with gradients: read, or computed."""
         if self.cache is not None:
             like = next(p for p in model.parameters() if p.is_floating_point())
@@ -370,13 +370,13 @@ class StackwiseStrategy(TrainingStrategy):
                 return cached
         return self._compute_trunk(model, inputs)
 
-    def _compute_trunk(self, model: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    def _compute_trunk(self, model: torch.nn.Module, inputs: dict[str, object]) -> torch.Tensor:
         """The same, without dropout and gradients."""
         assert self.rack is not None
         with probing(model), torch.no_grad():
             return self.rack.hidden_at(self.phase.start, lambda: self._forward(model, inputs))
 
-    def _forward(self, model: torch.nn.Module, inputs: dict[str, Any]) -> object:
+    def _forward(self, model: torch.nn.Module, inputs: dict[str, object]) -> object:
         assert self.compute_loss is not None
         return self.compute_loss(model, inputs)
 
@@ -388,7 +388,7 @@ class StackwiseStrategy(TrainingStrategy):
     def _reconstruct(
         self,
         model: torch.nn.Module,
-        inputs: dict[str, Any],
+        inputs: dict[str, object],
         phase: StackPhase,
         start: torch.Tensor | None,
         total_items: int | None,
@@ -404,7 +404,11 @@ class StackwiseStrategy(TrainingStrategy):
         return StepOutput(loss.detach() * num_items, num_items)
 
     def _feature_loss(
-        self, model: torch.nn.Module, inputs: dict[str, Any], index: int, start: torch.Tensor | None
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        index: int,
+        start: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The weighted reconstruction loss of a unit, and its output, detached."""
         assert self.rack is not None
@@ -412,7 +416,7 @@ class StackwiseStrategy(TrainingStrategy):
         assert self.decoders is not None
         unit = self.plan.units[index]
 
-        def run() -> Any:
+        def run() -> object:
             return self._forward(model, inputs)
 
         given = start
@@ -427,7 +431,7 @@ class StackwiseStrategy(TrainingStrategy):
     def _step_of_all(
         self,
         model: torch.nn.Module,
-        inputs: dict[str, Any],
+        inputs: dict[str, object],
         total_items: int | None,
         scaler: torch.amp.GradScaler | None,
     ) -> StepOutput:
@@ -459,7 +463,7 @@ class StackwiseStrategy(TrainingStrategy):
         return self.rack.span(0, self.phase.depth)
 
 
-def _num_items(inputs: dict[str, Any]) -> int:
+def _num_items(inputs: Mapping[str, Any]) -> int:
     """What a mean over a batch is the mean of: learnt tokens, or examples."""
     if "target_positions" in inputs:
         return int(inputs["target_positions"].numel())
