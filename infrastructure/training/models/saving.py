@@ -105,7 +105,7 @@ def save_whole(
             _save_pretrained(model, part, state_dict=state)
         else:
             save_file({n: t.contiguous() for n, t in state.items()}, part / WEIGHTS)
-        if tokenizer is not None:  # one's own model has none
+        if tokenizer is not None and hasattr(tokenizer, "save_pretrained"):  # one's own has none
             save_tokenizer(tokenizer, part)
         write_sums(part)
 
