@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO
 
 from tqdm import tqdm
 
@@ -24,6 +24,11 @@ RATE_WINDOW_SECONDS = 60.0
 BAR_REFRESH_SECONDS = 0.2
 BAR_FORMAT = "{desc} {percentage:3.0f} % {bar} {n_fmt}/{total_fmt}{postfix}"
 COUNT_FORMAT = "{desc} {n_fmt}{postfix}"
+
+if TYPE_CHECKING:
+    _Tqdm = tqdm[NoReturn]
+else:
+    _Tqdm = tqdm  # which has no parameters outside of its stubs
 
 Clock = Callable[[], float]
 
@@ -135,7 +140,7 @@ def make_progress(total_steps: int, step: int, note: Note) -> ProgressDisplay:
     return Progress(total_steps, step, note=note)
 
 
-class _QuietTqdm(tqdm):
+class _QuietTqdm(_Tqdm):
     monitor_interval = 0  # every step updates the bar; no watching thread is needed
 
 
