@@ -203,7 +203,7 @@ class RunBackup:
         if self._copier.process_id is not None and status.state == DOWN:
             return replace(status, state=STARTING)  # what ended those before it may be gone
         if self._copier.failure is not None and status.error is None:
-            return replace(status, error=f"the process that copies ended: {self._copier.failure}")
+            return replace(status, error=f"of the process that copies: {self._copier.failure}")
         return status
 
     def _copier_down(self, copier: CopierClient, known: BackupStatus) -> BackupStatus:

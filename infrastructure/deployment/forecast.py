@@ -94,17 +94,20 @@ class Forecast:
         backup = f", {format_bytes(self.backup_bytes)} of backup" if self.backup_bytes else ""
         shared = f" on {self.num_processes} processes, without their exchange"
         shared = shared if self.num_processes > 1 else ""
+        other_seconds = self.seconds - self.num_steps * self.step_seconds
+        rest = "; the rest is measuring and saving" if other_seconds > self.seconds / 3 else ""
         summary = (
             f"Forecast: about {format_duration(self.seconds)} for {self.num_steps:,} steps"
-            f" ({self.step_seconds:.2g} s each{shared}), peak memory {memory} of"
+            f" ({self.step_seconds:.2g} s each{shared}{rest}), peak memory {memory} of"
             f" {format_bytes(self.memory_bytes)}, {disk} on disk (at most {most_disk}){backup}"
         )
         problems = self.problems()
         if problems:
             return [summary, f"It does not fit into this session: {'; '.join(problems)}"]
         until = self.session_seconds
-        end = f", which ends in {format_duration(until)}" if until else " (it has no known end)"
-        return [summary, f"It fits into this session{end}"]
+        if not until:
+            return [summary]
+        return [summary, f"It fits into this session, which ends in {format_duration(until)}"]
 
     def problems(self) -> list[str]:
         """What does not fit, with what to do; empty where all does."""

@@ -33,7 +33,6 @@ def test_measuring_shows_time_and_memory_and_trains_nothing(
     assert "is measured before the first step" in shown(form)
     view.measure.click()
     assert "Forecast: about" in shown(form)
-    assert "It fits into this session" in shown(form)
     assert not (tmp_path / "runs").exists()
     type_into(form, "training.batch_size", "2")
     assert "Measured with training.batch_size 4: Forecast: about" in shown(form)
