@@ -20,6 +20,7 @@ from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.named_object import load_object
 from infrastructure.core.registry import Registry
 from infrastructure.quantum.samplers.process_sampler import ProcessSampler
+from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from tests.quantum.samplers.questions import random_model
 from tests.test_documents import Block, taken_apart
 from tests.testing.suites import planted
@@ -89,9 +90,20 @@ KINDS = {
 SUITES = ("adapter", "data_source", "hook", "sink", "storage_backend", "strategy")
 
 
+def table_rows(text: str) -> list[list[str]]:
+    return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+
+
+def test_what_a_strategy_may_override_is_there() -> None:
+    text = taken_apart(DOCUMENT)[0].partition("### What a strategy may override")[2]
+    methods = re.findall(r"`(\w+)`", " ".join(row[0] for row in table_rows(text)))
+    assert "begin_step" in methods
+    assert [name for name in methods if not hasattr(TrainingStrategy, name)] == []
+
+
 def test_the_table_has_a_row_for_each_kind_and_names_what_there_is() -> None:
     text = taken_apart(DOCUMENT)[0].partition("## Adding things")[2]
-    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    rows = table_rows(text.partition("### One of each")[0])
     assert {row[0] for row in rows} - {"to add", "---"} == KINDS
     named = set(re.findall(r"`(register_\w+|\w+Suite|temper\.\w+)`", text))
     modules = [importlib.import_module(f"infrastructure.testing.suites.{n}") for n in SUITES]
