@@ -10,12 +10,15 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from infrastructure.backup.backends.base import Content, Place
+from infrastructure.backup.backends.contract import held_to_contract, sentence
 from infrastructure.backup.backends.drive import DrivePlace, is_on_drive
 from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.backends.fsspec_place import FsspecPlace
 from infrastructure.backup.backends.hub import HubPlace
 from infrastructure.config import registries
+from infrastructure.core.errors import TemperError
 from infrastructure.core.named_object import is_address
+from infrastructure.core.redact import redact_urls
 from infrastructure.core.registry import Registry
 
 __all__ = ["Content", "Place", "open_place", "register_backend", "require_backend"]
@@ -75,8 +78,16 @@ def open_place(text: str) -> Place:
         ValueError: no place has such a name, or its backend cannot be used.
         MissingPackageError: what speaks to it is not installed.
     """
-    place: Place = BACKENDS.make(backend_of(text), text)
-    return place
+    name = backend_of(text)
+    if BACKENDS.origin(name) is None:
+        place: Place = BACKENDS.make(name, text)
+        return place
+    try:
+        return held_to_contract(BACKENDS.make(name, text))
+    except (ValueError, OSError, TemperError):
+        raise
+    except Exception as error:
+        raise ValueError(sentence(redact_urls(text), error)) from error
 
 
 def require_backend(text: str) -> None:

@@ -1,49 +1,69 @@
 """What a place for backups must do: the copier prunes what it believes to be confirmed, so a place
 that says more than it knows loses work."""
 
+import contextlib
 import errno
+import inspect
+import json
 import os
+import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from infrastructure.backup.backends.base import Content, Place
-from infrastructure.backup.backends.place_identity import FOLDER
+from infrastructure.backup.backends.contract import held_to_contract
+from infrastructure.backup.backends.place_identity import FOLDER, mark
 from infrastructure.backup.format.file_operations import Buffer
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import StorageError
+from infrastructure.core.helper_process import HelperProcess
+from infrastructure.testing.suites.other_process import WRITTEN_BACK
 
 FILE = Path("run-1/objects/ab/abcd")
 HELLO: list[Buffer] = [b"hello ", bytearray(b"there"), memoryview(b"!")]
+OTHER_PROCESS = "infrastructure.testing.suites.other_process"
+OTHER_PROCESS_SECONDS = 120.0
 LARGE_BYTES = 5 * 1024**2 + 7  # more than one piece of any reader
 
 
 class StorageBackendSuite:
-    """Subclass it and give `open`.
+    """Subclass it, at the top of a module, and give `open`.
 
-    What a place has written others see at the latest when it was closed: it may gather names.
+    What a place has written others see at the latest when it was closed: it may gather names. Once
+    another process makes an object of the subclass and opens the place: what `open` needs besides
+    its folder it takes from the environment.
 
     Attributes:
         confirm_seconds: how long the place may say "not yet" of what was written.
+        writes_in_place: it cannot rename, and writes a file straight under its own name, where half
+            of it may be seen for a while (FORMAT.md, "A store at another place", rule 1). Half a
+            file must then never be confirmed; no other place may show one.
     """
 
     confirm_seconds = 10.0
+    writes_in_place = False
 
     def open(self, folder: Path) -> Place:
         """The place that belongs to `folder`, opened anew: each call is another process's first
         look at the same files."""
         raise NotImplementedError
 
+    def look(self, folder: Path) -> Place:
+        """The place that `open` gives; an error that no place may raise fails in a sentence."""
+        return held_to_contract(self.open(folder), AssertionError)
+
     def test_what_is_written_is_read(self, tmp_path: Path) -> None:
-        place = self.open(tmp_path)
+        place = self.look(tmp_path)
         large = os.urandom(LARGE_BYTES)
         place.write(FILE, HELLO)
         place.write(FILE.with_name("large"), [large[:100], large[100:]])
         place.write(FILE.with_name("empty"), [])
-        for seen in (place, self.open(tmp_path)):
+        for seen in (place, self.look(tmp_path)):
             for name, expected in (("abcd", b"hello there!"), ("large", large), ("empty", b"")):
                 path = FILE.with_name(name)
                 content = b"".join(seen.read(path))
@@ -54,7 +74,7 @@ class StorageBackendSuite:
 
     def test_memory_is_filled_to_the_end(self, tmp_path: Path) -> None:
         large = os.urandom(LARGE_BYTES)
-        place = self.open(tmp_path)
+        place = self.look(tmp_path)
         place.write(FILE, [large])
         memory = memoryview(bytearray(LARGE_BYTES))
         *_, end = place.read_into(FILE, memory)
@@ -62,18 +82,18 @@ class StorageBackendSuite:
         assert bytes(memory) == large, "read_into fills the memory with other bytes"
 
     def test_a_file_is_listed_as_soon_as_it_was_written(self, tmp_path: Path) -> None:
-        place, other = self.open(tmp_path), self.open(tmp_path)
+        place, other = self.look(tmp_path), self.look(tmp_path)
         for count in range(1, 6):
             place.write(FILE.with_name(f"{count}"), [b"x"])
             expected = [f"{n}" for n in range(1, count + 1)]
-            for seen in (place, other, self.open(tmp_path)):
+            for seen in (place, other, self.look(tmp_path)):
                 names = sorted(seen.names(FILE.parent))
                 assert names == expected, f"{expected} were written, {names} are listed"
         assert "run-1" in place.names(Path()), "a folder is not listed in the one above it"
         assert place.names(Path("run-1")) == ["objects"], "names are those of one folder, and plain"
 
     def test_what_was_never_written_is_not_there(self, tmp_path: Path) -> None:
-        place = self.open(tmp_path)
+        place = self.look(tmp_path)
         place.write(FILE, HELLO)
         missing = FILE.with_name("missing")
         calls: dict[str, Callable[[], object]] = {
@@ -92,17 +112,17 @@ class StorageBackendSuite:
             )
 
     def test_a_second_write_replaces_the_whole_file(self, tmp_path: Path) -> None:
-        place = self.open(tmp_path)
+        place = self.look(tmp_path)
         place.write(FILE, [b"a damaged copy that is longer"])
         place.write(FILE, HELLO)
         place.close()
-        content = b"".join(self.open(tmp_path).read(FILE))
+        content = b"".join(self.look(tmp_path).read(FILE))
         assert content == b"hello there!", f"after a second write the file holds {content!r}"
         assert place.size(FILE) == len(content), "after a second write it has the size of the first"
 
     def test_neighbours_stay_as_they_are(self, tmp_path: Path) -> None:
         """Names that begin with one another, in folders that do."""
-        place = self.open(tmp_path)
+        place = self.look(tmp_path)
         near = [FILE, FILE.with_name("abcde"), Path("run-1/objects/abc/abcd"), Path("run-10/x")]
         for path in near:
             place.write(path, [str(path).encode()])
@@ -114,11 +134,11 @@ class StorageBackendSuite:
         assert place.names(FILE.parent) == ["abcde"], "a folder lists what lies in another"
 
     def test_what_is_removed_is_gone(self, tmp_path: Path) -> None:
-        place = self.open(tmp_path)
+        place = self.look(tmp_path)
         place.write(FILE, HELLO)
         place.write(FILE.with_name("other"), HELLO)
         place.remove(FILE)
-        for seen in (place, self.open(tmp_path)):
+        for seen in (place, self.look(tmp_path)):
             assert seen.names(FILE.parent) == ["other"], "a removed file is still listed"
             try:
                 list(seen.read(FILE))
@@ -127,7 +147,7 @@ class StorageBackendSuite:
             raise AssertionError("a removed file can still be read")
 
     def test_what_was_written_is_confirmed(self, tmp_path: Path) -> None:
-        place, content = self.open(tmp_path), Content.of(HELLO)
+        place, content = self.look(tmp_path), Content.of(HELLO)
         place.identify()
         place.write(FILE, HELLO)
         end = time.monotonic() + self.confirm_seconds
@@ -135,8 +155,85 @@ class StorageBackendSuite:
             assert time.monotonic() < end, f"not confirmed after {self.confirm_seconds} s"
             time.sleep(0.05)
 
+    def test_another_process_sees_what_was_written(self, tmp_path: Path) -> None:
+        """A backup is read by a process on another machine."""
+        place = self.look(tmp_path)
+        identity = place.identify()
+        place.write(FILE, HELLO)
+        place.close()
+        answer = _other_process(type(self), tmp_path)
+        content = bytes.fromhex(answer["read"])
+        assert content == b"hello there!", f"another process reads {content!r}"
+        assert answer["names"] == ["abcd"], f"another process lists {answer['names']}"
+        assert answer["identity"] == identity, "for another process it is another place"
+        back = b"".join(self.look(tmp_path).read(FILE.with_name("back")))
+        assert back == WRITTEN_BACK, f"of what another process has written {back!r} is read"
+
+    def test_another_place_confirms_nothing(self, tmp_path: Path) -> None:
+        """A mount went away, and below it lies a folder that happens to hold the same bytes."""
+        place, content = self.look(tmp_path), Content.of(HELLO)
+        identity = place.identify()
+        place.write(FILE, HELLO)
+        place.close()
+        end = time.monotonic() + self.confirm_seconds
+        while not place.confirm(FILE, content) and time.monotonic() < end:
+            time.sleep(0.05)
+        other = self.look(tmp_path)
+        if identity not in _names(other, FOLDER):
+            return  # it is known by something else than a marker, such as the name of a repository
+        other.remove(FOLDER / identity)
+        other.close()
+        _require_refusal(place, content, "whose marker is gone")
+        mark(other)
+        other.close()
+        _require_refusal(place, content, "that has another place's marker")
+
+    def test_half_a_file_is_never_seen(self, tmp_path: Path) -> None:
+        """A process may be killed at any instant of a write."""
+        for old in (None, b"a damaged copy"):
+            place, folder = self.look(tmp_path), FILE.with_name(f"half-{old is None}")
+            if old is not None:
+                place.write(folder, [old])
+                place.close()
+            self._write_in_pieces(place, folder, tmp_path, old)
+
+    def _write_in_pieces(self, place: Place, path: Path, tmp_path: Path, old: bytes | None) -> None:
+        seen: list[bytes | None] = []
+        pieces = [b"x" * 100_000] * 3
+
+        def look() -> None:
+            seen.append(_read(self.look(tmp_path), path))
+
+        def fail_in_the_middle() -> None:
+            if len(seen) == 2:
+                raise OSError(errno.EIO, "planted: the writer fails in the middle")
+            look()
+
+        try:
+            place.write(path, _Pieces(pieces, fail_in_the_middle))
+        except OSError:
+            place.close()
+        else:
+            raise AssertionError("a write whose bytes cannot be read ends as if it were whole")
+        look()
+        if not self.writes_in_place:
+            _require_whole(seen, old, "after a write that failed in the middle, and within it")
+        elif seen[-1] not in (None, old):
+            confirmed = False
+            with contextlib.suppress(StorageError):
+                confirmed = place.confirm(path, Content.of(pieces))
+            assert not confirmed, "half a file is confirmed"
+        seen.clear()
+        place.write(path, _Pieces(pieces, look))
+        place.close()
+        if not self.writes_in_place:
+            whole = b"".join(pieces)  # of two disks one may have it before the other
+            _require_whole([s for s in seen if s != whole], old, "while it is written")
+        content = _read(self.look(tmp_path), path)
+        assert content == b"".join(pieces), "after a write that failed another one is not whole"
+
     def test_other_bytes_are_never_confirmed(self, tmp_path: Path) -> None:
-        place, content = self.open(tmp_path), Content.of(HELLO)
+        place, content = self.look(tmp_path), Content.of(HELLO)
         place.identify()
         for damage in (b"hello there", b"hello there?", b"", None):
             if damage is not None:
@@ -145,22 +242,22 @@ class StorageBackendSuite:
                 place.remove(FILE)
             place.close()
             try:
-                confirmed = self.open(tmp_path).confirm(FILE, content)
+                confirmed = self.look(tmp_path).confirm(FILE, content)
             except StorageError:
                 continue
             assert not confirmed, f"a file that holds {damage!r} is confirmed as {content}"
             assert damage is None, f"{damage!r} is told as not yet there: raise StorageError"
 
     def test_a_place_is_known_again(self, tmp_path: Path) -> None:
-        first = self.open(tmp_path).identify()
+        first = self.look(tmp_path).identify()
         assert first, "a place has no identity"
-        assert self.open(tmp_path).identify() == first, "the same place has another identity"
-        assert self.open(tmp_path).identify(first) == first, "the place is not taken for itself"
+        assert self.look(tmp_path).identify() == first, "the same place has another identity"
+        assert self.look(tmp_path).identify(first) == first, "the place is not taken for itself"
         other = Path(tempfile.mkdtemp(dir=tmp_path))
-        assert self.open(other).identify() != first, "another place has the same identity"
+        assert self.look(other).identify() != first, "another place has the same identity"
 
     def test_looking_leaves_nothing_behind(self, tmp_path: Path) -> None:
-        place = self.open(tmp_path)
+        place = self.look(tmp_path)
         place.identify()
         place.probe()
         place.sweep(Path("run-1"))
@@ -180,16 +277,16 @@ class StorageBackendSuite:
             raise AssertionError(f"{path} is written: it leads out of the place")
 
     def test_an_error_has_advice(self, tmp_path: Path) -> None:
-        advice = self.open(tmp_path).advice(OSError(errno.EIO, "planted"))
+        advice = self.look(tmp_path).advice(OSError(errno.EIO, "planted"))
         assert len(advice) > 20, f"advice of {advice!r}: tell what a person can do"
 
     def test_a_store_of_versions_lies_in_it(self, tmp_path: Path) -> None:
-        place = self.open(tmp_path)
+        place = self.look(tmp_path)
         store = Store(Path("run-1"), place, compress=True)
         for step in (1, 2, 3):
             store.commit(_tensors(step), {}, step=step)
         place.close()
-        again = Store(Path("run-1"), self.open(tmp_path))
+        again = Store(Path("run-1"), self.look(tmp_path))
         name, rejected = again.newest()
         assert not rejected, f"versions are damaged: {rejected}"
         assert name == store.versions()[0], "the newest version is not found"
@@ -200,8 +297,82 @@ class StorageBackendSuite:
             assert bytes(content[key].data) == bytes(tensor.data), f"{key} has other bytes"
         store.remove_all_but([str(name)])
         place.close()
-        left = Store(Path("run-1"), self.open(tmp_path)).versions()
+        left = Store(Path("run-1"), self.look(tmp_path)).versions()
         assert left == [name], f"{len(left)} versions are there after all but one were removed"
+
+
+class _Pieces(Sequence[Buffer]):
+    """Buffers that call something before each of them is given."""
+
+    def __init__(self, pieces: Sequence[bytes], before_each: Callable[[], None]) -> None:
+        self._pieces, self._before_each = pieces, before_each
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    @overload
+    def __getitem__(self, index: int) -> Buffer: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Buffer]: ...
+    def __getitem__(self, index: int | slice) -> Buffer | Sequence[Buffer]:
+        if isinstance(index, slice):
+            return [self[n] for n in range(*index.indices(len(self)))]
+        piece = self._pieces[index]
+        self._before_each()
+        return piece
+
+
+def _read(place: Place, path: Path) -> bytes | None:
+    try:
+        return b"".join(place.read(path))
+    except FileNotFoundError:
+        return None
+
+
+def _require_whole(seen: Sequence[bytes | None], old: bytes | None, when: str) -> None:
+    for content in seen:
+        if content is not None and content != old:
+            raise AssertionError(
+                f"{len(content)} bytes of 300000 are seen under the file's name {when}: write"
+                " under another name first, and rename (or set writes_in_place in the suite)"
+            )
+
+
+def _require_refusal(place: Place, content: Content, which: str) -> None:
+    try:
+        answer = place.confirm(FILE, content)
+    except OSError:
+        return
+    except StorageError as error:
+        raise AssertionError(f"of a place {which} confirm says {error}: raise OSError") from error
+    raise AssertionError(
+        f"confirm says {answer} of a place {which}: call require_identity in confirm"
+    )
+
+
+def _other_process(suite: type, folder: Path) -> dict[str, Any]:
+    """What it has read.
+
+    Raises:
+        AssertionError: it could not; says why.
+    """
+    if "<" in suite.__qualname__:
+        raise AssertionError(f"{suite.__name__} is made in a function: write it at a module's top")
+    named = inspect.getfile(suite), suite.__module__, suite.__qualname__, str(folder), str(FILE)
+    process = HelperProcess(OTHER_PROCESS, *named, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    timer = threading.Timer(OTHER_PROCESS_SECONDS, process.kill)
+    timer.start()
+    output = process.stdout.read()
+    process.wait()
+    timer.cancel()
+    process.close_pipes()
+    if process.returncode != 0:
+        raise AssertionError(
+            f"another process does not read what this one has written: {process.last_words}"
+        )
+    answer: dict[str, Any] = json.loads(output.decode().splitlines()[-1])
+    return answer
 
 
 def _names(place: Place, directory: Path) -> list[str]:

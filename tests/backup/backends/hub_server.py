@@ -36,9 +36,9 @@ class Hub:
 class Refused(Exception):  # noqa: N818
     """An answer that is not 200."""
 
-    def __init__(self, status: int, code: str = "", location: str = "") -> None:
+    def __init__(self, status: int, code: str = "", location: str = "", url: str = "") -> None:
         super().__init__(status)
-        self.status = status
+        self.status, self.url = status, url
         self.headers = {"X-Error-Code": code, "Location": location}
 
 
@@ -70,7 +70,8 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, found if isinstance(found, bytes) else json.dumps(found).encode())
         except Refused as refused:
             named = {name: value for name, value in refused.headers.items() if value}
-            self._send(refused.status, b'{"error": "refused"}', named)
+            answer = {"error": "refused", "url": refused.url}
+            self._send(refused.status, json.dumps(answer).encode(), named)
 
     def _send(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -95,12 +96,13 @@ class Handler(BaseHTTPRequestHandler):
     def _create(self, body: dict[str, Any]) -> Any:
         kind = body.get("type") or "model"
         repo = f"{kind}s/{body['organization']}/{body['name']}"
+        url = f"{self.hub.url}/{repo.removeprefix('models/')}"
         if repo in self.hub.repos:
-            raise Refused(409)
+            raise Refused(409, url=url)
         self.hub.repos[repo] = {}
         if not body.get("private") and body.get("visibility") != "private":
             self.hub.public.add(repo)
-        return {"url": f"{self.hub.url}/{repo.removeprefix('models/')}"}
+        return {"url": url}
 
     def _api(self, parts: list[str], body: bytes) -> Any:
         repo = "/".join(parts[:3])

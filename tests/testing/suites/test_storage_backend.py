@@ -1,21 +1,22 @@
 """Our places keep the contract, and a place with a defect does not."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import huggingface_hub
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
 from infrastructure.backup.backends import open_place
-from infrastructure.backup.backends.base import Content, Place
+from infrastructure.backup.backends.base import Content, Place, require_content
 from infrastructure.backup.backends.drive import DrivePlace
 from infrastructure.backup.backends.folder import FolderPlace
+from infrastructure.backup.backends.fsspec_place import FsspecPlace
 from infrastructure.backup.backends.hub import HubPlace
 from infrastructure.backup.format.file_operations import Buffer
 from infrastructure.testing.suites.storage_backend import StorageBackendSuite
-from tests.backup.backends.hub_server import TOKEN, Hub, running_hub
+from tests.backup.backends.hub_server import TOKEN, running_hub
 from tests.testing.suites.planted import failure, without_defect
 
 
@@ -25,35 +26,31 @@ class TestFolder(StorageBackendSuite):
 
 
 class TestDrive(StorageBackendSuite):
+    writes_in_place = True  # a rename on Drive may be undone by the mount
+
     def open(self, folder: Path) -> Place:
         return DrivePlace(folder / "backups", drive_id=lambda path: "1xYz")
 
 
 class TestFsspec(StorageBackendSuite):
-    @pytest.fixture(autouse=True)
-    def empty_store(self) -> Iterator[None]:
-        MemoryFileSystem.store.clear()
-        yield
-        MemoryFileSystem.store.clear()
-
     def open(self, folder: Path) -> Place:
-        return open_place(f"memory://{folder.name}/{folder.parent.name}")
+        return FsspecPlace(f"file://{folder}/backups")
 
 
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 class TestHub(StorageBackendSuite):
-    hub: Hub
-
     @pytest.fixture(autouse=True)
     def server(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-        with running_hub() as self.hub:
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")  # of the other process
+        with running_hub() as hub:
+            monkeypatch.setenv("HUB_OF_THE_TEST", hub.url)
             yield
         huggingface_hub.close_session()
 
     def open(self, folder: Path) -> Place:
-        return HubPlace(f"hf://me/{folder.name}/temper", self.hub.url)
+        return HubPlace(f"hf://me/{folder.name}/temper", os.environ["HUB_OF_THE_TEST"])
 
 
 # Defects, each in a folder that is else sound.
@@ -183,6 +180,80 @@ class SwapsTensors(Broken):
         return super().read(first.relative_to(self.root))
 
 
+class InMemory(Broken):
+    """Keeps everything in its class: gone with the process."""
+
+    files: ClassVar[dict[Path, bytes]] = {}
+
+    def read(self, path: Path) -> Iterator[bytes]:
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        yield self.files[path]
+
+    def size(self, path: Path) -> int:
+        return len(b"".join(self.read(path)))
+
+    def names(self, directory: Path) -> list[str]:
+        below = [p.relative_to(directory) for p in self.files if p.is_relative_to(directory)]
+        if not below:
+            raise FileNotFoundError(directory)
+        return sorted({p.parts[0] for p in below})
+
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        self.files[path] = b"".join(buffers)
+
+
+class NoIdentity(Broken):
+    def confirm(self, path: Path, content: Content) -> bool:
+        require_content(self, path, content)
+        return True
+
+
+class HalfWritten(Broken):
+    """Under its own name from the first byte on."""
+
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        self.make_directory(path.parent)
+        with self.at(path).open("wb") as file:
+            for buffer in buffers:
+                file.write(buffer)
+                file.flush()
+
+
+class TornBeforeItsEnd(HalfWritten):
+    """Half a file stays, and is taken for a whole one."""
+
+    def confirm(self, path: Path, content: Content) -> bool:
+        return self.size(path) > 0
+
+
+class RaisesItsOwn(Broken):
+    def size(self, path: Path) -> int:
+        raise KeyError("no such row")
+
+
+class InMemorySuite(StorageBackendSuite):
+    """At the module's top, where another process finds it."""
+
+    def open(self, folder: Path) -> Place:
+        return InMemory(folder)
+
+
+def test_what_is_gone_with_its_process_is_seen(tmp_path: Path) -> None:
+    message = failure(InMemorySuite(), "test_another_process_sees_what_was_written", tmp_path)
+    InMemory.files.clear()
+    assert message is not None
+    assert "another process does not read what this one has written: FileNotFound" in message
+
+
+def test_a_suite_that_no_other_process_finds_is_named(tmp_path: Path) -> None:
+    class Hidden(TestFolder):
+        pass
+
+    message = failure(Hidden(), "test_another_process_sees_what_was_written", tmp_path)
+    assert message == "Hidden is made in a function: write it at a module's top"
+
+
 DEFECTS: list[tuple[Callable[[Path], Place], str, str]] = [
     (ReadsShort, "test_what_is_written_is_read", "bytes are read"),
     (LosesBytes, "test_what_is_written_is_read", "11 of 12 bytes"),
@@ -197,6 +268,9 @@ DEFECTS: list[tuple[Callable[[Path], Place], str, str]] = [
     (AlwaysSure, "test_other_bytes_are_never_confirmed", "is confirmed as"),
     (TrustsSize, "test_other_bytes_are_never_confirmed", "is confirmed as"),
     (NeverSure, "test_other_bytes_are_never_confirmed", "raise StorageError"),
+    (NoIdentity, "test_another_place_confirms_nothing", "whose marker is gone: call require"),
+    (HalfWritten, "test_half_a_file_is_never_seen", "are seen under the file's name"),
+    (RaisesItsOwn, "test_what_is_written_is_read", "its backend raised KeyError: 'no such row' at"),
     (IsAnyPlace, "test_a_place_is_known_again", "the same identity"),
     (LeavesProbes, "test_looking_leaves_nothing_behind", "probing leaves"),
     (LeadsOut, "test_no_path_leads_out", "leads out of the place"),
@@ -224,6 +298,25 @@ def test_a_defect_is_seen(
     assert sentence in message
 
 
+def test_a_place_that_cannot_rename_may_show_half_a_file_but_not_confirm_it(tmp_path: Path) -> None:
+    class Suite(TestFolder):
+        writes_in_place = True
+
+        def open(self, folder: Path) -> Place:
+            return HalfWritten(folder)
+
+    class Torn(Suite):
+        def open(self, folder: Path) -> Place:
+            return TornBeforeItsEnd(folder)
+
+    test = "test_half_a_file_is_never_seen"
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert failure(Suite(), test, tmp_path / "a") is None
+    assert failure(Torn(), test, tmp_path / "b") == "half a file is confirmed"
+
+
 def test_each_test_has_a_defect_that_it_sees() -> None:
     planted: dict[str, Any] = {test: kind for kind, test, _ in DEFECTS}
+    planted["test_another_process_sees_what_was_written"] = InMemory
     assert without_defect(StorageBackendSuite, planted) == []

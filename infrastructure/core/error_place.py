@@ -1,0 +1,45 @@
+"""Where an error was raised: the line of somebody's own code."""
+
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import FrameType
+
+OUR_PARENT = Path(__file__).resolve().parents[2]
+OUR_FOLDERS = ("infrastructure", "colab", "temper")
+
+
+def error_place(error: BaseException) -> str | None:
+    """`turns.py:21 (begin_step)`, where the innermost code that is of no library is somebody's
+    own; None: it is ours."""
+    for frame, line in reversed([*_frames(error)]):
+        file = frame.f_code.co_filename
+        if _is_ours(file):
+            return None
+        if not _is_of_a_library(file):
+            return f"{Path(file).name}:{line} ({frame.f_code.co_name})"
+    return None
+
+
+def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    yield from traceback.walk_tb(error.__traceback__)
+
+
+def _is_ours(file: str) -> bool:
+    return any(Path(file).is_relative_to(OUR_PARENT / name) for name in OUR_FOLDERS)
+
+
+def _is_of_a_library(file: str) -> bool:
+    """Also what has no file, such as code that was made from a text."""
+    return file.startswith("<") or any(Path(file).is_relative_to(f) for f in _library_folders())
+
+
+@cache
+def _library_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    named = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    of_path = {entry for entry in sys.path if Path(entry).name in ("site-packages", "lib-dynload")}
+    return tuple(sorted(named | of_path))
