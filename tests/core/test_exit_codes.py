@@ -1,4 +1,4 @@
-"""Exit codes are those of shells, and the README has each of them."""
+"""Exit codes are those of shells, and the page about going on has each of them."""
 
 import re
 from pathlib import Path
@@ -7,11 +7,11 @@ import pytest
 
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/when-the-machine-goes-away.md"
 
 
-def test_the_readme_lists_each_and_no_other() -> None:
-    table = README.read_text().partition("| exit code | means |")[2].partition("\n\n")[0]
+def test_the_page_lists_each_and_no_other() -> None:
+    table = PAGE.read_text().partition("| code | means |")[2].partition("\n\n")[0]
     assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)] == [*ExitCode]
 
 
