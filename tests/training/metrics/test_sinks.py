@@ -184,8 +184,8 @@ def test_tensorboard_shows_no_step_twice_after_a_resume(tmp_path: Path) -> None:
     for number in (10, 20, 30, 40):
         first.write(step(number))
     first.close()
-    # Files are read in the order of their names: the second, and then a number that is no word's
-    # length (9 comes after 10). Nobody goes on within a second but a test.
+    # Files are read in the order of their names: the second, then a counter as text, in which 10
+    # comes before 9. Nobody goes on within a second but a test.
     began = int(time.time())
     while int(time.time()) == began:
         time.sleep(0.01)
