@@ -62,6 +62,7 @@ class RunBackup:
         options: section `backup` of the configuration.
         run_id: the folder at the place, `<place>/<run id>`; none: the directory's name.
         status_path: where the copier says how it stands; none: in the store.
+        traceback_path: where it keeps the traceback of an error that nobody foresaw; none: nowhere.
         retention: what stays on this machine.
 
     Raises:
@@ -75,12 +76,14 @@ class RunBackup:
         *,
         run_id: str | None = None,
         status_path: Path | None = None,
+        traceback_path: Path | None = None,
         retention: Retention | None = None,
     ) -> None:
         self.store = Store(directory)
         self.options = options or BackupConfig()
         self.run_id = run_id or directory.resolve().name
         self.status_path = status_path or directory / STATUS_FILE
+        self.traceback_path = traceback_path
         self.retention = retention or Retention(keep_best=1)
         self.place_id: str | None = None  # as `check_place` has found it
         self.is_missing = False  # at the start, and a training may begin without it
@@ -104,6 +107,7 @@ class RunBackup:
             compression=self.options.compression,
             bytes_per_second=None if megabytes is None else megabytes * 1e6,
             finish_seconds=self.options.finish_seconds,
+            traceback=None if self.traceback_path is None else str(self.traceback_path.resolve()),
         )
 
     def __enter__(self) -> Self:

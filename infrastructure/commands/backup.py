@@ -31,6 +31,7 @@ from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import StorageError
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.kept_traceback import COPIER_TRACEBACK_FILE
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_number
 from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.run.checkpoint_paths import step_of
@@ -259,7 +260,13 @@ def _backup_of_run(
     if options.place is None and must_have_place:
         raise ValueError(f"run {run.run_id} has no place for backups: give --place")
     retention = retention_of(recorded.training)
-    return run, RunBackup(run.checkpoints, options, run_id=run.run_id, retention=retention)
+    return run, RunBackup(
+        run.checkpoints,
+        options,
+        run_id=run.run_id,
+        traceback_path=run.path / COPIER_TRACEBACK_FILE,
+        retention=retention,
+    )
 
 
 def _named(name: str | None, config: DeploymentConfig) -> tuple[str, RunBackup]:

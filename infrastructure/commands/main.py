@@ -1,6 +1,7 @@
 """The `temper` command: which commands there are, and what becomes of an error.
 
-A traceback is shown at `--log-level DEBUG` only, and like all that is printed without secrets.
+A traceback is shown at `--log-level DEBUG` only, and like all that is printed without secrets; that
+of an error in a run is kept there.
 Nothing heavy is imported before a command needs it, so that `--help` answers at once.
 """
 
@@ -16,8 +17,10 @@ from typing import Protocol, cast
 
 from infrastructure.commands.parser import PROGRAM, CommandParser, parse
 from infrastructure.core.console_log import start_console_log
+from infrastructure.core.error_place import described, error_place
 from infrastructure.core.errors import ProcessLostError, TemperError, TrainingDivergedError
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
+from infrastructure.core.kept_traceback import traceback_file
 from infrastructure.core.launcher import LaunchedProcess, launched_process
 from infrastructure.core.redact import redact
 from infrastructure.core.shared_cores import share_the_cores
@@ -152,18 +155,29 @@ def _compute_for_leader(process: LaunchedProcess) -> int:
 
 
 def _fail(error: BaseException, code: ExitCode) -> ExitCode:
-    _show_traceback(error)
-    print(redact(f"temper: {error}{_notes(error)}"), file=sys.stderr)
+    shown = _show_traceback(error)
+    is_own = error_place(error) is not None  # raised by somebody's own code: no sentence of ours
+    text = f"{described(error)}{_notes(error)}" if is_own else f"{error}{_notes(error)}"
+    print(redact(f"temper: {text}{_hint(error, shown) if is_own else ''}"), file=sys.stderr)
     return code
 
 
 def _fail_unexpectedly(error: Exception) -> ExitCode:
-    """An error that nobody foresaw: its type, and what to do to see more."""
+    """An error that nobody foresaw: its type, whose line raised it, and where to see more."""
     shown = _show_traceback(error)
-    text = " ".join(str(error).split())
-    hint = "" if shown else "; run again with --log-level DEBUG for the traceback"
-    print(redact(f"temper: {type(error).__name__}: {text}{_notes(error)}{hint}"), file=sys.stderr)
+    text = f"{described(error)}{_notes(error)}{_hint(error, shown)}"
+    print(redact(f"temper: {text}"), file=sys.stderr)
     return ExitCode.FAILED
+
+
+def _hint(error: BaseException, shown: bool) -> str:
+    """Where the traceback is, or how to see it."""
+    if shown:
+        return ""
+    path = traceback_file(error)
+    if path is not None:
+        return f"; its traceback is in {path}"
+    return "; run again with --log-level DEBUG for the traceback"
 
 
 def _notes(error: BaseException) -> str:

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
+from infrastructure.core.error_place import at_place
+
 Result = TypeVar("Result")
 
 
@@ -51,7 +53,7 @@ class BestEffort:
             self.num_failures[name] += 1
             if name not in self.first_error:
                 self.first_error[name] = f"{type(error).__name__}: {error}"
-                self.log.warning(self.message, name, error)
+                self.log.warning(f"{self.message}%s", name, error, at_place(error))
         return None
 
     def is_off(self, name: str) -> bool:

@@ -24,6 +24,20 @@ def error_place(error: BaseException) -> str | None:
     return None
 
 
+def described(error: BaseException) -> str:
+    """An error in one line: its type, its text, and the line of somebody's own code."""
+    text = " ".join(str(error).split())
+    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{named}{at_place(error)}"
+
+
+def at_place(error: BaseException) -> str:
+    """` at turns.py:21 (begin_step)`, to be put behind an error's text; "" where the text has it,
+    or no code of somebody's own raised it."""
+    place = error_place(error)
+    return "" if place is None or place in str(error) else f" at {place}"
+
+
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:
     yield from traceback.walk_tb(error.__traceback__)
 

@@ -17,6 +17,7 @@ from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
 from infrastructure.core.files import make_directory
+from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
 from infrastructure.core.redact import redact
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
 from infrastructure.deployment.forecast import RunForecast, bytes_of_version
@@ -180,7 +181,7 @@ class TrainingDeployment:
                 self.report(f"note: {run.run_file.name} was lost: written anew as the run is now")
             elif trainer.adapter.tokenizer is not None and not run.tokenizer.is_dir():
                 save_tokenizer(run, trainer)
-            with with_followers(trainer), lost_output_kept_in(run.path / OUTPUT_FILE):
+            with with_followers(trainer), errors_and_output_kept(run):
                 return self._train(run, trainer, measured_before(run), checkpoint)
 
     def _newest(self, run: RunDirectory) -> Path:
@@ -282,7 +283,7 @@ class TrainingDeployment:
         make_directory(run.path)
         with only_trainer_of(run.path):
             trainer = trainer or self._prepare()
-            with with_followers(trainer), lost_output_kept_in(run.path / OUTPUT_FILE):
+            with with_followers(trainer), errors_and_output_kept(run):
                 with self.stages.stage("fit"):
                     for line in trainer.batch_plan().lines():
                         self.report(line)
@@ -424,6 +425,16 @@ def with_followers(trainer: EnhancedTrainer) -> Iterator[None]:
         yield
     finally:
         trainer.team.close()
+
+
+@contextmanager
+def errors_and_output_kept(run: RunDirectory) -> Iterator[None]:
+    """Inside, what a closed terminal is not told and why an error came about stay in the run."""
+    with (
+        lost_output_kept_in(run.path / OUTPUT_FILE),
+        traceback_kept_in(run.path / TRACEBACK_FILE),
+    ):
+        yield
 
 
 def measured_before(run: RunDirectory) -> HeldOut:

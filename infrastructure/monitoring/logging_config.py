@@ -6,6 +6,8 @@
 | logs/performance/performance.jsonl | speed and cost of steps, at each sample of the monitor |
 | logs/performance/summary.json | what all samples came to |
 | logs/errors/errors.jsonl | what went wrong and what was done |
+| logs/errors/traceback.txt | of the error that ended it, where nobody foresaw that |
+| logs/errors/copier.txt | the same of the process that copies backups |
 | logs/system/system.jsonl | the machine, at each sample |
 | logs/system/alerts.jsonl | when an alert began and ended |
 | logs/output.txt | what a detached training said, and what a closed terminal was not told |

@@ -7,6 +7,7 @@ from typing import Protocol, cast
 
 from infrastructure.backup.repair.run_files_repair import REPORT_FILE, SEAL, read_seal, seal_of
 from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.error_place import at_place
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.redact import redact
@@ -59,7 +60,7 @@ def summary_of(
         "status": RunStatus.FAILED if is_failed else ended,
         "reason": progress.stop_message or interruption,
         "signal": progress.stop_signal or signal,
-        "error": redact(f"{type(error).__name__}: {error}") if is_failed else None,
+        "error": None if error is None or is_interrupted else redact(_sentence(error)),
         "steps": progress.step,
         "total_steps": progress.total_steps,
         "tokens": progress.num_tokens,
@@ -69,6 +70,10 @@ def summary_of(
         "peak_memory_bytes": progress.metrics.get("memory_bytes"),
         "paths": paths_of(run.path),
     }
+
+
+def _sentence(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}{at_place(error)}"
 
 
 def record_running(run: RunDirectory, total_steps: int) -> None:

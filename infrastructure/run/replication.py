@@ -21,6 +21,7 @@ from infrastructure.backup.replication.status import DOWN, BackupStatus, age_wor
 from infrastructure.backup.run_backup import CONTACT_SECONDS, RunBackup, place_options
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.kept_traceback import COPIER_TRACEBACK_FILE
 from infrastructure.core.waiting import within
 from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.run.directory import RunDirectory
@@ -54,6 +55,7 @@ class RunReplication:
             run.checkpoints,
             place_options(config),
             run_id=run.run_id,
+            traceback_path=run.path / COPIER_TRACEBACK_FILE,
             retention=retention_of(config.training),
         )
         self.completion = Completion()

@@ -295,6 +295,9 @@ def break_down(options: object) -> int:
     raise error
 
 
+BROKEN_AT = f"test_main.py:{break_down.__code__.co_firstlineno + 3} (break_down)"
+
+
 @pytest.mark.usefixtures("restore_logging")
 def test_an_error_that_nobody_foresaw_is_one_sentence(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -302,7 +305,7 @@ def test_an_error_that_nobody_foresaw_is_one_sentence(
     monkeypatch.setattr(train, "run", break_down)
     assert main(["train"]) == ExitCode.FAILED
     assert capsys.readouterr().err == (
-        "temper: RuntimeError: CUDA error with *** (and a note);"
+        f"temper: RuntimeError: CUDA error with *** at {BROKEN_AT} (and a note);"
         " run again with --log-level DEBUG for the traceback\n"
     )
 
@@ -316,7 +319,8 @@ def test_a_traceback_is_shown_on_request_and_holds_no_secret(
     err = capsys.readouterr().err
     assert "in break_down" in err
     assert SECRET not in err
-    assert err.splitlines()[-1] == "temper: RuntimeError: CUDA error with *** (and a note)"
+    last = f"temper: RuntimeError: CUDA error with *** at {BROKEN_AT} (and a note)"
+    assert err.splitlines()[-1] == last
 
 
 @pytest.mark.usefixtures("restore_logging")

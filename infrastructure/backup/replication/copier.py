@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 
+from infrastructure.backup.backends.contract import BackendError
 from infrastructure.backup.backends.place_identity import PlaceRecord
 from infrastructure.backup.format.manifest import Manifest
 from infrastructure.backup.format.retention import Retention
@@ -43,6 +44,7 @@ class Copier:
         retention: what stays at the place, counted over confirmed versions only.
         record: which place this run was copied to before; it is told of a first contact.
         on_piece: called after each megabyte that was sent, for who shows progress.
+        on_fault: is told what a backend has raised against its contract.
         grace_seconds: how long an object at the place must have been without a name before it goes.
         now: seconds since 1970, for the status; everything else goes by the link's clock.
         draw: a number from 0 to 1, so that many copiers do not come back at the same instant.
@@ -56,6 +58,7 @@ class Copier:
         *,
         record: PlaceRecord | None = None,
         on_piece: Callable[[], None] = do_nothing,
+        on_fault: Callable[[Exception], None] = do_nothing,
         grace_seconds: float = GRACE_SECONDS,
         now: Callable[[], float] = time.time,
         draw: Callable[[], float] = random.random,
@@ -67,7 +70,7 @@ class Copier:
         self._published: dict[str, str] = {}
         self._refused_folders: dict[str, str] = {}
         self._publishing: PublishedFolder | None = None
-        self._on_piece, self._now, self._draw = on_piece, now, draw
+        self._on_piece, self._on_fault, self._now, self._draw = on_piece, on_fault, now, draw
         self._ours: set[str] | None = None  # versions at the place that are no stranger's
         self._late: set[str] = set()  # older than what this machine began with, and seen later
         self._began_with = 0
@@ -389,6 +392,8 @@ class Copier:
         """Note what went wrong; the seconds to wait before the next attempt."""
         self._num_failures += 1
         self._done_at_failure = self.link.num_done
+        if isinstance(error, BackendError):
+            self._on_fault(error)
         rewritten = "it is written again"
         advice = self.link.place.advice(error) if isinstance(error, OSError) else rewritten
         self._error = (redact(str(error)), redact(advice))

@@ -31,7 +31,10 @@ from infrastructure.backup.replication.status import (
     write_status,
 )
 from infrastructure.backup.writer.writer_process import LOCK_FILE
+from infrastructure.core.error_place import described
+from infrastructure.core.kept_traceback import keep_traceback, traceback_file
 from infrastructure.core.lock import Lock
+from infrastructure.core.redact import redact
 from infrastructure.core.stop_signals import ignore_stop_signals
 
 NICENESS = 19
@@ -54,6 +57,7 @@ class CopierSettings:
         compression: "auto" (where the place is slow), "zstd" or "off".
         bytes_per_second: bound on what copying takes; None: none.
         finish_seconds: how long to go on when the training has ended.
+        traceback: the file for the traceback of an error that nobody foresaw; None: it is lost.
     """
 
     store: str
@@ -64,6 +68,7 @@ class CopierSettings:
     compression: str = "auto"
     bytes_per_second: float | None = None
     finish_seconds: float = 900.0
+    traceback: str | None = None
 
     def link(self) -> RemoteSession:
         """The way to the place.
@@ -74,6 +79,11 @@ class CopierSettings:
         place = open_place(self.place)
         compresses = self.compression == "zstd" or (self.compression == "auto" and place.is_slow)
         return RemoteSession(place, self.run_id, compresses, Bandwidth(self.bytes_per_second))
+
+    def keep_traceback(self, error: Exception) -> None:
+        """Keep the traceback of an error, if there is a file for it."""
+        if self.traceback is not None:
+            keep_traceback(error, Path(self.traceback))
 
     @property
     def record(self) -> PlaceRecord:
@@ -180,6 +190,16 @@ def main() -> None:
     ignore_stop_signals()
     _allow_many_files()
     settings = CopierSettings(**json.loads(_first_line()))
+    try:
+        _copy(settings)
+    except Exception as error:  # of this process only the last line is shown
+        settings.keep_traceback(error)
+        path = traceback_file(error)
+        kept = "" if path is None else f"; its traceback is in {path}"
+        raise SystemExit(redact(f"{described(error)}{kept}")) from error
+
+
+def _copy(settings: CopierSettings) -> None:
     # A backend of somebody's own may import PyTorch. Only after that does this process stand back:
     # beside a training that takes every core, importing would otherwise last minutes.
     link = settings.link()
@@ -196,6 +216,7 @@ def main() -> None:
         settings.retention,
         record=settings.record,
         on_piece=lambda: file.show(copier.status()),
+        on_fault=settings.keep_traceback,
     )
     serve(copier, file, settings.finish_seconds)
     lock.release()

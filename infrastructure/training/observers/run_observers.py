@@ -11,6 +11,7 @@ from pathlib import Path
 
 from infrastructure.backup.run_backup import RunBackup
 from infrastructure.core.best_effort import BestEffort
+from infrastructure.core.error_place import at_place
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.line_file import LineFile
 from infrastructure.monitoring.drawing.metrics_file import encode_record
@@ -139,7 +140,7 @@ class ErrorsObserver(Observer):
     def error(self, state: TrainingState) -> None:
         self._write_new(state)
         if isinstance(state.error, Exception):  # an interrupt is none
-            kind, message = type(state.error).__name__, str(state.error)
+            kind, message = type(state.error).__name__, f"{state.error}{at_place(state.error)}"
             record = error_record(state.step, kind, "the run stopped", message)
             self._attempt(lambda: self._write(record))
 

@@ -296,3 +296,47 @@ def test_a_copier_for_which_there_is_no_process_costs_the_training_nothing(
         client.try_again()
     assert client.num_failures == 1, "not too often"
     assert client.failure == "it could not be started: Resource temporarily unavailable"
+
+
+PLACE = """
+import temper
+from pathlib import Path
+
+
+class Place(temper.FolderPlace):
+    def __init__(self, url):
+        super().__init__(Path(url.partition("://")[2]))
+
+    def sweep(self, directory):
+        {fault}
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "state", "text"),
+    [
+        ("assert None, 'not a place'", "down", "AssertionError: not a place at own_place.py:11"),
+        ("{}['row']", "retrying", "KeyError: 'row' at own_place.py:11 (sweep)"),
+    ],
+)
+def test_a_fault_of_ones_own_place_is_named_and_its_traceback_kept(
+    fault: str, state: str, text: str, rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_place.py").write_text(PLACE.format(fault=fault))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(copier_client, "MANY_FAILURES", 1)
+    commit(rig.store, 7)
+    kept = tmp_path / "run-1/logs/errors/copier.txt"
+    options = BackupConfig(place=f"own_place:Place://{rig.place}")
+    with RunBackup(
+        rig.store.root,
+        options,
+        run_id="run-1",
+        status_path=rig.status_path,
+        traceback_path=kept,
+    ) as backup:
+        backup.start()
+        wait_for(lambda: backup.look_after() or rig.status().state == state)  # type: ignore[func-returns-value]
+        assert text in str(rig.status().error)
+    assert 'own_place.py", line 11, in sweep' in kept.read_text()
+    sys.modules.pop("own_place", None)
