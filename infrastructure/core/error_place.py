@@ -1,5 +1,6 @@
 """Where an error was raised: the line of somebody's own code."""
 
+import inspect
 import sys
 import sysconfig
 import traceback
@@ -36,6 +37,25 @@ def at_place(error: BaseException) -> str:
     or no code of somebody's own raised it."""
     place = error_place(error)
     return "" if place is None or place in str(error) else f" at {place}"
+
+
+def caller_place(error: BaseException) -> str | None:
+    """The same of the innermost code that is somebody's own, whatever it has called; None: no code
+    but ours and that of libraries took part."""
+    for frame, line in reversed([*_frames(error)]):
+        file = frame.f_code.co_filename
+        if not _is_ours(file) and not _is_of_a_library(file):
+            return f"{Path(file).name}:{line} ({frame.f_code.co_name})"
+    return None
+
+
+def place_of(function: object) -> str | None:
+    """`my_losses.py:12 (focal)`, where somebody's own function begins; None: nobody can tell, or it
+    is ours."""
+    code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+    if code is None or _is_ours(code.co_filename) or _is_of_a_library(code.co_filename):
+        return None
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno} ({code.co_name})"
 
 
 def _frames(error: BaseException) -> Iterator[tuple[FrameType, int]]:

@@ -17,6 +17,7 @@ import torch
 from infrastructure.backup.run_backup import place_options
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import write_record
+from infrastructure.core.error_place import caller_place
 from infrastructure.core.files import paths_below
 from infrastructure.core.hardware import disk_free_bytes
 from infrastructure.core.integers import ceil_div
@@ -167,7 +168,8 @@ class RunForecast:
         except DoesNotFitError:
             raise
         except Exception as error:  # the training itself will meet it, and knows an answer
-            log.warning("there is no forecast: %r", error)
+            at = f" at {where}" if (where := caller_place(error)) else ""
+            log.warning("there is no forecast: %r%s", error, at)
             for line in plan_lines(trainer):
                 self.report(line)
             return

@@ -157,28 +157,46 @@ def _facts(was: Facts, current: Facts) -> Iterator[Difference]:
 
 
 def _code(was: Facts, current: Facts) -> Iterator[Difference]:
-    """One difference for all parts whose module's source is not what it was. A part that is chosen
-    newly, or no more, is a setting that differs; checkpoints of before have no sources."""
+    """One difference for all parts of which a source file is not what it was. A part that is chosen
+    newly, or no more, is a setting that differs; checkpoints of before have no sources, or none of
+    what a part imports. A file that is imported newly, or no more, is so by one that has changed.
+    """
     before, now = was.get(CODE, {}), current.get(CODE, {})
     both = [(group, name) for group in before for name in before[group]]
-    changed = [
-        (group, name)
+    changed = {
+        (group, name): files
         for group, name in both
         if name in now.get(group, {})
-        and before[group][name]["sha256"] != now[group][name]["sha256"]
-    ]
+        and (files := _changed_files(before[group][name], now[group][name]))
+    }
     if not changed:
         return
-    parts = [now[group][name] for group, name in changed]
-    shown = dict.fromkeys(f"{part['address']} ({part['file']})" for part in parts)
+    shown = dict.fromkeys(
+        f"{now[group][name]['address']} ({', '.join(files)})"
+        for (group, name), files in changed.items()
+    )
     has = "has" if len(shown) == 1 else "have"
     yield Difference(
         CODE,
-        {name: before[group][name]["sha256"] for group, name in changed},
-        {name: now[group][name]["sha256"] for group, name in changed},
+        {name: _hashes(before[group][name], files) for (group, name), files in changed.items()},
+        {name: _hashes(now[group][name], files) for (group, name), files in changed.items()},
         Verdict.CHANGES_THE_RESULT,
         text=f"code of {' and '.join(shown)} {has} changed",
     )
+
+
+def _changed_files(before: Facts, now: Facts) -> list[str]:
+    own = [now["file"]] if before["sha256"] != now["sha256"] else []
+    was, current = before.get("imports", {}), now.get("imports", {})
+    return own + [name for name in was if name in current and was[name] != current[name]]
+
+
+def _hashes(code: Facts, files: Sequence[str]) -> object:
+    """Of the part's own file, or by name where others have changed."""
+    if [*files] == [code["file"]]:
+        return code["sha256"]
+    known = {**code.get("imports", {}), code["file"]: code["sha256"]}
+    return {name: known[name] for name in files}
 
 
 def _has_other_labels(was: Facts, current: Facts) -> bool:

@@ -18,6 +18,7 @@ from infrastructure.training.forward.one_step import one_step
 from infrastructure.training.models.lora import target_paths
 from infrastructure.training.models.model_inputs import inner_model, relative_difference
 from infrastructure.training.models.packing_check import leak_tolerance
+from infrastructure.training.strategies.trial import first_step, is_own
 
 # Large enough that no update is lost to rounding; the weights are put back afterwards.
 VISIBLE_LEARNING_RATE = 0.05
@@ -221,10 +222,14 @@ def take_steps(subject: Subject, num_steps: int, learning_rate: float) -> set[st
     for group in optimizer.param_groups:
         group["lr"] *= learning_rate / highest
     received: set[str] = set()
-    for _ in range(num_steps):
-        one_step(subject.model, subject.adapter, strategy, optimizer, subject.sample, scaler=scaler)
-        strategy.unscale_gradients(optimizer, scaler)
-        named = subject.model.named_parameters()
-        received |= {n for n, p in named if p.grad is not None and bool(p.grad.any())}
-        strategy.update_parameters(subject.model, optimizer, scaler, None)
+    model, sample = subject.model, subject.sample
+    with first_step(strategy, model, optimizer, sample) as strategy:
+        for step in range(num_steps):
+            if is_own(strategy):
+                strategy.begin_step(step, sample)
+            one_step(model, subject.adapter, strategy, optimizer, sample, scaler=scaler)
+            strategy.unscale_gradients(optimizer, scaler)
+            named = model.named_parameters()
+            received |= {n for n, p in named if p.grad is not None and bool(p.grad.any())}
+            strategy.update_parameters(model, optimizer, scaler, None)
     return received

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from infrastructure.core.error_place import caller_place
 from infrastructure.core.errors import PreflightError
 from infrastructure.core.hardware import detect
 from infrastructure.testing.doctor import Diagnosis, check_machine, examine
@@ -26,6 +27,7 @@ from infrastructure.testing.loss_checks import (
     check_isolation,
     check_loss,
 )
+from infrastructure.testing.own_part_checks import own_checks
 from infrastructure.testing.parameter_checks import (
     check_learning,
     check_optimizer,
@@ -34,7 +36,7 @@ from infrastructure.testing.parameter_checks import (
     check_trainable,
     check_weights,
 )
-from infrastructure.testing.results import CheckResult, Group, sentence
+from infrastructure.testing.results import CheckResult, Group, has_failed, sentence
 from infrastructure.testing.resume_checks import check_resume, check_saved_model
 from infrastructure.testing.subject import Subject
 from infrastructure.training.core.error_handlers import (
@@ -43,6 +45,7 @@ from infrastructure.training.core.error_handlers import (
     release_traceback,
 )
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.models.token_functions import TokenFunctionError
 
 Check = Callable[[Subject], CheckResult]
 
@@ -83,8 +86,13 @@ def run_check(check: Check, subject: Subject, group: Group) -> CheckResult:
         result = check(subject)
     except Exception as error:
         message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        where = caller_place(error)
         if is_out_of_memory(error):
             result = CheckResult(name, "skipped", f"not enough memory to check it ({message})")
+        elif isinstance(error, TokenFunctionError):
+            result = CheckResult(name, "fail", str(error))
+        elif where is not None:
+            result = CheckResult(name, "fail", f"{message} at {where}", "mend it there")
         else:
             result = CheckResult(name, "fail", f"could not be carried out: {message}")
         release_traceback(error)
@@ -100,7 +108,11 @@ def preflight(trainer: EnhancedTrainer, output_dir: Path) -> list[CheckResult]:
     Raises:
         PreflightError: a check failed; the text names each, and what to do.
     """
-    results = [machine_check(output_dir), *run_checks(UNIT, Subject(trainer))]
+    subject = Subject(trainer)
+    own = run_checks(own_checks(subject), subject)
+    results = [machine_check(output_dir), *own]
+    if not has_failed(own):  # the others would say the same again
+        results += run_checks(UNIT, subject)
     if failed := [result for result in results if result.status == "fail"]:
         raise PreflightError(
             f"this run would not succeed: {sentence(failed)}; temper check says more,"

@@ -16,6 +16,7 @@ from infrastructure.training.data.store.token_cache import DEFAULT_DIRECTORY
 from infrastructure.training.forward.one_step import one_step
 from infrastructure.training.resume.fingerprint import installed_versions
 from infrastructure.training.sizing.micro_batch_memory import describe_device
+from infrastructure.training.strategies.trial import first_step
 
 NUM_WARM_UPS = 2
 NUM_REPEATS = 5
@@ -90,13 +91,15 @@ def work_of(subject: Subject) -> dict[str, object]:
 
 def measure_times(subject: Subject) -> dict[str, float]:
     """The fastest of a few repeats, in seconds, by name; the weights are put back."""
-    with undone(subject):
+    strategy, optimizer = subject.bound_strategy(), subject.optimizer()
+    begun = first_step(strategy, subject.model, optimizer, subject.sample)
+    with undone(subject), begun as strategy:
         step = partial(
             one_step,
             subject.model,
             subject.adapter,
-            subject.bound_strategy(),
-            subject.optimizer(),
+            strategy,
+            optimizer,
             subject.sample,
             scaler=subject.scaler(),
             total_items=max(1, subject.adapter.count_items(subject.sample)),

@@ -30,6 +30,7 @@ from infrastructure.training.models.packed_attention import model_arguments
 from infrastructure.training.models.source import starts_from_scratch
 from infrastructure.training.stackwise.masking import MaskedExample, MaskedObjective
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
+from infrastructure.training.strategies.trial import first_step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -178,18 +179,19 @@ class Subject:
         scaler = self.scaler()
         self.model.zero_grad()
         try:
-            accumulate_gradients(
-                self.model,
-                self.adapter,
-                strategy,
-                optimizer,
-                scaler,
-                examples,
-                micro_batch_size=micro_batch_size,
-                total_items=max(1, self.adapter.count_items(examples)),
-            )
-            strategy.unscale_gradients(optimizer, scaler)
-            return self._read_gradients()
+            with first_step(strategy, self.model, optimizer, examples) as strategy:
+                accumulate_gradients(
+                    self.model,
+                    self.adapter,
+                    strategy,
+                    optimizer,
+                    scaler,
+                    examples,
+                    micro_batch_size=micro_batch_size,
+                    total_items=max(1, self.adapter.count_items(examples)),
+                )
+                strategy.unscale_gradients(optimizer, scaler)
+                return self._read_gradients()
         finally:
             self.model.zero_grad()
 

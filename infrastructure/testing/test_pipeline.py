@@ -17,6 +17,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.testing.check_report import describe_subject, write_check_report
+from infrastructure.testing.own_part_checks import own_checks
 from infrastructure.testing.preflight import (
     INTEGRATION,
     UNIT,
@@ -121,16 +122,17 @@ class CheckPipeline:
             results = [installation_check(), machine_check(Path(self.config.output_dir))]
             for result in results:
                 self._report_result(result)
-        for check in self._checks(group):
+        for check in self._checks(group, subject):
             results.append(run_check(check, subject, group))
             self._report_result(results[-1])
         return results
 
-    def _checks(self, group: Group) -> tuple[Check, ...]:
-        def speed(subject: Subject) -> CheckResult:
+    def _checks(self, group: Group, subject: Subject) -> tuple[Check, ...]:
+        def speed(_: Subject) -> CheckResult:
             return check_speed(subject, rebaseline=self.rebaseline)
 
-        return {"unit": UNIT, "integration": INTEGRATION, "performance": (speed,)}[group]
+        unit = (*own_checks(subject), *UNIT)
+        return {"unit": unit, "integration": INTEGRATION, "performance": (speed,)}[group]
 
     def _report_result(self, result: CheckResult) -> None:
         for line in lines_of([result])[1:-1]:

@@ -345,14 +345,18 @@ class EnhancedTrainer:
             evaluate=self._evaluate_in_loop if holds_out(data) else None,
         )
 
-    def check_length(self) -> None:
+    def check_length(self) -> int:
         """Look at the length of the training before anything of it is written down.
+
+        Returns:
+            Its optimizer steps.
 
         Raises:
             ValueError: it ends before its last phase begins.
         """
         global_batch_size = self.batch_plan().global_batch_size
-        self._length(self.initialize_model(), self.initialize_data(), global_batch_size)
+        model, data = self.initialize_model(), self.initialize_data()
+        return self._length(model, data, global_batch_size)[1]
 
     def _length(
         self, model: torch.nn.Module, data: DataSource, global_batch_size: int

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from infrastructure.commands.main import main
+from infrastructure.config.merging.own_imports import own_imports
+from infrastructure.config.merging.plugin_names import code_of
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.models import registry
@@ -21,6 +23,7 @@ from tests.deployment.runs import ROOT, runs_of, small_config, small_settings
 
 TURNS = """
 import os, signal
+import order
 from pathlib import Path
 
 import temper
@@ -32,6 +35,7 @@ class ByTurns(temper.StandardTrainingStrategy):
             os.kill(os.getpid(), signal.SIGKILL)
         return super().train_step(*arguments, **keywords)
 """
+ORDER = "FIRST = 0\n"
 TRAIN = ("train", "--config", "temper.yaml", "--strategy", "turns:ByTurns")
 
 
@@ -39,6 +43,7 @@ TRAIN = ("train", "--config", "temper.yaml", "--strategy", "turns:ByTurns")
 def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of a run that was killed after its first checkpoint."""
     (tmp_path / "turns.py").write_text(TURNS)
+    (tmp_path / "order.py").write_text(ORDER)
     write_settings(tmp_path, small_settings(tmp_path, max_steps=4))
     path = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GOES_AWAY": "1"}
     done = subprocess.run(
@@ -52,9 +57,11 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert done.returncode == -signal.SIGKILL, done.stderr
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    sys.modules.pop("turns", None)
+    for name in ("turns", "order"):
+        sys.modules.pop(name, None)
     yield tmp_path
-    sys.modules.pop("turns", None)
+    for name in ("turns", "order"):
+        sys.modules.pop(name, None)
 
 
 def test_changed_code_is_refused_by_name_and_accepted(
@@ -73,6 +80,19 @@ def test_changed_code_is_refused_by_name_and_accepted(
     [change] = accepted["changes"]
     assert change["name"] == "code"
     assert change["was"]["turns:ByTurns"] != change["is"]["turns:ByTurns"]
+
+
+def test_changed_code_that_a_part_imports_is_refused_by_name(
+    killed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (killed / "order.py").write_text("FIRST = 1\n")
+    assert main([*TRAIN]) == ExitCode.WRONG_INPUT
+    assert "code of turns:ByTurns (order.py) has changed" in capsys.readouterr().err
+    assert main([*TRAIN, "--accept", "code"]) == ExitCode.DONE
+    [run] = runs_of(killed)
+    [accepted] = json.loads((run / "run.json").read_text())["accepted"]
+    [change] = accepted["changes"]
+    assert list(change["was"]["turns:ByTurns"]) == ["order.py"]
 
 
 def test_the_same_code_goes_on(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,3 +125,43 @@ def test_what_only_watches_or_writes_has_no_code_in_the_facts(
     trainer.model_config = trainer.model_config.model_copy(update={"name": "mine"})
     assert code_of_parts(trainer)["temper.models"]["mine"]["file"] == "own_kinds.py"
     sys.modules.pop("own_kinds")
+
+
+def test_a_sampler_of_ones_own_has_its_code_in_the_facts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "annealing.py").write_text("import dimod\nclass Lowest(dimod.Sampler): ...\n")
+    sampler = "annealing:Lowest"
+    config = small_config(tmp_path, optimization_frequency=2)
+    config.quantum.solver, config.quantum.fallback = "exact", [sampler]
+    assert [*code_of(config)["temper.samplers"]] == [sampler]
+    config.training.optimization_frequency = None
+    assert code_of(config) == {}
+
+
+def test_what_a_module_imports_from_its_own_folder_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by way of another file, in a package, and from where the import stands in a function;
+    not what only has the name of a file there."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name, text in {
+        "own_top.py": "import json, own_near\nfrom own_pack.deep import thing\nimport temper\n",
+        "own_near.py": "def f():\n    import own_far as far, own_top\n",
+        "own_far.py": "this is no Python",
+        "own_other.py": "",
+        "json.py": "",
+        "temper.py": "",
+        "own_pack/__init__.py": "",
+        "own_pack/deep.py": "from . import beside\nfrom .. import nothing\n",
+        "own_pack/beside.py": "",
+    }.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    pack = {"own_pack/__init__.py", "own_pack/deep.py", "own_pack/beside.py"}
+    assert own_imports("own_top", ("temper",)).keys() == {"own_near.py", "own_far.py"} | pack
+    assert own_imports("own_pack.deep", ()).keys() == pack - {"own_pack/deep.py"}
+    assert own_imports("own_nowhere", ()) == {}
+    assert not any(name.startswith("own_") for name in sys.modules)

@@ -7,10 +7,12 @@ Nothing is imported for it: whether a module is there is asked, not whether it i
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
-from typing import Any, TypedDict
+from pathlib import Path
+from typing import Any, NotRequired, TypedDict
 
 from infrastructure.config.base import ConfigSection
 from infrastructure.config.field_help import metadata_of
+from infrastructure.config.merging.own_imports import own_imports
 from infrastructure.config.merging.precedence import Source
 from infrastructure.config.registries import (
     ADAPTERS,
@@ -24,9 +26,10 @@ from infrastructure.config.registries import (
     STRATEGIES,
 )
 from infrastructure.config.schema import schema_of, value_at
+from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.config.types import RegisteredName, names_in
 from infrastructure.core.named_object import is_address, source_file
-from infrastructure.core.registry import Origin, Registry
+from infrastructure.core.registry import Origin, Registry, package_of
 
 Origins = Mapping[str, Mapping[str, Origin]]  # group → name → where it comes from
 
@@ -38,6 +41,7 @@ DECIDING = (
     *(CORRUPTIONS, QUANTIZATIONS),
 )
 OUR_PACKAGES = ("infrastructure", "temper")
+SAMPLER_GROUP = "temper.samplers"
 
 
 class PartCode(TypedDict):
@@ -46,11 +50,13 @@ class PartCode(TypedDict):
     Attributes:
         file: the name of its module's source file.
         sha256: of that file.
+        imports: of the files beside it that it imports; not in checkpoints of before.
     """
 
     address: str
     file: str
     sha256: str
+    imports: NotRequired[dict[str, str]]
 
 
 CodeOfParts = dict[str, dict[str, PartCode]]  # group → name → its code
@@ -115,7 +121,17 @@ def code_of(config: ConfigSection) -> CodeOfParts:
             continue
         if (code := code_at(origin.address)) is not None:
             by_group.setdefault(registry.group, {})[name] = code
+    for name in _samplers_in(config):
+        if package_of(name) is None and (code := code_at(name)) is not None:
+            by_group.setdefault(SAMPLER_GROUP, {})[name] = code
     return by_group
+
+
+def _samplers_in(config: ConfigSection) -> Iterator[str]:
+    """The addresses of samplers that a quantum step asks."""
+    sections: Any = config  # of a whole configuration, which is made above this
+    if QUANTUM in sections.training.extensions:
+        yield from (name for _, name in sections.quantum.samplers() if is_address(name))
 
 
 def code_at(address: str) -> PartCode | None:
@@ -124,9 +140,14 @@ def code_at(address: str) -> PartCode | None:
     file = None if module.partition(".")[0] in OUR_PACKAGES else source_file(module)
     if file is None:
         return None
+    imports = {name: _sha256(path) for name, path in own_imports(module, OUR_PACKAGES).items()}
+    code: PartCode = {"address": address, "file": file.name, "sha256": _sha256(file)}
+    return {**code, "imports": imports} if imports else code
+
+
+def _sha256(file: Path) -> str:
     with file.open("rb") as source:
-        digest = hashlib.file_digest(source, "sha256").hexdigest()
-    return {"address": address, "file": file.name, "sha256": digest}
+        return hashlib.file_digest(source, "sha256").hexdigest()
 
 
 def require_shareable(config: ConfigSection) -> None:

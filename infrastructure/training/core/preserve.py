@@ -28,6 +28,7 @@ def preserve(
     gradients: bool = False,
     buffers: bool = False,
     weights: bool = False,
+    attributes: bool = False,
 ) -> Iterator[None]:
     """Whatever happens inside, what is named here is afterwards what it was, bit for bit.
 
@@ -42,6 +43,7 @@ def preserve(
             not copied, and take their memory meanwhile.
         buffers: their values, in memory of their own meanwhile, and which tensor is which buffer.
         weights: the values of the parameters that train, in memory of their own meanwhile.
+        attributes: what each module is made of, hooks included.
     """
     in_memory: list[Restore] = []
     on_device: list[Restore] = []
@@ -58,6 +60,8 @@ def preserve(
             on_device.append(_weights(model))
         if gradients:
             in_memory.append(_gradients(model))
+        if attributes:
+            in_memory.append(_attributes(model))
     device_failed = False
     try:
         yield
@@ -130,5 +134,26 @@ def _weights(model: torch.nn.Module) -> Restore:
     def restore() -> None:
         for parameter, was in kept:
             parameter.copy_(was)
+
+    return restore
+
+
+def _attributes(model: torch.nn.Module) -> Restore:
+    """Tables of hooks, parameters and modules stay the same objects: others hold on to them."""
+    kept = [(vars(module), dict(vars(module))) for module in model.modules()]
+    tables = [
+        (value, value.copy())
+        for _, attributes in kept
+        for value in attributes.values()
+        if isinstance(value, dict)
+    ]
+
+    def restore() -> None:
+        for attributes, were in kept:
+            attributes.clear()
+            attributes.update(were)
+        for table, was in tables:
+            table.clear()
+            table.update(was)
 
     return restore

@@ -11,11 +11,16 @@ import torch
 import torch.nn.functional as F
 
 from infrastructure.config import registries
+from infrastructure.core.error_place import place_of
 from infrastructure.core.registry import Registry
 
 TokenFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 CROSS_ENTROPY = "cross_entropy"
+
+
+class TokenFunctionError(ValueError):
+    """A loss or a metric gives what cannot be summed or learnt from; the text is a sentence."""
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -59,7 +64,7 @@ def own_loss(name: str) -> TokenFunction | None:
     """
     if name == CROSS_ENTROPY and not LOSSES.is_own(name):
         return None
-    return checked(f"loss {name!r}", LOSSES.get(name))
+    return checked(f"loss {name!r}", LOSSES.get(name), is_trained_on=True)
 
 
 def metrics_by_key(names: Sequence[str]) -> dict[str, TokenFunction]:
@@ -77,21 +82,37 @@ def metrics_by_key(names: Sequence[str]) -> dict[str, TokenFunction]:
     return metrics
 
 
-def checked(shown: str, function: TokenFunction) -> TokenFunction:
+def checked(shown: str, function: TokenFunction, *, is_trained_on: bool = False) -> TokenFunction:
     """A function whose answers are looked at: one that is a mean already, or has another shape,
-    would be summed without a word."""
+    would be summed without a word.
+
+    Args:
+        is_trained_on: its answers need a gradient where the logits have one.
+    """
+    place = place_of(function)
+    shown = f"{shown} at {place}" if place else shown
 
     def call(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         values = function(logits, targets)
         if not isinstance(values, torch.Tensor) or values.shape != targets.shape:
             shape = list(values.shape) if isinstance(values, torch.Tensor) else type(values)
-            raise ValueError(
+            raise TokenFunctionError(
                 f"the {shown} gives {shape} for {len(targets)} tokens: let it give one number for"
                 f" each token, a tensor of shape {list(targets.shape)}"
             )
+        if is_trained_on and logits.requires_grad and torch.is_grad_enabled():
+            _require_gradient(shown, values)
         return values
 
     return call
+
+
+def _require_gradient(shown: str, values: torch.Tensor) -> None:
+    if not values.requires_grad:
+        raise TokenFunctionError(
+            f"the {shown} gives numbers without a gradient, so nothing would be learnt: compute"
+            " them from the logits, without detach, no_grad, item or argmax on the way"
+        )
 
 
 class MetricSums:

@@ -32,6 +32,7 @@ from infrastructure.training.sizing.batch_plan import BatchPlan
 from infrastructure.training.sizing.dry_run import DryRunStep, dry_run
 from infrastructure.training.sizing.step_sample import MOST_DRAWN, StepSample, num_sizes
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
+from infrastructure.training.strategies.trial import first_step
 
 SAMPLE_ROWS = 256
 # Usual rows that a speed is measured with, at least.
@@ -214,7 +215,8 @@ class CostMeasurement:
         """A probe with an optimizer of its own; the training is afterwards what it was."""
         with dry_run(self.model, self.adapter.device):
             optimizer = self.create_optimizer()
-            yield DryRunStep(self.model, self.adapter, self.strategy, optimizer, accumulates)
+            with first_step(self.strategy, self.model, optimizer, self.usual[:1]) as strategy:
+                yield DryRunStep(self.model, self.adapter, strategy, optimizer, accumulates)
             optimizer.state.clear()
 
     def _small_steps(

@@ -1,0 +1,64 @@
+"""The files of somebody's own that a module imports, found in its source; nothing is imported."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from infrastructure.core.named_object import source_file
+
+
+def own_imports(module: str, ours: tuple[str, ...]) -> dict[str, Path]:
+    """What a module imports from its own folder or package, directly or by way of another one of
+    them: path from that folder → file. The module's own file is not among them.
+
+    Imports that a function makes count, those that are computed while it runs cannot be seen.
+
+    Args:
+        ours: packages that are left out.
+    """
+    first = source_file(module)
+    if first is None:
+        return {}
+    root = first.parents[module.count(".") + (first.name == "__init__.py")]
+    seen: dict[str, Path] = {module: first}
+    left = [module]
+    while left:
+        name = left.pop()
+        for wanted in _imported(name, seen[name]):
+            if wanted in seen or wanted.partition(".")[0] in ours:
+                continue
+            if (file := _file_below(root, wanted)) is not None:
+                seen[wanted] = file
+                left.append(wanted)
+    del seen[module]
+    return {file.relative_to(root).as_posix(): file for file in seen.values()}
+
+
+def _file_below(root: Path, module: str) -> Path | None:
+    """Its source, where Python takes it from this folder and from nowhere else."""
+    path = root.joinpath(*module.split("."))
+    for file in (path / "__init__.py", path.with_suffix(".py")):
+        if file.is_file():
+            return file if source_file(module) == file else None
+    return None
+
+
+def _imported(module: str, file: Path) -> Iterator[str]:
+    """Names of modules, and of what may be one, with the packages that they lie in."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # importing it says so
+        return
+    parts = module.split(".")
+    package = parts if file.name == "__init__.py" else parts[:-1]
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            names = [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        for name in names:
+            pieces = name.split(".")
+            yield from (".".join(pieces[:n]) for n in range(1, len(pieces) + 1) if all(pieces[:n]))

@@ -1,0 +1,79 @@
+"""Parts of somebody's own, tried before the run as the run will call them: an error in one is told
+with its place, before there is a run directory. Whatever they do is undone.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+from infrastructure.testing.results import CheckResult
+from infrastructure.testing.subject import Subject, preserve_subject, undone
+from infrastructure.training.forward.gradient_accumulation import accumulate_gradients
+from infrastructure.training.models.token_functions import CROSS_ENTROPY
+from infrastructure.training.strategies.base_strategy import NOT_ENTERED
+from infrastructure.training.strategies.trial import first_step, is_own
+
+
+def own_checks(subject: Subject) -> tuple[Callable[[Subject], CheckResult], ...]:
+    """Those of the parts that this training has."""
+    training = subject.trainer.training_config
+    checks: list[Callable[[Subject], CheckResult]] = []
+    if training.loss != CROSS_ENTROPY:
+        checks.append(check_own_loss)
+    if training.metrics:
+        checks.append(check_own_metrics)
+    strategy = subject.trainer.strategy
+    if is_own(strategy) and strategy.entered == NOT_ENTERED:
+        checks.append(check_own_strategy)
+    return tuple(checks)
+
+
+def check_own_loss(subject: Subject) -> CheckResult:
+    """`training.loss` gives a number for each learnt token, with a gradient."""
+    with preserve_subject(subject):
+        loss_sum, _ = subject.loss(subject.sample)
+        loss_sum.backward()
+    name = subject.trainer.training_config.loss
+    return CheckResult("own loss", "pass", f"{name} gives each token a number with a gradient")
+
+
+def check_own_metrics(subject: Subject) -> CheckResult:
+    """Each of `training.metrics` gives a number for each held-out token."""
+    model, adapter = subject.model, subject.adapter
+    with preserve_subject(subject), torch.no_grad():
+        model.eval()
+        batch = adapter.prepare_batch(subject.sample)
+        with subject.trainer.precision.autocast():
+            sums = adapter.sum_metrics(model, batch)
+    shown = ", ".join(f"{name} {total / max(1, num):.4g}" for name, (total, num) in sums.items())
+    return CheckResult("own metrics", "pass", f"before the training: {shown}")
+
+
+def check_own_strategy(subject: Subject) -> CheckResult:
+    """What the loop calls of the strategy, from its phases to the end of a step."""
+    model, strategy, examples = subject.model, subject.bound_strategy(), subject.sample
+    total_steps = subject.trainer.check_length()
+    with undone(subject):
+        optimizer, scaler = subject.optimizer(), subject.scaler()
+        with first_step(strategy, model, optimizer, examples) as trial:
+            model.train()
+            scheduler = trial.create_scheduler(optimizer, total_steps)
+            total_items = max(1, subject.adapter.count_items(examples))
+            accumulate_gradients(
+                model,
+                subject.adapter,
+                trial,
+                optimizer,
+                scaler,
+                examples,
+                micro_batch_size=1,
+                total_items=total_items,
+            )
+            trial.unscale_gradients(optimizer, scaler)
+            trial.update_parameters(model, optimizer, scaler, scheduler)
+            with trial.evaluating(), torch.no_grad():
+                subject.loss(examples)
+            trial.begin_step(1, examples)
+            trial.take_form(model, optimizer, NOT_ENTERED)  # as going back to the start does
+    text = f"{type(strategy).__name__} has done a step of {total_steps}, which was undone"
+    return CheckResult("own strategy", "pass", text)

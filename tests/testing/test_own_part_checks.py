@@ -1,0 +1,180 @@
+"""What is wrong in a part of one's own is named before there is a run directory, with its line."""
+
+import json
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.registries import LOSSES, METRICS, STRATEGIES
+from infrastructure.core.errors import PreflightError
+from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.deployment.forecast import forecast
+from infrastructure.training.trainer_factory import TrainerFactory
+from tests.deployment.runs import runs_of, small_settings
+
+NAME = "turns"
+BEGINNING = """
+import threading
+import torch
+import temper
+from torch.nn.functional import cross_entropy as ce
+
+
+class ByTurns(temper.StandardTrainingStrategy):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.seen, self.entries, self.lock = [], 0, %s
+
+    def phases(self, model, num_epochs):
+        self.share = 1.0
+        return super().phases(model, num_epochs)
+
+    def enter_phase(self, model, optimizer, index):
+        super().enter_phase(model, optimizer, index)
+        self.entries += 1
+        self.hook = model.register_forward_pre_hook(lambda module, given: None)
+
+    def begin_step(self, step, examples):
+        super().begin_step(step, examples)
+        self.seen.append(step)
+        self.turn = step %% self.steps_per_epoch
+
+    def train_step(self, *arguments, **keywords):
+        assert self.entries == 1 and self.turn >= 0 and self.share
+        return super().train_step(*arguments, **keywords)
+"""
+TURNS = BEGINNING % "None"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for registry in (STRATEGIES, LOSSES, METRICS):
+        monkeypatch.setattr(registry, "_loaded", {})
+    sys.modules.pop(NAME, None)
+    yield tmp_path
+    sys.modules.pop(NAME, None)
+
+
+def config_of(folder: Path, code: str, **training: Any) -> DeploymentConfig:
+    (folder / f"{NAME}.py").write_text(code)
+    return DeploymentConfig(**small_settings(folder, **{"max_steps": 2, **training}))
+
+
+def refusal(config: DeploymentConfig) -> str:
+    with pytest.raises(PreflightError) as caught:
+        TrainingDeployment(config, say=lambda line: None).run()
+    assert runs_of(Path(config.output_dir).parent) == []
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("method", "takes"),
+    [
+        ("phases", "model, num_epochs"),
+        ("enter_phase", "model, optimizer, index"),
+        ("begin_step", "step, examples"),
+        ("train_step", "*arguments, **keywords"),
+        ("rate_factor", "total_steps"),
+        ("update_parameters", "*arguments"),
+        ("evaluating", ""),
+    ],
+)
+def test_a_strategy_is_tried_before_there_is_a_run(method: str, takes: str, folder: Path) -> None:
+    code = (
+        "import temper\nclass ByTurns(temper.StandardTrainingStrategy):\n"
+        f"    def {method}(self, {takes}):\n        return {{}}['layers']\n"
+    )
+    said = refusal(config_of(folder, code, strategy=f"{NAME}:ByTurns"))
+    assert f"KeyError: 'layers' at turns.py:4 ({method})" in said
+    assert said.count("KeyError") == 1
+
+
+def test_an_error_of_ours_names_the_line_that_called(folder: Path) -> None:
+    code = (
+        "import temper\nclass ByTurns(temper.StandardTrainingStrategy):\n"
+        "    def train_step(self, model, batch, *arguments, **keywords):\n"
+        "        return super().train_step(model, {}, *arguments, **keywords)\n"
+    )
+    said = refusal(config_of(folder, code, strategy=f"{NAME}:ByTurns"))
+    assert "at turns.py:4 (train_step)" in said
+
+
+@pytest.mark.parametrize("held", ["None", "threading.Lock()"], ids=["copied", "with a lock"])
+def test_what_one_method_sets_another_may_read(held: str, folder: Path) -> None:
+    """Nothing of the trial stays: the run enters its phase once, and begins with its first step."""
+    config = config_of(folder, BEGINNING % held, strategy=f"{NAME}:ByTurns")
+    lines: list[str] = []
+    TrainingDeployment(config, say=lines.append).run()
+    [run] = runs_of(folder)
+    assert any(line.startswith("Forecast: ") for line in lines)
+    checks = json.loads((run / "checks.json").read_text())[0]["checks"]
+    assert [c["status"] for c in checks if c["name"] == "own strategy"] == ["pass"]
+
+
+def test_a_trial_leaves_no_trace_in_model_and_strategy(folder: Path) -> None:
+    config = config_of(folder, TURNS, strategy=f"{NAME}:ByTurns")
+    forecast(config)
+    trainer = TrainerFactory().for_run(config)
+    model = trainer.initialize_model()
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    from infrastructure.testing.preflight import preflight
+
+    preflight(trainer, folder)
+    strategy: Any = trainer.strategy
+    assert (strategy.seen, strategy.entries, strategy.entered) == ([], 0, -1)
+    assert not model._forward_pre_hooks
+    assert all(p.grad is None and p.equal(weights[name]) for name, p in model.named_parameters())
+
+
+FOCAL = """
+import torch
+from torch.nn.functional import cross_entropy as ce
+
+
+def focal(logits, targets):
+    return ce(logits, targets, reduction="none")%s
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        (".mean()", r"own loss: the loss 'turns:focal' at turns.py:\d+ \(focal\) gives \[\] for"),
+        (".detach()", r"at turns.py:\d+ \(focal\) gives numbers without a gradient, so nothing"),
+        ("[1:, None]", r"\(focal\) gives \[\d+, 1\] for \d+ tokens: let it give one number"),
+        ("[len(targets)]", r"own loss: IndexError: .* at turns.py:\d+ \(focal\) \(mend it there\)"),
+    ],
+)
+def test_a_loss_is_tried_before_there_is_a_run(what: str, sentence: str, folder: Path) -> None:
+    said = refusal(config_of(folder, FOCAL % what, loss=f"{NAME}:focal"))
+    assert re.search(sentence, said), said
+    assert said.count("focal)") == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        (".mean()", "own metrics: the metric 'turns:focal' at turns.py:"),
+        ("[len(targets)]", "own metrics: IndexError: "),
+    ],
+)
+def test_a_metric_is_tried_before_there_is_a_run(what: str, sentence: str, folder: Path) -> None:
+    said = refusal(config_of(folder, FOCAL % what, metrics=[f"{NAME}:focal"]))
+    assert sentence in said
+    assert "(focal)" in said
+
+
+def test_a_loss_and_a_metric_that_are_right_pass(folder: Path) -> None:
+    own = {"loss": f"{NAME}:focal", "metrics": [f"{NAME}:focal"]}
+    TrainingDeployment(config_of(folder, FOCAL % "", **own), say=lambda line: None).run()
+    [run] = runs_of(folder)
+    checks = json.loads((run / "checks.json").read_text())[0]["checks"]
+    statuses = {check["name"]: check["status"] for check in checks}
+    assert statuses["own loss"] == statuses["own metrics"] == "pass"
