@@ -405,8 +405,9 @@ class TrainingDeployment:
 
     def _observers(self, run: RunDirectory, copies: RunReplication) -> list[Hook]:
         training = self.config.training
+        sinks = make_sinks(training.metrics_sinks, run.path, training.loss)
         hooks: list[Hook] = [
-            MetricsObserver(MetricsLogger(make_sinks(training.metrics_sinks, run.path))),
+            MetricsObserver(MetricsLogger(sinks)),
             ProgressObserver(lambda total, step: self.make_progress(total, step, copies.short)),
             ErrorsObserver(run.path),
             ReportObserver(run.path),

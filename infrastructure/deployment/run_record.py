@@ -16,6 +16,7 @@ from infrastructure.run.record import base_record
 from infrastructure.run.record_types import ExampleRecord, RunRecord, Summary
 from infrastructure.training.data.encoding.token_preview import token_preview_html
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.models.token_functions import CROSS_ENTROPY
 from infrastructure.training.resume.fingerprint import installed_versions
 from infrastructure.training.setup.resource_limits import memory_facts
 
@@ -88,6 +89,8 @@ def summarise(
         "example": example if before.example else None,
         "num_questions": 0 if after is None else after.num_questions,
     }
+    if trainer.training_config.loss != CROSS_ENTROPY:
+        summary["loss_function"] = trainer.training_config.loss
     return cast(Summary, spell_numbers(summary))
 
 

@@ -27,6 +27,7 @@ from infrastructure.monitoring.drawing.formatting import (
 )
 from infrastructure.monitoring.drawing.html import readable_key
 from infrastructure.monitoring.drawing.metrics_file import Record
+from infrastructure.monitoring.drawing.tables import HELD_OUT_LOSS, held_out_loss
 from infrastructure.monitoring.records.live_run import STATES, LiveRun
 from infrastructure.monitoring.records.status_text import alert_words, error_words, safety_words
 
@@ -47,7 +48,7 @@ SEVERITY_STYLES = {"info": "cyan", "warning": "yellow", "critical": "bold red"}
 FROM_ZERO = {"tokens_per_second", "memory_bytes"}
 ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("loss", "loss", format_number),
-    ("eval_loss", "held-out loss", format_number),
+    ("eval_loss", HELD_OUT_LOSS, format_number),
     ("learning_rate", "learning rate", format_number),
     ("grad_norm", "gradient norm", format_number),
     ("tokens_per_second", "tokens/s", lambda rate: format_number(round(rate))),
@@ -244,10 +245,13 @@ def _numbers(run: LiveRun, width: int) -> RenderableType | None:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True, style="cyan")
+    label = held_out_loss(run.facts.config_value("training.loss"))
+    width -= max(0, len(label) - len(HELD_OUT_LOSS))
     for key, name, format_value in rows:
         points = run.points[key]
         line = sparkline(points.kept, max(8, width - 40), key in FROM_ZERO)
-        table.add_row(printable(name), format_value(points.last), line)
+        shown = label if key == "eval_loss" else printable(name)
+        table.add_row(Text(shown), format_value(points.last), line)
     return Group(table, Text())
 
 

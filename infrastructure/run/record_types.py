@@ -153,6 +153,7 @@ class Summary(TypedDict, total=False):
         status: a `RunStatus`; every file has it.
         reason, signal, error: why it stopped, or what ended it.
         before, after: numbers on held-out data, by name.
+        loss_function: which loss theirs is, where that is none of ours.
         trainer_metrics: what `Trainer.train` gives back.
         files: the seal: the hash of each file that nothing writes to any more.
     """
@@ -174,6 +175,7 @@ class Summary(TypedDict, total=False):
     memory: dict[str, object] | None
     before: dict[str, object]
     after: dict[str, object] | None
+    loss_function: str
     example: ExampleRecord | None
     num_questions: int
     forecast: list[ForecastRow]

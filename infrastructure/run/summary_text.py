@@ -25,7 +25,8 @@ def paths_of(run_path: Path) -> dict[str, str]:
 
 def closing_lines(run_path: Path, summary: Summary) -> list[str]:
     """What is shown at the end: the table, an example, and where everything lies."""
-    table = before_after_table(summary["before"], summary["after"] or {})
+    loss = summary.get("loss_function")
+    table = before_after_table(summary["before"], summary["after"] or {}, loss)
     lines = ["", table or "Nothing is held out, so nothing was measured; see data.validation_split"]
     if summary["num_questions"]:
         lines.append(f"(exact match over {summary['num_questions']} held-out prompts)")

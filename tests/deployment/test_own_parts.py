@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -20,6 +21,9 @@ from infrastructure.config.describe import describe
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment import detached
 from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.monitoring.dashboard.sections import number_tiles
+from infrastructure.monitoring.records.live_run import LiveRun
+from infrastructure.monitoring.watch import frame
 from infrastructure.training.context import initialize_training
 from infrastructure.training.strategies import STRATEGIES
 from infrastructure.training.strategies import StandardTrainingStrategy as Standard
@@ -65,6 +69,8 @@ def test_a_run_has_a_part_of_ones_own_in_every_place(undisturbed: tuple[Path, st
     run, output = undisturbed
     folder = run.parent.parent
     assert "this is an adapter of one's own" in output
+    label = "held-out loss (my_parts:loss)"
+    assert label in output
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [record["bonus"] for record in records if "bonus" in record][-1] == 800
     assert any(0 <= record.get("eval_accuracy", -1) <= 1 for record in records)
@@ -73,6 +79,15 @@ def test_a_run_has_a_part_of_ones_own_in_every_place(undisturbed: tuple[Path, st
     assert (folder / "told.txt").read_text() == "8"
     assert "gradient_norm" in (folder / "alerts.txt").read_text()
     summary = json.loads((run / "summary.json").read_text())
+    assert summary["loss_function"] == "my_parts:loss"
+    assert label in (run / "report.html").read_text()
+    live = LiveRun(run)
+    console = Console(file=io.StringIO(), width=100)
+    with console.capture() as shown:
+        console.print(frame(live, 100))
+    assert label in shown.get()
+    assert label.capitalize() in "".join(map(str, number_tiles(live)))
+    live.close()
     assert summary["backup"]["confirmed_step"] == 8, summary["backup"]
     assert (folder / "place" / run.name / "versions").is_dir()
     log = (run / "logs/training/training.jsonl").read_text()

@@ -18,6 +18,7 @@ from infrastructure.monitoring.drawing.formatting import (
     format_share,
 )
 from infrastructure.monitoring.drawing.html import Markup, element, joined, raw_markup, table
+from infrastructure.monitoring.drawing.tables import held_out_loss
 from infrastructure.monitoring.records.live_run import STATES, LiveRun
 from infrastructure.monitoring.records.machine_history import Meter
 from infrastructure.monitoring.records.run_rows import RunRow
@@ -149,7 +150,7 @@ def number_tiles(run: LiveRun) -> list[Markup]:
     shown = [
         make_tile("Loss", _formatted(last("loss"), format_number)),
         make_tile(
-            "Held-out loss", _formatted(_newest(run, "eval_loss"), format_number), _best(best)
+            _held_out_loss(run), _formatted(_newest(run, "eval_loss"), format_number), _best(best)
         ),
         make_tile("Tokens per second", _formatted(last("tokens_per_second"), _whole)),
         make_tile("Time per step", _formatted(each, format_step_time)),
@@ -157,6 +158,11 @@ def number_tiles(run: LiveRun) -> list[Markup]:
         make_tile("Peak memory", _formatted(last("memory_bytes"), format_bytes)),
     ]
     return [tile for tile in shown if tile]
+
+
+def _held_out_loss(run: LiveRun) -> str:
+    label = held_out_loss(run.facts.config_value("training.loss"))
+    return label[:1].upper() + label[1:]
 
 
 def format_step_time(seconds: float) -> str:

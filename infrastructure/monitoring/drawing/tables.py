@@ -14,6 +14,17 @@ from infrastructure.monitoring.drawing.formatting import format_number, format_s
 MAX_CELL_WIDTH = 60
 HELD_OUT_LOSS = "held-out loss"
 EXACT_MATCH = "exact match"
+PLAIN_LOSS = "cross_entropy"
+
+
+def held_out_loss(loss: object = None) -> str:
+    """What the number is called: with the name of the loss, where that is no plain one.
+
+    Args:
+        loss: as `training.loss` names it; None: nothing is known of another one.
+    """
+    is_plain = loss is None or loss == PLAIN_LOSS
+    return HELD_OUT_LOSS if is_plain else f"{HELD_OUT_LOSS} ({printable(loss)})"
 
 
 def text_width(text: str) -> int:
@@ -49,7 +60,7 @@ def _padded(text: str, width: int, column: int) -> str:
 
 
 def before_after_rows(
-    before: Mapping[str, Any], after: Mapping[str, Any]
+    before: Mapping[str, Any], after: Mapping[str, Any], loss: object = None
 ) -> list[tuple[str, str, str, str]]:
     """Rows (what, before, after, change) of held-out loss and exact match by task.
 
@@ -57,10 +68,12 @@ def before_after_rows(
         before: `{"eval_loss": float, "exact_match": {task: share, …, "all": share}}`; each part
             may be missing and shows as a dash. Other numbers get a row each, by their name.
         after: the same after the training.
+        loss: see `held_out_loss`.
     """
     rows = []
     if "eval_loss" in before or "eval_loss" in after:
-        rows.append(_loss_row(before.get("eval_loss"), after.get("eval_loss")))
+        numbers = _loss_row(before.get("eval_loss"), after.get("eval_loss"))
+        rows.append((held_out_loss(loss), *numbers))
     for key in dict.fromkeys([*before, *after]):
         if key != "eval_loss" and isinstance(after.get(key, before.get(key)), int | float):
             what = printable(key.removeprefix("eval_").replace("_", " "))
@@ -77,10 +90,10 @@ def _shown(value: float | None, format_value: Callable[[float], str] = format_nu
     return "–" if value is None else format_value(value)
 
 
-def _loss_row(before: float | None, after: float | None) -> tuple[str, str, str, str]:
+def _loss_row(before: float | None, after: float | None) -> tuple[str, str, str]:
     change = math.nan if before is None or after is None or before <= 0 else after / before - 1
     text = f"{100 * change:+.1f} %" if math.isfinite(change) else ""
-    return HELD_OUT_LOSS, _shown(before), _shown(after), text
+    return _shown(before), _shown(after), text
 
 
 def _share_row(what: str, before: float | None, after: float | None) -> tuple[str, str, str, str]:
@@ -89,7 +102,9 @@ def _share_row(what: str, before: float | None, after: float | None) -> tuple[st
     return what, _shown(before, format_share), _shown(after, format_share), change
 
 
-def before_after_table(before: Mapping[str, object], after: Mapping[str, object]) -> str:
+def before_after_table(
+    before: Mapping[str, object], after: Mapping[str, object], loss: object = None
+) -> str:
     """The table that ends a training, as text; empty when nothing was measured."""
-    rows = before_after_rows(before, after)
+    rows = before_after_rows(before, after, loss)
     return render_table(["", "before", "after", "change"], rows) if rows else ""

@@ -186,7 +186,8 @@ def errors(run: RunFacts) -> Markup:
 
 def before_after(run: RunFacts) -> Markup:
     """Numbers before and after the training; nothing where none were measured."""
-    rows = before_after_rows(run.before, run.after) if run.after else []
+    loss = run.config_value("training.loss")
+    rows = before_after_rows(run.before, run.after, loss) if run.after else []
     if not rows:
         return NOTHING
     classes = ["part" if row[0].startswith(" ") else "total" for row in rows]

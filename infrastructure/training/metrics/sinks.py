@@ -46,6 +46,7 @@ from infrastructure.monitoring.drawing.metrics_file import (
     encode_record,
     spell_numbers,
 )
+from infrastructure.monitoring.drawing.tables import HELD_OUT_LOSS, held_out_loss
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -93,6 +94,7 @@ class ConsoleSink(Sink):
         interval_seconds: float = CONSOLE_INTERVAL_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.loss: str | None = None  # which the numbers are of, where it is known
         self.echo = echo or echo_above_bar
         self.interval_seconds = interval_seconds
         self.clock = clock
@@ -104,7 +106,7 @@ class ConsoleSink(Sink):
             return
         if not _is_notable(record):
             self._next_time = now + self.interval_seconds
-        self.echo(console_line(record))
+        self.echo(console_line(record, self.loss))
 
 
 def _is_notable(record: Record) -> bool:
@@ -114,7 +116,7 @@ def _is_notable(record: Record) -> bool:
 
 CONSOLE_PARTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "loss": ("loss {}", format_number),
-    "eval_loss": ("held-out loss {}", format_number),
+    "eval_loss": (f"{HELD_OUT_LOSS} {{}}", format_number),
     "learning_rate": ("lr {}", lambda value: format_number(value, 3)),
     "grad_norm": ("grad norm {}", lambda value: format_number(value, 3)),
     "tokens_per_second": ("{} tokens/s", lambda value: format_number(value, 3)),
@@ -123,13 +125,18 @@ CONSOLE_PARTS: dict[str, tuple[str, Callable[[float], str]]] = {
 CONSOLE_SILENT = {"step", "epoch", "kind", "tokens", "seconds"}
 
 
-def console_line(record: Record) -> str:
-    """`step 120 · epoch 1 · loss 2.345 · …`; keys nobody foresaw come last, by their name."""
+def console_line(record: Record, loss: str | None = None) -> str:
+    """`step 120 · epoch 1 · loss 2.345 · …`; keys nobody foresaw come last, by their name.
+
+    Args:
+        loss: see `held_out_loss`.
+    """
     parts = [f"step {record.get('step')}"]
     parts += [f"epoch {record['epoch']}"] if "epoch" in record else []
     for key, (text, format_value) in CONSOLE_PARTS.items():
         if isinstance(value := record.get(key), int | float):
-            parts.append(text.format(format_value(value)))
+            shown = text.format(format_value(value))
+            parts.append(shown.replace(HELD_OUT_LOSS, held_out_loss(loss)))
     known = CONSOLE_PARTS.keys() | CONSOLE_SILENT
     parts += [f"{printable(k)} {_format_any(k, v)}" for k, v in record.items() if k not in known]
     return " · ".join(parts)
@@ -312,8 +319,11 @@ def check_sinks(names: Iterable[str]) -> None:
         SINKS.get(name)
 
 
-def make_sinks(names: Iterable[str], run_directory: Path) -> list[Sink]:
+def make_sinks(names: Iterable[str], run_directory: Path, loss: str | None = None) -> list[Sink]:
     """The sinks of these names, writing into `run_directory`.
+
+    Args:
+        loss: see `held_out_loss`.
 
     Raises:
         ValueError: a name is unknown (the text suggests the nearest) or given twice, or what it
@@ -324,4 +334,8 @@ def make_sinks(names: Iterable[str], run_directory: Path) -> list[Sink]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise ValueError(f"metrics_sinks names {', '.join(twice)} twice; give each sink once")
-    return [SINKS.make(name, run_directory) for name in names]
+    sinks: list[Sink] = [SINKS.make(name, run_directory) for name in names]
+    for sink in sinks:
+        if isinstance(sink, ConsoleSink):
+            sink.loss = loss
+    return sinks

@@ -229,3 +229,15 @@ def test_a_misspelt_sink_suggests_the_nearest(tmp_path: Path) -> None:
 def test_a_sink_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="names csv twice"):
         make_sinks(["csv", "jsonl", "csv"], tmp_path)
+
+
+def test_the_console_names_the_loss_that_is_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluation: dict[str, Any] = {"step": 2, "kind": "evaluation", "eval_loss": 0.5}
+    for loss in ("my_losses:focal", "cross_entropy"):
+        make_sinks(["console"], tmp_path, loss)[0].write(evaluation)
+    assert capsys.readouterr().out.splitlines() == [
+        "step 2 · held-out loss (my_losses:focal) 0.5000",
+        "step 2 · held-out loss 0.5000",
+    ]
