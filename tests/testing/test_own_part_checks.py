@@ -91,9 +91,9 @@ def test_a_strategy_is_tried_before_there_is_a_run(method: str, takes: str, fold
         "import temper\nclass ByTurns(temper.StandardTrainingStrategy):\n"
         f"    def {method}(self, {takes}):\n        return {{}}['layers']\n"
     )
-    said = refusal(config_of(folder, code, strategy=f"{NAME}:ByTurns"))
-    assert f"KeyError: 'layers' at turns.py:4 ({method})" in said
-    assert said.count("KeyError") == 1
+    refused = refusal(config_of(folder, code, strategy=f"{NAME}:ByTurns"))
+    assert f"KeyError: 'layers' at turns.py:4 ({method})" in refused
+    assert refused.count("KeyError") == 1
 
 
 def test_an_error_of_ours_names_the_line_that_called(folder: Path) -> None:
@@ -102,8 +102,8 @@ def test_an_error_of_ours_names_the_line_that_called(folder: Path) -> None:
         "    def train_step(self, model, batch, *arguments, **keywords):\n"
         "        return super().train_step(model, {}, *arguments, **keywords)\n"
     )
-    said = refusal(config_of(folder, code, strategy=f"{NAME}:ByTurns"))
-    assert "at turns.py:4 (train_step)" in said
+    refused = refusal(config_of(folder, code, strategy=f"{NAME}:ByTurns"))
+    assert "at turns.py:4 (train_step)" in refused
 
 
 @pytest.mark.parametrize("held", ["None", "threading.Lock()"], ids=["copied", "with a lock"])
@@ -153,9 +153,9 @@ def focal(logits, targets):
     ],
 )
 def test_a_loss_is_tried_before_there_is_a_run(what: str, sentence: str, folder: Path) -> None:
-    said = refusal(config_of(folder, FOCAL % what, loss=f"{NAME}:focal"))
-    assert re.search(sentence, said), said
-    assert said.count("focal)") == 1
+    refused = refusal(config_of(folder, FOCAL % what, loss=f"{NAME}:focal"))
+    assert re.search(sentence, refused), refused
+    assert refused.count("focal)") == 1
 
 
 @pytest.mark.parametrize(
@@ -166,9 +166,9 @@ def test_a_loss_is_tried_before_there_is_a_run(what: str, sentence: str, folder:
     ],
 )
 def test_a_metric_is_tried_before_there_is_a_run(what: str, sentence: str, folder: Path) -> None:
-    said = refusal(config_of(folder, FOCAL % what, metrics=[f"{NAME}:focal"]))
-    assert sentence in said
-    assert "(focal)" in said
+    refused = refusal(config_of(folder, FOCAL % what, metrics=[f"{NAME}:focal"]))
+    assert sentence in refused
+    assert "(focal)" in refused
 
 
 def test_a_loss_and_a_metric_that_are_right_pass(folder: Path) -> None:
