@@ -284,16 +284,26 @@ def import_what_takes_long() -> None:
 
 
 def forked_python(command: Sequence[str], **options: Any) -> Forked:
-    """`Popen` for a command of this Python, `-c PROGRAM …` or `-m MODULE …`, in a fork."""
-    python, how, what, *arguments = command
+    """`Popen` for a command of this Python in a fork: `-c PROGRAM …`, `-m MODULE …`, `SCRIPT …`.
+
+    A `-P` before them is what forks do anyway: the current folder is not looked into.
+    """
+    python, how, *arguments = [word for word in command if word != "-P"]
     assert python == sys.executable, command
-    assert how in ("-c", "-m"), command
-    work = functools.partial(_run_module if how == "-m" else _run_program, what)
+    runners = {"-c": _run_program, "-m": _run_module}
+    if how not in runners:
+        return Forked(functools.partial(_run_script, how), (how, *arguments), **options)
+    what, *arguments = arguments
+    work = functools.partial(runners[how], what)
     return Forked(work, (how if how == "-c" else what, *arguments), **options)
 
 
 def _run_module(name: str) -> None:
     runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _run_script(path: str) -> None:
+    runpy.run_path(path, run_name="__main__")
 
 
 def _run_program(text: str) -> None:

@@ -12,6 +12,7 @@ from infrastructure.core.files import file_sha256
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.monitoring.records.run_owner import read_trainer
 from tests.deployment.runs import small_settings
+from tests.slow import slow
 
 
 def configured(folder: Path, **more: Any) -> DeploymentConfig:
@@ -24,6 +25,7 @@ def trained(config: DeploymentConfig) -> dict[str, Any]:
     return TrainingDeployment(config, say=lambda line: None).run()
 
 
+@slow
 @pytest.mark.timeout(300)
 def test_what_is_left_at_the_place_comes_to_the_same_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,8 @@ from infrastructure.training.models.registry import ModelEntry
 from infrastructure.training.resume.fingerprint import code_of_parts
 from tests.deployment.own_parts import write_settings
 from tests.deployment.runs import ROOT, runs_of, small_config, small_settings
+from tests.forks import outcome_of_forked
+from tests.slow import slow
 
 TURNS = """
 import os, signal
@@ -46,13 +47,11 @@ def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "order.py").write_text(ORDER)
     write_settings(tmp_path, small_settings(tmp_path, max_steps=4))
     path = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GOES_AWAY": "1"}
-    done = subprocess.run(
+    done = outcome_of_forked(
         [sys.executable, "-P", "-m", "infrastructure", *TRAIN],
         cwd=tmp_path,
         env={**os.environ, **path},
-        capture_output=True,
         text=True,
-        check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     monkeypatch.chdir(tmp_path)
@@ -73,28 +72,21 @@ def test_changed_code_is_refused_by_name_and_accepted(
     refusal = capsys.readouterr().err
     assert "code of turns:ByTurns (turns.py) has changed" in refusal
     assert "--accept code" in refusal
+    (killed / "turns.py").write_text(TURNS)
+    (killed / "order.py").write_text("FIRST = 1\n")  # which the part imports
+    assert main([*TRAIN]) == ExitCode.WRONG_INPUT
+    assert "code of turns:ByTurns (order.py) has changed" in capsys.readouterr().err
     assert main([*TRAIN, "--accept", "code"]) == ExitCode.DONE
-    assert "accepted: code of turns:ByTurns (turns.py) has changed" in capsys.readouterr().out
+    assert "accepted: code of turns:ByTurns (order.py) has changed" in capsys.readouterr().out
     [run] = runs_of(killed)
     [accepted] = json.loads((run / "run.json").read_text())["accepted"]
     [change] = accepted["changes"]
     assert change["name"] == "code"
+    assert list(change["was"]["turns:ByTurns"]) == ["order.py"]
     assert change["was"]["turns:ByTurns"] != change["is"]["turns:ByTurns"]
 
 
-def test_changed_code_that_a_part_imports_is_refused_by_name(
-    killed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (killed / "order.py").write_text("FIRST = 1\n")
-    assert main([*TRAIN]) == ExitCode.WRONG_INPUT
-    assert "code of turns:ByTurns (order.py) has changed" in capsys.readouterr().err
-    assert main([*TRAIN, "--accept", "code"]) == ExitCode.DONE
-    [run] = runs_of(killed)
-    [accepted] = json.loads((run / "run.json").read_text())["accepted"]
-    [change] = accepted["changes"]
-    assert list(change["was"]["turns:ByTurns"]) == ["order.py"]
-
-
+@slow
 def test_the_same_code_goes_on(killed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*TRAIN]) == ExitCode.DONE
     assert "code of" not in "".join(capsys.readouterr())

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,6 +35,7 @@ from tests.deployment.own_parts import (
     write_settings,
 )
 from tests.deployment.runs import ROOT, runs_of, small_settings
+from tests.forks import outcome_of_forked
 
 MODEL = "final/model.safetensors"
 
@@ -106,13 +106,11 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = ("--strategy", "in_stages", "--metrics-sinks", "jsonl,mine", "--loss", "smoothed")
     path = os.pathsep.join([str(ROOT), str(package)])
     goes_away = {"GOES_AWAY": f"6 {folder}/place", "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    done = subprocess.run(
+    done = outcome_of_forked(
         [sys.executable, "-P", "-m", "infrastructure", "train", "--config", "temper.yaml", *flags],
         cwd=folder,
         env={**os.environ, **goes_away},
-        capture_output=True,
         text=True,
-        check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     [run] = runs_of(folder)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from infrastructure.backup.format.store import Store
 from infrastructure.testing.suites.storage_backend import StorageBackendSuite
 from tests.deployment.runs import small_settings
 from tests.examples.test_own_strategy import MOST_LINES, ROOT, example
+from tests.forks import outcome_of_forked
 
 
 class TestTwoDisks(StorageBackendSuite):
@@ -30,13 +30,11 @@ def test_a_training_is_copied_to_both(tmp_path: Path) -> None:
     (tmp_path / "temper.yaml").write_text(json.dumps(settings))
     place = f"own_storage:TwoDisks://{tmp_path}/one,{tmp_path}/other"
     given = ["train", "--config", str(tmp_path / "temper.yaml"), "--backup-place", place]
-    done = subprocess.run(
+    done = outcome_of_forked(
         [sys.executable, "-P", "-m", "infrastructure", *given],
         cwd=ROOT / "examples",
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
         text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     newest = set()

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,6 +10,7 @@ from typing import Any, ClassVar
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.testing.suites.strategy import TrainingStrategySuite
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
+from tests.forks import outcome_of_forked
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_LINES = 30
@@ -39,13 +39,11 @@ def test_it_is_short() -> None:
 
 
 def test_it_runs(tmp_path: Path) -> None:
-    done = subprocess.run(
+    done = outcome_of_forked(
         [sys.executable, str(ROOT / "examples/own_strategy.py")],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
         text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     [run] = [path.parent for path in (tmp_path / "runs").glob("*/run.json")]

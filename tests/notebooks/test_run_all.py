@@ -47,8 +47,7 @@ def test_each_cell_does_what_it_describes(path: Path, cache: Path, tmp_path: Pat
     """The same in a kernel that has PyTorch already; nbmake's own are slow."""
     notebook = copy_into(tmp_path / "notebook", path)
     environment = variables_of(path, tmp_path) | {"TEMPER_CACHE__DIRECTORY": str(cache)}
-    with kernels_are_forks(), notebook_in_kernel(notebook, environment) as kernel:
-        kernel.run_with_assertions()
+    run_in_fork(notebook, environment)
 
 
 def test_a_cell_that_fails_and_an_assertion_that_fails_are_reported(tmp_path: Path) -> None:
@@ -68,6 +67,12 @@ def test_a_cell_that_fails_and_an_assertion_that_fails_are_reported(tmp_path: Pa
             kernel.run_with_assertions()
 
 
+def run_in_fork(notebook: Path, environment: dict[str, str]) -> None:
+    """Run a notebook and its assertions in a kernel that has PyTorch already."""
+    with kernels_are_forks(), notebook_in_kernel(notebook, environment) as kernel:
+        kernel.run_with_assertions()
+
+
 @slow
 @EACH
 def test_run_all(path: Path, tmp_path: Path) -> None:
@@ -78,11 +83,10 @@ def test_run_all(path: Path, tmp_path: Path) -> None:
 def test_run_all_and_run_all_again(path: Path, tmp_path: Path) -> None:
     notebook = copy_into(tmp_path / "notebook", path)
     environment = variables_of(path, tmp_path)
-    run_all(notebook, environment)
+    run_in_fork(notebook, environment)
     trained = weights_in(tmp_path)
     assert trained
-    with kernels_are_forks(), notebook_in_kernel(notebook, environment) as kernel:
-        kernel.run_with_assertions()
+    run_in_fork(notebook, environment)
     again = weights_in(tmp_path)  # what was measured may differ, and then it is another training
     assert trained.items() <= again.items(), "a finished training was trained again"
 

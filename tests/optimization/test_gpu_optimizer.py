@@ -188,7 +188,7 @@ if sys.argv[2] == "itself":
 """
 
 
-@pytest.mark.parametrize("who", slow_but(["optimizer"], ["optimizer", "itself"]))
+@pytest.mark.parametrize("who", slow_but([], ["optimizer", "itself"]))
 def test_launched_processes_share_their_gradients(who: str, tmp_path: Path) -> None:
     """The script's model is there until the interpreter ends; gloo's threads are not, because they
     abort it now and then.

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.core.optional import is_installed
+from tests.slow import slow
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
@@ -38,6 +39,7 @@ print(json.dumps({"before": before, "after": after, "steps": state.step, "compil
 """
 
 
+@slow
 @pytest.mark.skipif(not is_installed("unsloth"), reason="unsloth is not installed")
 def test_it_trains_and_plain_peft_loads_the_result(saved_llama: Path, tmp_path: Path) -> None:
     rows = [{"prompt": f"Reverse {n}", "completion": str(n)[::-1]} for n in range(10, 34)]

@@ -229,7 +229,7 @@ def test_what_is_not_confirmed_at_the_end_is_reported_and_completed_by_the_same_
 
     leave = At(Event.STEP_END, 2, go_away)
     with pytest.raises(CopyNotConfirmedError, match="NOT SAFE YET") as raised:
-        train(tmp_path, config=config(10.0), hooks=[leave], **options)
+        train(tmp_path, config=config(4.0), hooks=[leave], **options)
     assert raised.value.code == ExitCode.NOT_CONFIRMED
     assert summary_of(tmp_path)["status"] == "finished"
     with pytest.raises(CopyNotConfirmedError, match="NOT SAFE YET"):  # it is away still

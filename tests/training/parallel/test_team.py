@@ -79,6 +79,7 @@ def test_several_processes_learn_what_one_learns(
     assert not any(map(psutil.pid_exists, watches[0].pids))
 
 
+@slow
 def test_a_follower_that_runs_out_of_memory_makes_the_pieces_smaller(
     tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_follower_that_runs_out_of_memory_makes_the_pieces_smaller(
     assert recovery["action"] == "the same batch in micro-batches of 1"
 
 
+@slow
 def test_a_follower_that_is_killed_ends_the_training_after_it_is_saved(
     tmp_path: Path, saved_llama: Path
 ) -> None:
