@@ -113,8 +113,8 @@ class TrainingContext:
 
     @property
     def settings(self) -> Mapping[str, object]:
-        """One's own settings, as `training.settings` holds them."""
-        return self.trainer.training_config.settings
+        """One's own settings: `training.settings`, with the defaults that parts declare."""
+        return self.trainer.training_config.own_settings
 
     def start_epoch(self) -> None:
         """Make ready to train what this epoch's phase trains; the position stays where it is."""

@@ -14,6 +14,7 @@ from infrastructure.backup.format.retention import retention_of
 from infrastructure.backup.state.random_state import seed_everything
 from infrastructure.config.auto import learning_rate_for, num_epochs_for
 from infrastructure.config.deployment_config import check_sections
+from infrastructure.config.merging.declared_settings import declare_settings
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.quantum_config import QuantumConfig
@@ -40,8 +41,10 @@ from infrastructure.training.core.state import Phase, RecoveryKind, TrainingStat
 from infrastructure.training.data.encoding.tokenization import LABELS_VERSION
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.extensions.extension_manager import (
+    ExtensionFactory,
     ExtensionManager,
     create_extensions,
+    own_extensions,
 )
 from infrastructure.training.forward.evaluation_loss import EvaluationLoss, holds_out, with_polling
 from infrastructure.training.loop.checkpointer import Checkpointer
@@ -50,6 +53,7 @@ from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.loop.loss_judge import LossJudge
 from infrastructure.training.loop.optimizer_step import OptimizerStep
 from infrastructure.training.model_adapters import (
+    ADAPTERS,
     adapter_name,
     check_token_functions,
     get_model_adapter,
@@ -88,7 +92,7 @@ from infrastructure.training.sizing.batch_planner import BatchPlanner
 from infrastructure.training.sizing.cost_measurement import CostMeasurement
 from infrastructure.training.stackwise.stack_phases import caches_trunk
 from infrastructure.training.stackwise.trunk_output import CacheSource
-from infrastructure.training.strategies import get_training_strategy
+from infrastructure.training.strategies import STRATEGIES, get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 
@@ -140,6 +144,8 @@ class EnhancedTrainer:
         self.quantum_config = quantum_config or QuantumConfig()
         self.device = choose_device(device)
         self.precision: Precision = choose_precision(training_config.mixed_precision, self.device)
+        own = {QUANTUM: QuantumExtension}
+        self._declare_settings(model_adapter, training_strategy, own)
         self.adapter = model_adapter or get_model_adapter(
             adapter_name(model_config), model_config, training_config, self.device
         )
@@ -150,7 +156,6 @@ class EnhancedTrainer:
         self.strategy = training_strategy or get_training_strategy(
             training_config.strategy_for(model_config), training_config
         )
-        own = {QUANTUM: QuantumExtension}
         extensions = create_extensions(training_config.extensions, self, own)
         self.hooks = ExtensionManager([*extensions, *hooks, *early_stopping(training_config)])
         self.team: Team | None = None
@@ -172,6 +177,21 @@ class EnhancedTrainer:
             self.cost_measurement,
         )
         self._identity: dict[str, Any] | None = None
+
+    def _declare_settings(
+        self,
+        adapter: ModelAdapter | None,
+        strategy: TrainingStrategy | None,
+        own: Mapping[str, ExtensionFactory],
+    ) -> None:
+        """Before the parts are made: what makes them may read settings that they declare."""
+        config, model_config = self.training_config, self.model_config
+        parts = [
+            type(adapter) if adapter else ADAPTERS.get(adapter_name(model_config)),
+            type(strategy) if strategy else STRATEGIES.get(config.strategy_for(model_config)),
+            *own_extensions(config.extensions, own),
+        ]
+        declare_settings(config, parts)
 
     def add_hooks(self, hooks: Iterable[Hook]) -> None:
         """Add observers or extensions; before `prepare` only.

@@ -220,3 +220,36 @@ def test_ones_own_settings_are_shown_recorded_and_reached(tmp_path: Path) -> Non
     assert again.training.settings == {"stages": 3}
     context = initialize_training(config)
     assert context.settings["stages"] == context.trainer.training_config.stages == 3
+
+
+DECLARING = """
+import temper
+
+
+class InStages(temper.StandardTrainingStrategy):
+    settings = {"stages": 2}
+
+    def __init__(self, config, logger=None):
+        super().__init__(config, logger)
+        self.stages = config.stages
+
+    def phases(self, model, num_epochs):
+        return [temper.Phase(f"stage {n}") for n in range(self.stages)]
+"""
+
+
+def test_a_part_that_declares_its_settings_has_them(elsewhere: Path, errors: Errors) -> None:
+    (elsewhere / "declaring.py").write_text(DECLARING)
+    settings = small_settings(elsewhere, strategy="declaring:InStages", max_steps=2)
+    write_settings(elsewhere, settings)
+    train = ("train", "--config", "temper.yaml")
+    slip = errors(*train, "--settings", '{"stagse": 3}', code=ExitCode.WRONG_INPUT)
+    assert "training.settings.stagse: no part declares 'stagse'; did you mean 'stages'?" in slip
+    wrong = errors(*train, "--settings", '{"stages": "3"}', code=ExitCode.WRONG_INPUT)
+    assert "declaring:InStages declares it as a whole number, such as 2" in wrong
+    assert runs_of(elsewhere) == []
+    errors(*train)
+    [run] = runs_of(elsewhere)
+    assert "stage 0" in (run / "logs/training/training.jsonl").read_text()
+    assert initialize_training(DeploymentConfig(**settings)).settings == {"stages": 2}
+    sys.modules.pop("declaring")

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, PrivateAttr
 
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.registries import EXTENSIONS, LOSSES, METRICS, SINKS, STRATEGIES
@@ -244,6 +244,17 @@ class TrainingConfig(StackwiseFields):
         default={},
         description="Settings of one's own strategy, adapter or extension, read by their name.",
     )
+    _defaults: dict[str, Any] = PrivateAttr(default={})
+
+    def declare(self, defaults: dict[str, Any]) -> None:
+        """Take the defaults of one's own settings; what is given goes before them. They are the
+        code's, and neither recorded nor compared as settings."""
+        self._defaults = defaults
+
+    @property
+    def own_settings(self) -> dict[str, Any]:
+        """One's own settings, with the defaults that are declared."""
+        return {**self._defaults, **self.settings}
 
     def strategy_for(self, model: ModelConfig) -> str:
         """The strategy's name; "auto" is fine-tuning where something asks for what it adds."""
@@ -295,25 +306,34 @@ class TrainingConfig(StackwiseFields):
 
     def __getattr__(self, name: str) -> Any:
         """One's own settings are read as ours are: `config.stages`."""
-        own = self.__dict__.get("settings", {})
-        if name in own:
-            return own[name]
         if name.startswith("_"):  # pydantic's
             return super().__getattr__(name)  # type: ignore[misc]
+        own = self.own_settings if "settings" in self.__dict__ else {}
+        if name in own:
+            return own[name]
         raise AttributeError(
             f"TrainingConfig has no {name!r}: settings of one's own go into training.settings,"
             f" which has {', '.join(own) or 'none'}"
         )
 
+    @classmethod
+    def check_own_name(cls, name: str) -> None:
+        """Refuse a name of one's own that is ours.
+
+        Raises:
+            ConfigurationError: names it.
+        """
+        if hasattr(cls, name) or name in cls.model_fields:
+            raise ConfigurationError(
+                f"training.settings.{name}: {name} is a name of Temper's already: choose another"
+                " one"
+            )
+
     def check_together(self) -> None:
         """Epochs and steps for the same thing: steps alone switch the default interval off. One's
         own settings have names of their own."""
         for name in self.settings:
-            if hasattr(type(self), name) or name in type(self).model_fields:
-                raise ConfigurationError(
-                    f"training.settings.{name}: {name} is a name of Temper's already: choose"
-                    " another one"
-                )
+            self.check_own_name(name)
         for epochs, steps in EPOCHS_OR_STEPS.items():
             if getattr(self, epochs) is None or getattr(self, steps) is None:
                 continue

@@ -4,7 +4,7 @@ To add one: `register_extension(name, factory)`, an entry point in the group "te
 its address, `training.enabled_extensions: [module:Class]`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from infrastructure.config import registries
@@ -46,6 +46,16 @@ def create_extensions(
         else EXTENSIONS.make(name, trainer)
         for name in names
     ]
+
+
+def own_extensions(names: Iterable[str], own: Collection[str]) -> list[ExtensionFactory]:
+    """What makes those that the trainer does not bring itself.
+
+    Raises:
+        ValueError: as `create_extensions`.
+    """
+    others = (name for name in names if name not in own or EXTENSIONS.is_own(name))
+    return [EXTENSIONS.get(name) for name in others]
 
 
 class ExtensionManager(HookRunner):

@@ -3,10 +3,14 @@
 from collections.abc import Iterable
 from typing import NoReturn
 
+from infrastructure.config.merging.declared_settings import declare_settings
 from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.extensions.extension_hooks import Hook, HookRunner
-from infrastructure.training.extensions.extension_manager import create_extensions
+from infrastructure.training.extensions.extension_manager import (
+    create_extensions,
+    own_extensions,
+)
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun, precision_name
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
@@ -43,9 +47,11 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
     config, directory, copies = run.config, run.directory, run.copies
     check_watching(config)
     precision = Precision(precision_name(parts.args), parts.device.type)
+    names, brought = config.training.enabled_extensions, {QUANTUM: _refuse_quantum}
+    declare_settings(config.training, own_extensions(names, brought))
     sinks = [name for name in config.training.metrics_sinks if name != CONSOLE]
     hooks: list[Hook] = [
-        *create_extensions(config.training.enabled_extensions, parts, {QUANTUM: _refuse_quantum}),
+        *create_extensions(names, parts, brought),
         *others,
         *monitoring_hooks(config, directory, None, precision, run.report, copies.probes()),
         MetricsObserver(MetricsLogger(make_sinks(sinks, directory))),

@@ -9,11 +9,10 @@ from contextlib import contextmanager
 
 import torch
 
+from infrastructure.config.merging.plugin_names import OUR_PACKAGES
 from infrastructure.training.core.preserve import preserve
 from infrastructure.training.strategies.base_strategy import NOT_ENTERED, TrainingStrategy
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
-
-OUR_PACKAGES = ("infrastructure", "temper")
 
 
 def is_own(strategy: TrainingStrategy) -> bool:

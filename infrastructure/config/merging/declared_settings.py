@@ -1,0 +1,100 @@
+"""Settings that parts of somebody's own declare: `settings = {"stages": 3}` on the class, from name
+to default. What is given has to be one of them, and of the default's type."""
+
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+
+from infrastructure.config.base import ConfigurationError
+from infrastructure.config.field_help import format_value
+from infrastructure.config.merging.plugin_names import OUR_PACKAGES
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.lookup import nearest
+
+KINDS: dict[type, tuple[tuple[type, ...], str]] = {
+    bool: ((bool,), "true or false"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "a text"),
+    list: ((list,), "a list"),
+    dict: ((dict,), "a mapping"),
+}
+
+
+def declare_settings(training: TrainingConfig, parts: Iterable[object]) -> None:
+    """Fill in the defaults of all parts, and look at what is given for them.
+
+    A name that no part declares is refused where each of them declares what it reads; where one
+    declares nothing, only a name that is nearly a declared one.
+
+    Args:
+        parts: the classes, or the functions that make what a class would; ours do not count.
+
+    Raises:
+        ConfigurationError: names the setting, and the part that declares it.
+    """
+    by_part = {_shown(part): _declared_by(part) for part in parts if not _is_ours(part)}
+    defaults: dict[str, object] = {}
+    declared_by: dict[str, str] = {}
+    for part, settings in by_part.items():
+        for name, default in settings.items():
+            if name in defaults and defaults[name] != default:
+                raise ConfigurationError(
+                    f"training.settings.{name}: {declared_by[name]} and {part} declare it with two"
+                    f" defaults, {format_value(defaults[name])} and {format_value(default)}"
+                )
+            defaults[name], declared_by[name] = default, part
+    for name, value in training.settings.items():
+        if name in defaults:
+            _check_type(name, value, defaults[name], declared_by[name])
+        elif defaults:
+            _refuse_slip(name, declared_by, is_complete=all(by_part.values()))
+    training.declare(deepcopy(defaults))
+
+
+def _is_ours(part: object) -> bool:
+    module = getattr(part, "__module__", None) or ""
+    return module.partition(".")[0] in OUR_PACKAGES
+
+
+def _shown(part: object) -> str:
+    name = getattr(part, "__qualname__", None) or type(part).__qualname__
+    return f"{getattr(part, '__module__', None)}:{name}"
+
+
+def _declared_by(part: object) -> Mapping[str, object]:
+    settings = getattr(part, "settings", None) if isinstance(part, type) else None
+    if not isinstance(settings, Mapping):  # such as a property
+        return {}
+    for key, default in settings.items():
+        if not (isinstance(key, str) and key.isidentifier()):
+            raise ConfigurationError(f"{_shown(part)}.settings: {key!r} is no name of a setting")
+        TrainingConfig.check_own_name(key)
+        if default is not None and type(default) not in KINDS:
+            raise ConfigurationError(
+                f"{_shown(part)}.settings: the default of {key} is of {type(default).__name__};"
+                " give a number, a text, true or false, a list, a mapping or None"
+            )
+    return settings
+
+
+def _check_type(name: str, value: object, default: object, part: str) -> None:
+    if default is None:
+        return
+    allowed, kind = KINDS[type(default)]
+    is_right = isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool))
+    if not is_right:
+        raise ConfigurationError(
+            f"training.settings.{name} = {format_value(value)}: {part} declares it as {kind},"
+            f" such as {format_value(default)}"
+        )
+
+
+def _refuse_slip(name: str, declared_by: Mapping[str, str], *, is_complete: bool) -> None:
+    meant = nearest(name, declared_by)
+    if meant is None and not is_complete:
+        return
+    known = ", ".join(f"{known} ({part})" for known, part in sorted(declared_by.items()))
+    hint = f"; did you mean {meant!r}?" if meant else ""
+    raise ConfigurationError(
+        f"training.settings.{name}: no part declares {name!r}{hint} (declared: {known})"
+    )
