@@ -133,6 +133,36 @@ def test_a_trial_leaves_no_trace_in_model_and_strategy(folder: Path) -> None:
     assert all(p.grad is None and p.equal(weights[name]) for name, p in model.named_parameters())
 
 
+BY_LAYERS = """
+import torch
+import temper
+
+
+class ByTurns(temper.StandardTrainingStrategy):
+    def begin_step(self, step, examples):
+        super().begin_step(step, examples)
+        self.turn = step
+        torch.rand(3)
+
+    def train_step(self, model, *arguments, **keywords):
+        for number, layer in enumerate(model.model.layers):
+            layer.requires_grad_(number % 2 == self.turn % 2)
+        return super().train_step(model, *arguments, **keywords)
+"""
+
+
+def test_a_run_comes_to_the_same_bits_with_the_trial_and_without(folder: Path) -> None:
+    models = []
+    for is_tried in (True, False):
+        config = config_of(folder, BY_LAYERS, strategy=f"{NAME}:ByTurns", max_steps=4)
+        config.enable_testing = is_tried
+        config.output_dir = str(folder / f"runs-{is_tried}")
+        TrainingDeployment(config, say=lambda line: None).run()
+        [model] = Path(config.output_dir).glob("*/final/model.safetensors")
+        models.append(model.read_bytes())
+    assert models[0] == models[1]
+
+
 FOCAL = """
 import torch
 from torch.nn.functional import cross_entropy as ce
