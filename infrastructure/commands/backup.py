@@ -32,6 +32,7 @@ from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import StorageError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.kept_traceback import COPIER_TRACEBACK_FILE
+from infrastructure.core.redact import redact_urls
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_number
 from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.run.checkpoint_paths import step_of
@@ -107,17 +108,22 @@ def list_backups(options: argparse.Namespace, config: DeploymentConfig) -> ExitC
     return ExitCode.DONE
 
 
-def _list_runs(options: argparse.Namespace, url: str) -> ExitCode:
+def _list_runs(
+    options: argparse.Namespace, url: str, name: str | None = None, heading: str = ""
+) -> ExitCode:
+    """Show the runs at a place, or the one of that name."""
     place = open_place(url)
-    runs = answer_of(place, lambda: runs_at(place))
+    runs = [named_run(place, name)] if name else answer_of(place, lambda: runs_at(place))
     newest = {run: answer_of(place, partial(_newest, Store(Path(run), place))) for run in runs}
     rows = [
         [run, NOTHING if row is None else f"step {row.step}", "" if row is None else row.created]
         for run, row in newest.items()
     ]
     facts = [{"run": run, "newest_step": row.step if row else None} for run, row in newest.items()]
-    text = render_table(["run", "newest", "saved"], rows) if rows else f"No run at {place.url}"
-    show(options.json, {"place": place.url, "runs": facts}, text)
+    lines = [render_table(["run", "newest", "saved"], rows)] if rows else [f"No run at {place.url}"]
+    if rows and heading:
+        lines.insert(0, heading)
+    show(options.json, {"place": place.url, "runs": facts}, *lines)
     return ExitCode.DONE
 
 
@@ -208,8 +214,15 @@ def _superseded(run_id: str, backup: RunBackup) -> Iterator[dict[str, object]]:
 
 
 def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
-    """Show how the copy of a run stands, and what would be lost now."""
-    run, backup = _backup_of_run(options.run, config, must_have_place=False)
+    """Show how the copy of a run stands, and what would be lost now; of what is not on this machine
+    what its place holds."""
+    try:
+        run, backup = _backup_of_run(options.run, config, must_have_place=False)
+    except ValueError:
+        if config.backup.place is None:
+            raise
+        heading = f"Not in {config.output_dir}; {redact_urls(config.backup.place)} holds:"
+        return _list_runs(options, config.backup.place, options.run, heading)
     if backup.options.place is None:
         text = f"run {run.run_id} is on this machine only: give --place to copy it"
         show(options.json, {"run": run.run_id, "place": None, "text": text}, text)

@@ -42,7 +42,8 @@ def unknown_name(what: str, name: str, choices: Iterable[str]) -> str:
     choices = sorted(choices)
     meant = nearest(name, choices)
     hint = f"; did you mean {meant!r}?" if meant else ""
-    return f"unknown {what} {name!r}{hint} (known: {', '.join(choices)})"
+    known = f"known: {', '.join(choices)}" if choices else "there is none"
+    return f"unknown {what} {name!r}{hint} ({known})"
 
 
 def look_up(what: str, name: str, table: Mapping[str, Value]) -> Value:

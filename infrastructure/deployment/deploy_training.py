@@ -45,7 +45,7 @@ from infrastructure.run.directory import RunDirectory, plan_run
 from infrastructure.run.finalize import complete_finished, record_running
 from infrastructure.run.find import Beginning, newest_of_this_purpose
 from infrastructure.run.lock import only_trainer_of, waited_for
-from infrastructure.run.output_dir import check_spelling
+from infrastructure.run.output_dir import check_spelling, no_empty_folder_left
 from infrastructure.run.record_types import Summary
 from infrastructure.run.repair import repair_records, repair_run
 from infrastructure.run.replication import RunReplication
@@ -127,7 +127,7 @@ class TrainingDeployment:
         """
         make_ready(self.config)
         check_spelling(Path(self.config.output_dir))
-        with lossy_output():
+        with lossy_output(), no_empty_folder_left(Path(self.config.output_dir)):
             return self._run()
 
     def _run(self) -> Summary:

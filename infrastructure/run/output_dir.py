@@ -1,6 +1,9 @@
 """The folder of the runs. Loads no torch."""
 
+import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from infrastructure.core.files import is_utf8, make_directory, readable_path
@@ -15,6 +18,19 @@ def check_spelling(output_dir: Path) -> None:
             f"output_dir {readable_path(output_dir.absolute())} is no path of UTF-8 text, and"
             " tokenizers are not saved there: choose another with --output"
         )
+
+
+@contextmanager
+def no_empty_folder_left(output_dir: Path) -> Iterator[None]:
+    """Inside, `output_dir` may be made; where nothing came to lie in it, it is gone afterwards."""
+    parents = [output_dir, *output_dir.parents]
+    made = [folder for folder in parents if not os.path.lexists(folder)]
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # something lies in it
+            for folder in made:
+                folder.rmdir()
 
 
 def writable(output_dir: Path) -> Path:

@@ -92,6 +92,21 @@ def test_the_status_shows_what_is_safe(run: Path, place: Path, temper: Temper) -
     assert output["possible_loss_seconds"] >= 0
 
 
+def test_the_status_elsewhere_shows_what_the_place_holds(
+    run: Path, place: Path, temper: Temper, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another machine, or another folder, has no run; its place has."""
+    elsewhere = ("--place", str(place), "--output", "elsewhere")
+    facts = {"place": str(place), "runs": [{"run": run.name, "newest_step": 3}]}
+    assert temper("status", *elsewhere) == (ExitCode.DONE, facts)
+    assert temper("status", run.name, *elsewhere) == (ExitCode.DONE, facts)
+    assert main(["backup", "status", *elsewhere]) == ExitCode.DONE
+    assert capsys.readouterr().out.startswith(f"Not in elsewhere; {place} holds:")
+    assert main(["backup", "status", "x", *elsewhere]) == ExitCode.WRONG_INPUT
+    assert f"at {place}: unknown run 'x' (known: {run.name})" in capsys.readouterr().err
+    assert not Path("elsewhere").exists()
+
+
 @pytest.mark.parametrize(
     "command",
     ["backup status", "backup list", "backup verify", "backup prune", "checkpoints list"],

@@ -13,6 +13,7 @@ def test_a_misspelt_name_gets_the_nearest_and_all() -> None:
     with pytest.raises(ValueError, match="unknown colour 'bleu'; did you mean 'blue'"):
         look_up("colour", "bleu", {"red": 1, "blue": 2})
     assert unknown_name("colour", "xyz", ["red"]) == "unknown colour 'xyz' (known: red)"
+    assert unknown_name("colour", "xyz", []) == "unknown colour 'xyz' (there is none)"
 
 
 def test_what_reads_like_nothing_has_no_nearest() -> None:

@@ -28,6 +28,7 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
+from tests.deployment.runs import small_config
 from tests.slow import slow_but
 
 
@@ -357,3 +358,13 @@ def test_the_embedded_model_has_sample_data() -> None:
     assert config.data.path is not None
     assert Path(config.data.path).is_file()
     assert config.data.task_column == "task"
+
+
+@pytest.mark.parametrize("new_run", [False, True])
+def test_a_refused_run_leaves_no_empty_output_folder(new_run: bool, tmp_path: Path) -> None:
+    config = small_config(tmp_path)
+    config.new_run = new_run
+    (tmp_path / "rows.jsonl").write_text('{"prompt": ')
+    with pytest.raises(ValueError, match="no row can be read"):
+        deploy(config)
+    assert not Path(config.output_dir).exists()

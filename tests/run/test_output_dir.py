@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.run.output_dir import writable
+from infrastructure.run.output_dir import no_empty_folder_left, writable
 
 
 def test_a_folder_is_made_and_what_can_be_none_is_reported(tmp_path: Path) -> None:
@@ -12,3 +12,21 @@ def test_a_folder_is_made_and_what_can_be_none_is_reported(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"file cannot be written to .*; choose another"):
         writable(tmp_path / "file")
+
+
+def test_a_folder_in_which_nothing_came_to_lie_is_gone_again(tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "runs"
+    with no_empty_folder_left(folder):
+        writable(folder)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_that_holds_something_or_was_there_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "runs"
+    with no_empty_folder_left(folder):
+        (writable(folder) / "run").touch()
+    (tmp_path / "empty").mkdir()
+    with no_empty_folder_left(tmp_path / "empty"):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "made"]
+    assert (folder / "run").exists()

@@ -97,7 +97,8 @@ class Place(FileOperations, abc.ABC):
             raise OSError(
                 errno.ENOTCONN,
                 f"{self.url} is {actual}, not the place that this run is copied to: is the right"
-                " disk mounted?",
+                " disk mounted? Or make this its place:"
+                f" temper backup create RUN --place {self.url}",
             )
 
     def probe(self) -> None:
@@ -135,8 +136,9 @@ class Place(FileOperations, abc.ABC):
         """
 
     def advice(self, error: OSError) -> str:
-        """One sentence: what a person can do about `error`."""
-        return f"check that {self.url} can be reached; copying is tried again"
+        """One sentence: what a person can do about `error`, whoever asks; the copier goes on by
+        itself when that is done."""
+        return f"check that {self.url} can be reached"
 
     def caution(self, run_directory: Path) -> str | None:
         """One sentence on what this place does not protect `run_directory` from; None: nothing."""

@@ -15,8 +15,9 @@ from infrastructure.core.errors import TemperError
 from infrastructure.core.redact import redact
 
 STREAMS = ("read", "read_into")
+MEND = "mend it there, and go on with the run, which reads it anew"
 CALLS = (
-    *("identify", "require_identity", "probe", "sweep", "confirm", "advice"),
+    *("identify", "require_identity", "probe", "sweep", "confirm"),
     *("size", "names", "write", "remove", "free_bytes", "make_directory", "sync_file"),
     *("sync_directory", "rename", "truncate", "forget_cached", "close"),
 )
@@ -38,6 +39,7 @@ def held_to_contract(place: Place, make_error: Callable[[str], Exception] = Back
         return place  # the same object, opened again
     for name in CALLS:
         _replace(place, name, _held_call(place, getattr(place, name), make_error))
+    _replace(place, "advice", _held_advice(place, make_error))
     for name in STREAMS:
         _replace(place, name, _held_stream(place, getattr(place, name), make_error))
     return place
@@ -67,6 +69,16 @@ def _held_call(
             raise
         except Exception as error:
             raise make_error(sentence(place.url, error)) from error
+
+    return call
+
+
+def _held_advice(place: Place, make_error: Callable[[str], Exception]) -> Callable[[OSError], str]:
+    """What helps against a fault of the backend is none of what the backend knows."""
+    advice = _held_call(place, place.advice, make_error)
+
+    def call(error: OSError) -> str:
+        return MEND if isinstance(error, BackendError) else str(advice(error))
 
     return call
 

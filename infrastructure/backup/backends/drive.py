@@ -108,7 +108,7 @@ class DrivePlace(FolderPlace):
             raise OSError(errno.EACCES, "it cannot be written to", str(self.root))
 
     def advice(self, error: OSError) -> str:
-        text = ADVICE.get(error.errno or 0, f"look at {self.url}; copying is tried again")
+        text = ADVICE.get(error.errno or 0, f"see whether you can write into {self.url}")
         return text.format(mount=self.anchor.parent)
 
     def caution(self, run_directory: Path) -> str | None:

@@ -24,8 +24,10 @@ ADVICE = {
     errno.EACCES: "check that you may write there",
     errno.EPERM: "check that you may write there",
     errno.EROFS: "it is mounted read-only: mount it for writing",
-    errno.ENOTCONN: "mount the disk again; copying then goes on by itself",
-    errno.ESTALE: "mount the disk again; copying then goes on by itself",
+    errno.ENOTCONN: "mount the disk, or name another place",
+    errno.ESTALE: "mount the disk again, or name another place",
+    errno.ENOENT: "no folder can be made there, or it was removed: name another place",
+    errno.ENOTDIR: "that is a file, or lies below one: name a folder",
     errno.EFBIG: "its file system takes no file of that size: name another place",
     errno.EIO: "look at the disk and its cable: it reports input/output errors",
 }
@@ -62,7 +64,7 @@ class FolderPlace(Place):
         return True
 
     def advice(self, error: OSError) -> str:
-        return ADVICE.get(error.errno or 0, f"look at {self.url}; copying is tried again")
+        return ADVICE.get(error.errno or 0, f"see whether you can write into {self.url}")
 
     def caution(self, run_directory: Path) -> str | None:
         mount = mount_of(self.root, self.mounts)

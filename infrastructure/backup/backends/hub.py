@@ -39,7 +39,7 @@ ADVICE = {
     errno.EACCES: "log in with `hf auth login` or set HF_TOKEN to a token that may write there",
     errno.ENOENT: "check the name of the repository, and log in with `hf auth login`",
     errno.EDQUOT: "the account's private storage is full: remove repositories or their history",
-    errno.EAGAIN: "the Hub asks for fewer requests; copying goes on more slowly by itself",
+    errno.EAGAIN: "the Hub asks for fewer requests: wait a while",
 }
 
 

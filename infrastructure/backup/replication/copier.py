@@ -21,7 +21,7 @@ from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.folder_upload import Publication, PublishedFolder
 from infrastructure.backup.replication.remote_pruning import GRACE_SECONDS, PlacePruning
 from infrastructure.backup.replication.remote_session import RemoteSession
-from infrastructure.backup.replication.status import BackupStatus
+from infrastructure.backup.replication.status import RETRYING, BackupStatus
 from infrastructure.backup.replication.upload import Upload
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import CheckpointError, StorageError
@@ -173,7 +173,7 @@ class Copier:
         if self._stranger is not None:
             return "fenced"
         if self._num_failures:
-            return "retrying"
+            return RETRYING
         return "doubtful" if self.link.is_doubtful else self._phase
 
     def _round(self) -> Iterator[float]:

@@ -15,7 +15,7 @@ from infrastructure.core.json_text import parse_json
 from infrastructure.core.lock import is_held
 
 UNKNOWN, OFF, STARTING, GONE = "unknown", "off", "starting", "gone"
-FINISHED, LEFT, DOWN = "finished", "left", "down"
+FINISHED, LEFT, DOWN, RETRYING = "finished", "left", "down", "retrying"
 LOCK_SUFFIX = ".lock"  # beside the status: a copier holds it as long as it lives
 STATES = {
     UNKNOWN: "nothing is known of it",
@@ -25,7 +25,7 @@ STATES = {
     "copying": "copies a version",
     "confirming": "waits for the place to confirm what was copied",
     "doubtful": "the place has confirmed nothing for long; copying goes on, nothing is removed",
-    "retrying": "the place did not answer as it should",
+    RETRYING: "the place did not answer as it should",
     "fenced": "another machine goes on with this run; copying has stopped",
     DOWN: "the process that copies cannot run: nothing is copied",
     FINISHED: "the training ended, and its last version is confirmed",
@@ -94,7 +94,16 @@ class BackupStatus:
         """What went wrong, and what a person can do; None: nothing."""
         if self.error is None:
             return STATES[self.state] if self.state in ("doubtful", "fenced") else None
-        return f"{self.error} ({self.advice})" if self.advice else self.error
+        return f"{self.error}{self._remedy}"
+
+    @property
+    def _remedy(self) -> str:
+        """What a person can do, in brackets, and that no more has to be done, where a copier waits
+        for it."""
+        if self.advice is None:
+            return ""
+        goes_on = "; copying then goes on by itself" if self.state == RETRYING else ""
+        return f" ({self.advice}{goes_on})"
 
     def is_settled(self, name: str | None) -> bool:
         """Whether nothing is to be waited for of a version: it is confirmed, or never copied."""
@@ -110,7 +119,7 @@ class BackupStatus:
         what = f"{self._confirmed(now)} at {self.place}{self._on_its_way()}"
         if self.error is not None:
             times = f", {self.num_failures} times" if self.num_failures > 1 else ""
-            what += f"; {self.error}{times}" + (f" ({self.advice})" if self.advice else "")
+            what += f"; {self.error}{times}{self._remedy}"
         elif self.state in ("doubtful", "fenced", LEFT, GONE, DOWN):
             what += f"; {STATES[self.state]}"
         if self.state == FINISHED:

@@ -1,5 +1,6 @@
 """A backend that raises what no place may raise is named, wherever it is asked."""
 
+import errno
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.backup.backends import open_place
-from infrastructure.backup.backends.contract import BackendError
+from infrastructure.backup.backends.contract import MEND, BackendError
 from infrastructure.backup.run_backup import RunBackup
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import StorageError
@@ -75,3 +76,11 @@ def test_a_run_is_not_begun_with_it(tmp_path: Path) -> None:
     backup = RunBackup(tmp_path / "run-1/checkpoints", options, run_id="run-1")
     with pytest.raises(StorageError, match=r"cannot be used: .* raised DatabaseError: no"):
         backup.check_place()
+
+
+def test_its_remedy_is_none_of_what_the_backend_knows(tmp_path: Path) -> None:
+    place = open_place(f"rows_place:Rows://{tmp_path}/place")
+    with pytest.raises(BackendError) as raised:
+        place.size(Path("run-1/x"))
+    assert place.advice(raised.value) == MEND
+    assert place.advice(OSError(errno.ENOSPC, "full")) != MEND

@@ -49,7 +49,11 @@ def test_an_error_is_reported_with_what_can_be_done() -> None:
         BackupStatus(place="p", state="retrying"), error="no answer", num_failures=3, advice="mount"
     )
     text = failing.possible_loss(0.0).text
-    assert text == "backup: nothing is confirmed yet at p; no answer, 3 times (mount)"
+    known = "backup: nothing is confirmed yet at p; no answer, 3 times"
+    assert text == f"{known} (mount; copying then goes on by itself)"
+    assert failing.problem == "no answer (mount; copying then goes on by itself)"
+    left = replace(failing, state="left")
+    assert left.possible_loss(0.0).text == f"{known} (mount)", "nobody copies any more"
 
 
 def test_without_a_place_the_sentence_names_that() -> None:

@@ -93,7 +93,7 @@ class JsonScanner:
         cut_off = error.pos > len(self._text) - LONGEST_TOKEN or "Unterminated" in error.msg
         if not (cut_off and self._fill()):
             line = self.line + self._text.count("\n", self._index, error.pos)
-            raise self.error(f"{error.msg} on line {line}")
+            raise self.error(f"{error.msg.removesuffix(' at')} on line {line}")
 
     def error(self, what: str) -> ValueError:
         return ValueError(

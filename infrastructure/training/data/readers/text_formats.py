@@ -58,7 +58,7 @@ def _json_row(data: bytes, name: str, line: Line) -> Row | BadRow:
     except UnicodeDecodeError as error:
         return bad(INVALID_UTF8, f"byte {error.start + 1} of the line")
     except json.JSONDecodeError as error:
-        return bad(BROKEN_JSON, f"{error.msg} at column {error.colno}")
+        return bad(BROKEN_JSON, f"{error.msg.removesuffix(' at')} at column {error.colno}")
     except ValueError as error:  # nested too deep, a number too long
         return bad(BROKEN_JSON, str(error))
     if not isinstance(value, dict):

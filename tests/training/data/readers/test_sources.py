@@ -142,6 +142,7 @@ def test_text_is_read_by_paragraphs_or_by_lines(tmp_path: Path) -> None:
 BAD_LINES = {
     b'{"a": 1': (reasons.BROKEN_JSON, "column 8"),
     b"{'a': 1}": (reasons.BROKEN_JSON, "column 2"),
+    b'{"a": "x': (reasons.BROKEN_JSON, "starting at column 7"),
     b"[" * 100_000: (reasons.BROKEN_JSON, ""),
     b'{"a": "\xff"}': (reasons.INVALID_UTF8, "byte 8"),
     b"[1, 2]": (reasons.WRONG_TYPE, "a list, not an object"),
@@ -333,6 +334,7 @@ WRONG_FILES = {
     "wrong.json": (b'[{"a": 1}\n, {"a" 2}, {"a": 3}]' + b" " * 99, "wrong.json:2: broken JSON"),
     "after.json": (b'[{"a": 1}] {}', "text after the end"),
     "other.json": (b'{\n"train": [],\n"x": 1}', "no list under \"data\".*'train', 'x'"),
+    "open.json": (b'[{"a": "x', "open.json:1: broken JSON .Unterminated string starting on line 1"),
     "scalar.json": (b'{\n"a" 1}', "scalar.json:2: broken JSON"),
     "open.csv": (b'a,b\n1,2\n"x,2\n1,2\n', "open.csv:3: a quote opens here"),
     "twice.csv": (b"a,b,a\n1,2,3\n", "twice.csv:1: the column 'a' appears twice"),
