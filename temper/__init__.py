@@ -3,6 +3,9 @@
 A name is loaded when it is asked for, so that importing costs nothing.
 """
 
+import importlib
+from typing import Any
+
 from infrastructure.core.lazy_exports import lazy_names
 
 _TRAINING = "infrastructure.training"
@@ -15,7 +18,10 @@ _PLACES = {
     "TrainingDeployment": "infrastructure.deployment.deploy_training",
     "UnifiedTrainer": f"{_TRAINING}.unified_trainer",
     "initialize_training": f"{_TRAINING}.context",
+    "evaluate": "infrastructure.deployment.one_call",
     "load_config": "infrastructure.config.sources.load",
+    "resume": "infrastructure.deployment.one_call",
+    "train": "infrastructure.deployment.one_call",
     # parts of one's own, by name
     "register_adapter": f"{_TRAINING}.model_adapters",
     "register_alert_sink": "infrastructure.monitoring.watching.alert_sinks",
@@ -48,8 +54,12 @@ _PLACES = {
 }
 
 __all__ = [*_PLACES]
-__getattr__ = lazy_names(__name__, _PLACES)
+_get = lazy_names(__name__, _PLACES)
+
+
+def __getattr__(name: str) -> Any:
+    return importlib.import_module("colab") if name == "colab" else _get(name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PLACES])
+    return sorted([*globals(), *_PLACES, "colab"])

@@ -74,7 +74,7 @@ CONFIG_LAYERS: list[set[str]] = [
     {"auto"},
     {"merging"},
     {"deployment_config"},
-    {"describe", "fingerprint", "sources"},
+    {"describe", "fingerprint", "process_wide", "sources"},
 ]
 MONITORING_LAYERS: list[set[str]] = [
     {"drawing", "watching"},

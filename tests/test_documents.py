@@ -247,6 +247,10 @@ def test_a_temper_line_parses(
     monkeypatch.chdir(tmp_path)
     if "--help" in line:
         line.remove("--help")
+    if line == ["--version"]:
+        with pytest.raises(SystemExit, match="0"):
+            parse(create_parser(), line)
+        return
     options = parse(create_parser(), line)
     load_config(None, flags=flags_given(options))
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol, cast
 
-from infrastructure.commands.parser import PROGRAM, CommandParser, parse
+from infrastructure.commands.parser import PROGRAM, CommandParser, ShowVersion, parse
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.error_place import described, error_place
 from infrastructure.core.errors import ProcessLostError, TemperError, TrainingDivergedError
@@ -83,6 +83,7 @@ def create_parser() -> CommandParser:
         description="Fine-tune language models on machines that go away.",
         epilog="temper COMMAND --help lists the flags of a command.",
     )
+    parser.add_argument("--version", action=ShowVersion, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=CommandParser)
     for name, text in COMMANDS.items():
         commands.add_parser(name, help=text, add_arguments=partial(_add_arguments, name))

@@ -4,6 +4,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from infrastructure.core.optional import DISTRIBUTION
+
 PROGRAM = "temper"
 
 
@@ -55,6 +57,23 @@ class CommandParser(argparse.ArgumentParser):
         return self.add_subparsers(
             dest="action", metavar="ACTION", required=True, parser_class=CommandParser
         )
+
+
+class ShowVersion(argparse.Action):
+    """`--version`: looks it up when somebody wants it, which costs a search of the path."""
+
+    def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            number = version(DISTRIBUTION)
+        except PackageNotFoundError:  # a checkout that is on the path and not installed
+            number = "not installed"
+        print(f"{PROGRAM} {number}")
+        parser.exit()
 
 
 def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Namespace:

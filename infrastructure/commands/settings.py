@@ -1,15 +1,14 @@
 """The configuration of a command."""
 
 import argparse
-import os
 from collections.abc import Collection, Mapping
 
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.planned import unsupported
+from infrastructure.config.process_wide import take_effect
 from infrastructure.config.sources.flags import flags_given
 from infrastructure.config.sources.load import load_config
-from infrastructure.core.console_log import start_console_log
 
 
 def configure(
@@ -28,13 +27,6 @@ def configure(
     config = load_config(options.config, flags={**flags_given(options), **given})
     take_effect(config)
     return config
-
-
-def take_effect(config: DeploymentConfig) -> None:
-    """Set what is the whole process's."""
-    start_console_log(config.log_level)
-    if config.cuda_visible_devices is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = config.cuda_visible_devices
 
 
 def refuse_unsupported(config: DeploymentConfig, keys: Collection[str] | None = None) -> None:

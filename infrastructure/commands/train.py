@@ -9,7 +9,6 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
 from infrastructure.core.errors import RunFailedError
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
-from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.run.record_types import Summary
 from infrastructure.training.data.defaults import make_ready
@@ -38,12 +37,9 @@ def run(options: argparse.Namespace) -> int:
 
 def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
     """Go on with the run of this purpose, or start one; see `exit_code_of_training`."""
-    from infrastructure.deployment.deploy_training import TrainingDeployment
-    from infrastructure.training.parallel.membership import followers_dismissed
+    from infrastructure.deployment.one_call import train_configured
 
-    with interrupt_on_signals(), followers_dismissed():
-        summary = TrainingDeployment(config, accept=accept).run()
-    return exit_code_of_training(summary)
+    return exit_code_of_training(train_configured(config, accept))
 
 
 def exit_code_of_training(summary: Summary) -> ExitCode:

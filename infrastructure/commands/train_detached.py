@@ -10,9 +10,9 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
-from infrastructure.commands.settings import take_effect
 from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.process_wide import take_effect
 from infrastructure.core.files import write_text
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment.detached import OUTPUT_NAME, RUN_NAME

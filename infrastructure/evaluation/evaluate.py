@@ -29,13 +29,19 @@ UNUSED = {
 
 
 def evaluate_model(config: DeploymentConfig) -> list[str]:
+    """As `measure_model`, in lines to show."""
+    _, lines = measure_model(config)
+    return lines
+
+
+def measure_model(config: DeploymentConfig) -> tuple[HeldOut, list[str]]:
     """Measure `config.model.name` on `config.data.path` and write the numbers down.
 
     A LoRA folder is measured on its base. Where the model lies in a run, the run's way of making
     tokens is used, unless the configuration says otherwise.
 
     Returns:
-        Lines to show.
+        The numbers, and lines to show.
 
     Raises:
         ValueError, TemperError: the model or the data cannot be used.
@@ -55,7 +61,8 @@ def evaluate_model(config: DeploymentConfig) -> list[str]:
     title = f"{config.model.name} on {config.data.path}"
     notes += [f"{key} as in the run: {value}" for key, value in inherited.items()]
     table = render_table([title, ""], rows)
-    return [*notes, table, f"({held_out.num_questions} prompts answered)", f"written to {path}"]
+    closing = [f"({held_out.num_questions} prompts answered)", f"written to {path}"]
+    return held_out, [*notes, table, *closing]
 
 
 def set_aside(config: DeploymentConfig) -> list[str]:

@@ -1,5 +1,6 @@
 """The `temper` command: fast help, exit codes, what must be set before torch is imported."""
 
+import importlib.metadata
 import logging
 import os
 import resource
@@ -15,6 +16,7 @@ from infrastructure.commands import train, train_resume
 from infrastructure.commands.main import COMMANDS, HIDDEN, command, create_parser, main
 from infrastructure.commands.parser import known_flags, parse
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.optional import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,6 +30,13 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         env={**os.environ, **environment},
         check=False,
     )
+
+
+def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"temper {importlib.metadata.version(DISTRIBUTION)}\n"
 
 
 def test_help_answers_in_under_a_second() -> None:

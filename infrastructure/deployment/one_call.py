@@ -1,0 +1,153 @@
+"""Train, go on and measure with one call each: what the commands do, from Python."""
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from infrastructure.backup.run_backup import place_options
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten
+from infrastructure.config.merging.presets import PRESET
+from infrastructure.config.process_wide import take_effect
+from infrastructure.config.schema import schema_of
+from infrastructure.config.sections.backup_config import BackupConfig
+from infrastructure.config.sources.load import load_config
+from infrastructure.core.stop_signals import interrupt_on_signals
+from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.deployment.given_paths import check_paths
+from infrastructure.deployment.model_repair import repair_finished, repair_model
+from infrastructure.deployment.resuming import configuration_of
+from infrastructure.evaluation.evaluate import measure_model
+from infrastructure.evaluation.held_out import HeldOut
+from infrastructure.run.directory import find_run
+from infrastructure.run.record_types import Summary
+from infrastructure.run.repair import repair_records
+from infrastructure.training.data.defaults import make_ready
+from infrastructure.training.parallel.membership import followers_dismissed
+
+
+def train(
+    data: str | Path | Mapping[str, Any] | None = None,
+    model: str | Path | Mapping[str, Any] | None = None,
+    *,
+    preset: str | None = None,
+    config_file: str | Path | None = None,
+    accept: Collection[str] = (),
+    **settings: Any,
+) -> Summary:
+    """Train, or go on with the newest run of the same settings that is not finished.
+
+        summary = temper.train("chats.jsonl", model="./my-llama", lora_config=True, num_epochs=3)
+
+    Args:
+        data: a file, a folder or a data set of the hub, or the whole section of settings; None:
+            the sample tasks.
+        model: a folder or a name of the hub, or the whole section; None: a small one from scratch.
+        preset: a ready-made group of settings; `temper config --presets` lists them.
+        config_file: a YAML file; None: `.config/training_config.yaml` where it exists.
+        accept: what may be different when a run goes on, such as `["learning_rate"]`.
+        settings: as for `DeploymentConfig`; they go before the file and the environment.
+
+    Returns:
+        What the run's summary.json holds: `status`, `before`, `after`, `paths` and more.
+
+    Raises:
+        ValueError, TemperError: it cannot be trained as it is; nothing was.
+    """
+    named = _named("data.path", data) | _named("model.name", model) | _named(PRESET, preset)
+    config = load_config(config_file, keywords=named | settings)
+    take_effect(config)
+    make_ready(config)
+    check_paths(config)
+    return train_configured(config, accept)
+
+
+def _named(key: str, value: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
+    """A keyword for one setting, or for its section where all of that is given."""
+    if value is None:
+        return {}
+    return {key.split(".")[0]: value} if isinstance(value, Mapping) else {key: str(value)}
+
+
+def train_configured(config: DeploymentConfig, accept: Collection[str] = ()) -> Summary:
+    """As `train`, with a whole configuration."""
+    with interrupt_on_signals(), followers_dismissed():
+        return TrainingDeployment(config, accept=accept).run()
+
+
+def resume(
+    run: str | Path | None = None,
+    *,
+    output_dir: str | Path = "runs",
+    accept: Collection[str] = (),
+    **changes: Any,
+) -> Summary:
+    """Go on with a run, with the settings that it recorded; a finished one is completed.
+
+    Args:
+        run: its name, `name@step`, or its path; None: the newest.
+        output_dir: the folder of the runs.
+        accept: what may be different, such as `["learning_rate"]`.
+        changes: settings that are different from now on.
+
+    Returns:
+        As `train`.
+
+    Raises:
+        ValueError, TemperError: there is no such run, or it cannot go on as it is.
+    """
+    schema = schema_of(DeploymentConfig)
+    given = flatten(changes, schema, lambda key: Source(Layer.KEYWORD, f"keyword {key}"))
+    name = None if run is None else str(run)
+    return resume_with(name, str(output_dir), list(given), accept)
+
+
+def resume_with(
+    name: str | None,
+    output_dir: str,
+    changes: Collection[Setting] = (),
+    accept: Collection[str] = (),
+    say: Callable[[str], None] = print,
+) -> Summary:
+    """As `resume`, with changes that know where they were given (see `find_run` for `name`)."""
+    place = next((str(s.value) for s in changes if s.key == "backup.place" and s.value), None)
+    repair_records(Path(output_dir), BackupConfig(place=place), say)
+    run, checkpoint = find_run(name, Path(output_dir))
+    config = configuration_of(run, checkpoint).changed(list(changes))
+    take_effect(config)
+    if config.backup.place is None and "backup.place" in run.masked():
+        say("note: backup.place held a password, which is never recorded: give it again")
+    deployment = TrainingDeployment(config, accept=accept)
+    is_over = checkpoint is None and not accept and run.is_finished()
+    if is_over:
+        repair_finished(run, place_options(config), say)
+    with interrupt_on_signals(), followers_dismissed():
+        if is_over and run.is_finished():
+            say(f"Run {run.run_id} is finished: {run.final}; another RUN, or RUN@step, goes on")
+            return deployment.complete(run)
+        return deployment.resume(run, checkpoint)
+
+
+def evaluate(model: str | Path, data: str | Path, **settings: Any) -> HeldOut:
+    """Measure a trained model on data.
+
+        temper.evaluate("runs/my-run", "questions.jsonl").metrics["eval_loss"]
+
+    Args:
+        model: a run, its `final/`, or any model folder.
+        data: a file, a folder or a data set of the hub.
+        settings: as for `DeploymentConfig`.
+
+    Returns:
+        Loss, share of exact answers by task, and one example.
+
+    Raises:
+        ValueError, TemperError: the model or the data cannot be used.
+    """
+    named = {"model.name": str(model), "data.path": str(data)}
+    config = load_config(keywords=named | settings)
+    take_effect(config)
+    repair_model(Path(config.model.name))
+    with interrupt_on_signals():
+        held_out, _ = measure_model(config)
+    return held_out

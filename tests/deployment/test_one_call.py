@@ -1,0 +1,79 @@
+"""Training, going on and measuring with one call each, as `temper` has them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import temper
+from tests.deployment.runs import losses, small_settings, write_rows
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.chdir(tmp_path)
+    return small_settings(tmp_path, max_steps=4)
+
+
+def test_it_trains_and_the_same_call_trains_nothing_more(settings: dict[str, Any]) -> None:
+    section = settings.pop("data")
+    data = section.pop("path")
+    settings |= {f"data.{name}": value for name, value in section.items()}
+    summary = temper.train(data, **settings)
+    assert summary["status"] == "finished"
+    run = Path(summary["paths"]["run"])
+    assert [step for step, _ in losses(run)] == [1, 2, 3, 4]
+    assert temper.train(data, **settings)["paths"] == summary["paths"]
+    assert len(losses(run)) == 4
+
+
+def test_a_run_goes_on_and_is_measured(settings: dict[str, Any], tmp_path: Path) -> None:
+    run = Path(temper.train(**settings)["paths"]["run"])
+    with pytest.raises(ValueError, match="max_steps"):
+        temper.resume(run.name, **{"training.max_step": 6})
+    summary = temper.resume(
+        run.name,
+        **{"training.max_steps": 6, "training.learning_rate": 0.5},
+        accept=["max_steps", "learning_rate"],
+    )
+    assert losses(Path(summary["paths"]["run"]))[-1][0] == 6
+    rows = write_rows(tmp_path / "other.jsonl", 500, 508)
+    measured = temper.evaluate(run, rows, **{"training.validation_prompts": 2})
+    assert measured.metrics["eval_loss"] > 0
+    assert measured.num_questions == 2
+    [written] = (tmp_path / "runs/evaluations").glob("*.json")
+    assert json.loads(written.read_text())["metrics"] == measured.metrics
+
+
+def test_a_place_that_is_given_goes_before_the_recorded_one(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    run = Path(temper.train(**settings)["paths"]["run"])
+    temper.resume(run.name, **{"backup.place": str(tmp_path / "place")})
+    assert (tmp_path / "place" / run.name / "versions").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: temper.train("nothing.jsonl"), "nothing.jsonl"),
+        (lambda: temper.train(preset="quik"), "quick"),
+        (lambda: temper.train(lerning_rate=1e-3), "learning_rate"),
+        (lambda: temper.resume("nothing"), "nothing"),
+        (lambda: temper.evaluate("nothing", "nothing.jsonl"), "nothing"),
+    ],
+    ids=["data", "preset", "setting", "run", "model"],
+)
+def test_what_is_wrong_is_a_sentence(call: Any, sentence: str, settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        call()
+    assert not Path("runs").exists()
+
+
+def test_the_side_of_notebooks_is_there_too() -> None:
+    import colab
+    import temper.colab
+
+    assert temper.colab is colab
+    assert "colab" in dir(temper)
