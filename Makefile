@@ -68,7 +68,8 @@ format: environment ## mend what ruff can mend
 	$(PYTHON) -m ruff format .
 
 .PHONY: hooks
-hooks: environment ## before each commit: ruff, mypy, and a look at its message
+hooks: ## before each commit: ruff, mypy, and a look at its message; makes .venv only where that lacks them
+	@$(PYTHON) -c 'import pre_commit, ruff, mypy' 2>/dev/null || $(ENVIRONMENT) --with-unsloth --with-dev
 	$(PYTHON) -m pre_commit install
 
 .PHONY: test

@@ -102,6 +102,21 @@ def test_targets(arguments: list[str], command: list[str], project: Path) -> Non
     assert last_command(project, *arguments) == command
 
 
+def test_hooks_make_no_environment_that_is_there(project: Path) -> None:
+    """The stand-in of Python says that it has what they need."""
+    done = make("-C", str(project), "hooks")
+    assert done.returncode == 0, done.stderr
+    programs = [json.loads(line)[0] for line in (project / "given.jsonl").read_text().splitlines()]
+    assert {Path(program).name for program in programs} == {"python"}
+
+
+def test_hooks_make_the_environment_that_is_not_there(project: Path) -> None:
+    (project / ".venv/bin/python").unlink()
+    make("-C", str(project), "hooks")
+    [first] = map(json.loads, (project / "given.jsonl").read_text().splitlines())
+    assert Path(first[0]).name == "environment.sh"
+
+
 HOSTILE = ("x'; touch pwned; '", "it's.jsonl", "$(touch pwned)", "`touch pwned`", 'a"b', "a$b #c")
 
 

@@ -170,6 +170,7 @@ class DeploymentConfig(ConfigSection):
     _settings: dict[str, Setting] = PrivateAttr(default_factory=dict)
     _environment_notes: list[str] = PrivateAttr(default_factory=list)
     _plugins: plugin_names.Origins = PrivateAttr(default_factory=dict)
+    _plugin_notes: list[str] = PrivateAttr(default_factory=list)
     _model_names: frozenset[str] = PrivateAttr(default=frozenset({"embedded"}))
 
     def __init__(self, /, **keywords: Any) -> None:
@@ -261,7 +262,7 @@ class DeploymentConfig(ConfigSection):
         """What to tell when a run starts: settings without effect, and those that cost much."""
         unused = [*later.notes(self, self.source), *noted_without_effect(self, self.source)]
         costs = stackwise_costs(self.model, self.training)
-        return [*unused, *costs, *self._environment_notes]
+        return [*unused, *costs, *self._plugin_notes, *self._environment_notes]
 
     @property
     def environment_notes(self) -> list[str]:
@@ -296,6 +297,7 @@ class DeploymentConfig(ConfigSection):
     def adopt_plugins(self) -> None:
         """From here on names mean in this process what they meant where this run began."""
         adopt_origins(self._plugins)
+        self._plugin_notes += plugin_names.find_where_they_were(self._plugins)
 
     def _values_found_anywhere(self) -> dict[str, object]:
         values = self.model_dump(mode="json")

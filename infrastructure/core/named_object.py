@@ -108,6 +108,14 @@ def source_file(module_name: str) -> Path | None:
     return Path(file) if file and Path(file).suffix == ".py" and Path(file).is_file() else None
 
 
+def look_in_folder_of(file: Path, module_name: str) -> None:
+    """From here on modules are looked for, last of all, where `file` is the module of that name."""
+    depth = len(module_name.split(".")) + (file.name == "__init__.py")
+    folder = str(file.parents[depth - 1])
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
 def _file_of_spec(module_name: str) -> str | None:
     places: list[str] = [*sys.path, str(Path.cwd())]
     names = module_name.split(".")

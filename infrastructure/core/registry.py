@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import distribution, entry_points, packages_distributions
 from typing import Any, Generic, TypeVar
@@ -43,10 +43,14 @@ class Origin:
         address: `module:name`; None: a notebook or the script itself has made it, and no other
             process can import it.
         package: the installed package that holds it, as pip takes it; None: none does.
+        file, sha256: where its module lay, and what that held, unless a package holds it. Neither
+            says whether two are the same part.
     """
 
     address: str | None
     package: str | None = None
+    file: str | None = field(default=None, compare=False)
+    sha256: str | None = field(default=None, compare=False)
 
 
 class Registry(Generic[Plugin]):

@@ -253,3 +253,56 @@ def test_a_part_that_declares_its_settings_has_them(elsewhere: Path, errors: Err
     assert "stage 0" in (run / "logs/training/training.jsonl").read_text()
     assert initialize_training(DeploymentConfig(**settings)).settings == {"stages": 2}
     sys.modules.pop("declaring")
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    """A run of three steps with a strategy of its folder."""
+    folder = tmp_path / "first"
+    folder.mkdir()
+    (folder / "turns.py").write_text(TURNS)
+    with in_folder(folder):
+        config = DeploymentConfig(**small_settings(folder, strategy="turns:InTurns", max_steps=3))
+        TrainingDeployment(config, say=lambda _: None).run()
+        sys.modules.pop("turns", None)
+    [run] = runs_of(folder)
+    return run
+
+
+TURNS = """
+import temper
+
+
+class InTurns(temper.StandardTrainingStrategy):
+    pass
+"""
+
+
+def test_going_on_from_another_folder_takes_the_part_from_where_it_was(
+    stopped: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "second").mkdir()
+    with in_folder(tmp_path / "second"):
+        assert main(["train-resume", f"{stopped}@2"]) == ExitCode.DONE, capsys.readouterr().err
+        sys.modules.pop("turns", None)
+    file = stopped.parents[1] / "turns.py"
+    assert f"note: turns:InTurns is taken from {file}, as it was there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda file: file.unlink(), "that file is not there: go on from the folder that holds"),
+        (lambda file: file.write_text(TURNS + "# new"), "that file has changed since"),
+    ],
+)
+def test_going_on_without_the_part_names_the_file(
+    change: Callable[[Path], object], sentence: str, stopped: Path, tmp_path: Path, errors: Errors
+) -> None:
+    file = stopped.parents[1] / "turns.py"
+    change(file)
+    (tmp_path / "second").mkdir()
+    with in_folder(tmp_path / "second"):
+        output = errors("train-resume", f"{stopped}@2", code=ExitCode.WRONG_INPUT)
+    needed = f"temper: this run needs {file} for training.strategy (turns:InTurns), and {sentence}"
+    assert output.startswith(needed)

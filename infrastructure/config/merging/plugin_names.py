@@ -6,7 +6,7 @@ Nothing is imported for it: whether a module is there is asked, not whether it i
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
@@ -28,7 +28,13 @@ from infrastructure.config.registries import (
 from infrastructure.config.schema import schema_of, value_at
 from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.config.types import RegisteredName, names_in
-from infrastructure.core.named_object import is_address, source_file
+from infrastructure.core.files import file_sha256
+from infrastructure.core.named_object import (
+    is_address,
+    look_in_folder_of,
+    missing_module,
+    source_file,
+)
 from infrastructure.core.registry import Origin, Registry, package_of
 
 Origins = Mapping[str, Mapping[str, Origin]]  # group → name → where it comes from
@@ -90,6 +96,8 @@ def unknown_plugins(
             continue
         if origin is not None and origin.package is not None:
             of_package.setdefault(origin.package, []).append(f"{key} ({name})")
+        elif origin is not None and origin.file is not None and (lost := _lost_file(origin)):
+            yield f"this run needs {origin.file} for {key} ({name}), and {lost}"
         else:
             yield f"{key}: {problem} ({source_of(key).place})"
     for package, needed_by in of_package.items():
@@ -163,12 +171,51 @@ def require_shareable(config: ConfigSection) -> None:
             raise ValueError(f"{key}: {error}") from None
 
 
+def find_where_they_were(recorded: Origins) -> list[str]:
+    """Have Python look for parts that are not found from here where they lay when the run began,
+    if they are there as they were; a sentence for each file."""
+    sentences = []
+    for origin in _origins_of_files(recorded):
+        if missing_module("part", str(origin.address)) and _lost_file(origin) is None:
+            look_in_folder_of(Path(str(origin.file)), str(origin.address).partition(":")[0])
+            sentences.append(f"{origin.address} is taken from {origin.file}, as it was there")
+    return sentences
+
+
+def _origins_of_files(recorded: Origins) -> Iterator[Origin]:
+    for named in recorded.values():
+        yield from (o for o in named.values() if o.address and o.file and o.package is None)
+
+
+def _lost_file(origin: Origin) -> str | None:
+    """Why the file of a part that the run began with cannot be taken; None: it can."""
+    file = Path(str(origin.file))
+    try:
+        if file_sha256(file) == origin.sha256:
+            return None
+    except OSError:
+        return f"that file is not there: go on from the folder that holds {file.name}"
+    return "that file has changed since: bring it back, or go on from its folder with --accept code"
+
+
 def as_json(origins: Origins) -> dict[str, object]:
     """As `run.json` holds them."""
     return {
-        group: {name: asdict(origin) for name, origin in named.items()}
+        group: {name: _origin_as_json(origin) for name, origin in named.items()}
         for group, named in origins.items()
     }
+
+
+def _origin_as_json(origin: Origin) -> dict[str, object]:
+    saved: dict[str, object] = {"address": origin.address, "package": origin.package}
+    code: dict[str, object] = {}
+    if origin.address is not None and origin.package is None:
+        file = source_file(origin.address.partition(":")[0])
+        if file is not None:
+            code = {"file": str(file.absolute()), "sha256": file_sha256(file)}
+        elif origin.file is not None:  # it is not here, and was where the run began
+            code = {"file": origin.file, "sha256": origin.sha256}
+    return saved | code
 
 
 def from_json(saved: Mapping[str, Any]) -> dict[str, dict[str, Origin]]:
