@@ -18,7 +18,15 @@ from infrastructure.config.merging.cross_checks import (
     testing_off,
 )
 from infrastructure.config.merging.effect import noted_without_effect, refused_without_effect
-from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten, merge, nested
+from infrastructure.config.merging.precedence import (
+    Layer,
+    Setting,
+    Source,
+    flatten,
+    merge,
+    nested,
+    overridden_by_preset,
+)
 from infrastructure.config.merging.stackwise_cross_checks import stackwise_costs
 from infrastructure.config.schema import schema_of, value_at
 from infrastructure.config.sections.backup_config import BackupConfig
@@ -170,6 +178,7 @@ class DeploymentConfig(ConfigSection):
     _settings: dict[str, Setting] = PrivateAttr(default_factory=dict)
     _environment_notes: list[str] = PrivateAttr(default_factory=list)
     _plugins: plugin_names.Origins = PrivateAttr(default_factory=dict)
+    _preset_notes: list[str] = PrivateAttr(default_factory=list)
     _plugin_notes: list[str] = PrivateAttr(default_factory=list)
     _model_names: frozenset[str] = PrivateAttr(default=frozenset({"embedded"}))
 
@@ -208,6 +217,7 @@ class DeploymentConfig(ConfigSection):
         settings = merge(layers, schema)
         self.__setstate__(self.of_checked(nested(settings, schema)).__getstate__())
         self._settings = settings
+        self._preset_notes = overridden_by_preset(layers, settings)
 
     def value(self, key: str) -> Any:
         """The value of a canonical key; false for an absent section such as model.lora_config."""
@@ -262,7 +272,7 @@ class DeploymentConfig(ConfigSection):
         """What to tell when a run starts: settings without effect, and those that cost much."""
         unused = [*later.notes(self, self.source), *noted_without_effect(self, self.source)]
         costs = stackwise_costs(self.model, self.training)
-        return [*unused, *costs, *self._plugin_notes, *self._environment_notes]
+        return [*unused, *costs, *self._preset_notes, *self._plugin_notes, *self._environment_notes]
 
     @property
     def environment_notes(self) -> list[str]:
@@ -342,6 +352,7 @@ class DeploymentConfig(ConfigSection):
         config._model_names = self._model_names
         config._plugins = self._plugins
         config._environment_notes = self._environment_notes
+        config._preset_notes = [*self._preset_notes, *config._preset_notes]
         return config
 
     def know_models(self, names: Iterable[str]) -> None:

@@ -137,6 +137,22 @@ def merge(layers: list[list[Setting]], schema: Schema) -> dict[str, Setting]:
     return merged
 
 
+def overridden_by_preset(layers: list[list[Setting]], merged: Mapping[str, Setting]) -> list[str]:
+    """A sentence where a preset holds instead of other values that somebody has written."""
+    places: dict[str, list[str]] = {}
+    for setting in (setting for layer in layers for setting in layer):
+        holds = merged.get(setting.key)
+        if holds is None or holds.source.layer is not Layer.PRESET:
+            continue
+        if setting.source.layer is not Layer.PRESET and setting.value != holds.value:
+            places.setdefault(holds.source.place, []).append(setting.source.place)
+    return [
+        f"{preset} goes before {', '.join(dict.fromkeys(others))}; to keep one of them give it"
+        " where the preset is named"
+        for preset, others in places.items()
+    ]
+
+
 def _with_preset(layers: list[list[Setting]]) -> list[list[Setting]]:
     """The layers, lowest first, with the settings of the preset that the highest of them names."""
     levels = [level for level, one in enumerate(layers) if any(s.key == PRESET for s in one)]

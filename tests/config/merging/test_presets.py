@@ -133,3 +133,16 @@ def test_ci_makes_any_notebook_small() -> None:
     assert (config.model.name, config.model.quantization) == ("embedded", None)
     assert config.training.max_steps == CI
     assert config.training.checkpoint_interval is None
+
+
+def test_what_a_preset_overrides_is_noted_with_its_place(tmp_path: Any) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text("training:\n  max_steps: 40\n  warmup_steps: 6\n")
+    config = load(yaml_path=file, flags={"--preset": "quick"})
+    [note] = [note for note in config.changed([]).notes() if "preset" in note]
+    assert note == (
+        f"preset quick (--preset) goes before {file}:2: training.max_steps; to keep one of them"
+        " give it where the preset is named"
+    )
+    kept = load(yaml_path=file, flags={"--preset": "quick", "--max-steps": "40"})
+    assert not any("preset" in note for note in kept.notes())
