@@ -55,7 +55,14 @@ def commands_page() -> str:
     parser = create_parser()
     lines = ["# Commands", "", "```text", parser.format_help().rstrip(), "```", ""]
     for name, command in subcommands(parser).items():
-        lines += [f"## temper {name}", "", "```text", command.format_help().rstrip(), "```", ""]
+        lines += [
+            f"## temper {name}",
+            "",
+            "```text",
+            command.format_full_help().rstrip(),
+            "```",
+            "",
+        ]
     return "\n".join(lines)
 
 

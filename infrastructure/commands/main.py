@@ -86,7 +86,10 @@ def create_parser() -> CommandParser:
     parser.add_argument("--version", action=ShowVersion, help="show the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=CommandParser)
     for name, text in COMMANDS.items():
-        commands.add_parser(name, help=text, add_arguments=partial(_add_arguments, name))
+        add = partial(_add_arguments, name)
+        commands.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.", add_arguments=add
+        )
     commands.add_parser(HIDDEN, add_arguments=partial(_add_arguments, HIDDEN))
     return parser
 

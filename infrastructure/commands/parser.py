@@ -1,12 +1,14 @@
 """The parser of the `temper` command. Imports nothing but what every command needs."""
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from infrastructure.core.optional import DISTRIBUTION
 
 PROGRAM = "temper"
+SHORT_FLAGS = 60  # of a command with more, `--help` shows those that people use
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -31,7 +33,24 @@ class CommandParser(argparse.ArgumentParser):
         add_arguments, self._add_arguments = self._add_arguments, None
         if add_arguments is not None:
             add_arguments(self)
+            if self._is_long():
+                self.add_argument("--help-all", action=ShowAll, help="show every flag, by section")
         return self
+
+    def _is_long(self) -> bool:
+        return len(self._actions) > SHORT_FLAGS
+
+    def format_help(self) -> str:
+        """What `--help` prints."""
+        if not self.complete()._is_long():
+            return super().format_help()
+        from infrastructure.commands.short_help import short_help
+
+        return short_help(self)
+
+    def format_full_help(self) -> str:
+        """What `--help-all` prints."""
+        return super().format_help()
 
     def parse_known_args(
         self, *args: object, **kwargs: object
@@ -59,6 +78,18 @@ class CommandParser(argparse.ArgumentParser):
         )
 
 
+class ShowAll(argparse.Action):
+    """`--help-all`."""
+
+    def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        assert isinstance(parser, CommandParser)
+        print(parser.format_full_help(), end="")
+        parser.exit()
+
+
 class ShowVersion(argparse.Action):
     """`--version`: looks it up when somebody wants it, which costs a search of the path."""
 
@@ -82,7 +113,8 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
     Raises:
         ValueError: it cannot be understood.
     """
-    options, unknown = parser.parse_known_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    options, unknown = parser.parse_known_args([_with_dashes(word) for word in words])
     if not unknown:
         return options
     from infrastructure.commands.unknown_words import flag_hint
@@ -91,6 +123,12 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
     words = [word for word in (options.command, getattr(options, "action", None)) if word]
     hint = flag_hint(flag, known_flags(parser, *words), " ".join([PROGRAM, *words]))
     raise ValueError(f"unknown argument {flag!r}{hint}")
+
+
+def _with_dashes(word: str) -> str:
+    """`--learning_rate=1e-4` as it is called here: `--learning-rate=1e-4`."""
+    flag, is_given, value = word.partition("=")
+    return flag.replace("_", "-") + is_given + value if flag.startswith("--") else word
 
 
 def known_flags(parser: CommandParser, *words: str) -> list[str]:

@@ -5,14 +5,14 @@ the field, what it takes and what was given. Unknown names are refused with the 
 Values are checked when the section is made and whenever one is assigned.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from infrastructure.config.aliases import spelt_in_section
-from infrastructure.config.elsewhere import ABSENT, SAME, as_keys, plain_name
-from infrastructure.config.field_help import allowed_values, format_value, metadata_of
+from infrastructure.config.elsewhere import ABSENT, SAME, SAME_WORDS, as_keys, plain_name
+from infrastructure.config.field_help import allowed_values, choices, format_value, metadata_of
 from infrastructure.config.types import Allowed, UnknownNameError, UsedWhen
 from infrastructure.core.lookup import nearest
 
@@ -90,12 +90,15 @@ class ConfigSection(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _plain_value(cls, value: object, info: ValidationInfo) -> object:
-        """Text `none` is None where that may stand; a truth value is never taken for a number."""
-        types = kinds(cls.model_fields[str(info.field_name)].annotation)
+        """Text `none` is None where that may stand; a word may have capitals, or be that of
+        another tool; a truth value is never taken for a number."""
+        field = cls.model_fields[str(info.field_name)]
+        types = kinds(field.annotation)
         if isinstance(value, str):
             value = value.strip()
             if value.lower() in ("none", "null") and type(None) in types:
                 return None
+            value = _word_of(choices(field), value)
         if isinstance(value, bool) and bool not in types and types & {int, float}:
             raise ValueError("a truth value is no number")
         return value
@@ -122,6 +125,14 @@ class ConfigSection(BaseModel):
         for name, value in changes.items():
             setattr(changed, name, value)
         return changed
+
+
+def _word_of(words: Collection[str], given: str) -> str:
+    """The one of a field's words that somebody means by `given`, which may be something else."""
+    if not words or given in words:
+        return given
+    meant = SAME_WORDS.get(plain_name(given), plain_name(given))
+    return next((word for word in words if plain_name(word) == meant), given)
 
 
 def _empty(section: type[ConfigSection]) -> ConfigSection:

@@ -51,6 +51,16 @@ SAME: dict[str, tuple[str, ...]] = {
     "hub_model_id": ("backup.place=hf://OWNER/NAME",),
 }
 
+# What other tools call a value of ours.
+SAME_WORDS = {
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf"), "adamw"),
+    "adamw_bnb_8bit": "adamw_8bit",
+    "paged_adamw_32bit": "paged_adamw",
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+}
+
 _WHOLE_MODELS = (
     "a model is not split over GPUs here: --num-processes trains a whole copy on each, and"
     " --lora --quantization 4bit makes a larger one fit"

@@ -36,6 +36,22 @@ NAMES: dict[str, tuple[str, ...]] = {
     "backup.allow_missing_place": ("--allow-missing-place",),
     "output_dir": ("--output", "--output-dir"),
 }
+# What fingers know from other tools; help shows it with --help-all.
+ALIASES: dict[str, tuple[str, ...]] = {
+    "data.max_length": ("--seq-length", "--seq-len", "--max-seq-length", "--cutoff-len"),
+    "model.lora_config.r": ("--lora-rank",),
+    "model.name": ("--base-model", "--model-name-or-path"),
+    "training.batch_size": ("--bs", "--per-device-train-batch-size"),
+    "training.checkpoint_frequency": ("--save-steps",),
+    "training.gradient_accumulation": ("--gradient-accumulation-steps", "--grad-accum"),
+    "training.learning_rate": ("--lr",),
+    "training.log_frequency": ("--logging-steps",),
+    "training.metrics_sinks": ("--report-to",),
+    "training.num_epochs": ("--num-train-epochs",),
+    "training.optimizer": ("--optim",),
+    "training.scheduler_type": ("--lr-scheduler", "--lr-scheduler-type"),
+    "training.validation_frequency": ("--eval-steps",),
+}
 PRESET_FLAG = f"--{PRESET}"
 _OWN_NAME = {"", "model", "data", "training"}
 _DEST = "config_flags"
@@ -142,7 +158,7 @@ def _is_truth(spec: FieldSpec) -> bool:
 
 
 def _all_flags(spec: FieldSpec) -> list[str]:
-    flags = list(flag_names(spec.key))
+    flags = [*flag_names(spec.key), *ALIASES.get(spec.key, ())]
     off = ["--no-" + flag.removeprefix("--") for flag in flags]
     return flags + off if _is_truth(spec) else flags
 

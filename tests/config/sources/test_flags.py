@@ -108,4 +108,4 @@ def help_text() -> str:
 @pytest.mark.parametrize("key", FIELDS)
 def test_help_shows_description_and_default(key: str, help_text: str) -> None:
     flag, description = re.escape(flag_names(key)[0]), re.escape(FIELDS[key].description)
-    assert re.search(rf" {flag}[ ,].{{0,120}}{description}.{{0,200}}? \(default: ", help_text)
+    assert re.search(rf" {flag}[ ,].{{0,400}}{description}.{{0,200}}? \(default: ", help_text)

@@ -1,0 +1,112 @@
+"""What `--help` shows of a command that takes every setting: the flags that people use.
+
+`--help-all` shows all of them.
+"""
+
+import argparse
+import shutil
+import textwrap
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.field_help import plain
+from infrastructure.config.schema import schema_of
+from infrastructure.config.sources.flags import flag_names
+
+FLAG_WIDTH = 27
+DEFAULT = "{default}"  # stands for the setting's own, so that no text can be wrong about it
+
+# By title: a setting's key, how its value is called, and what it is.
+FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
+    "the model": {
+        "model.name": ("NAME", "a folder, or a name of the hub (default: a small one, new)"),
+        "model.lora_config": ("", "train LoRA matrices instead of all weights"),
+        "model.lora_config.r": ("N", f"their rank ({DEFAULT})"),
+        "model.quantization": ("4bit|8bit", "of the base weights; with --lora this is QLoRA"),
+    },
+    "the data": {
+        "data.eval_path": ("FILE", "held-out rows (default: a part of DATA)"),
+        "data.max_length": ("N", f"longest row, in tokens ({DEFAULT})"),
+        "data.train_on": ("answers|all", f"which tokens are learnt ({DEFAULT})"),
+    },
+    "the training": {
+        "training.num_epochs": ("N", f"passes over the data ({DEFAULT})"),
+        "training.max_steps": ("N", "end after so many steps"),
+        "training.batch_size": ("N|auto", f"rows in one pass ({DEFAULT})"),
+        "training.gradient_accumulation": ("N", f"passes that make one step ({DEFAULT})"),
+        "training.learning_rate": ("X|auto", f"the highest one ({DEFAULT})"),
+        "training.optimizer": ("NAME", f"adamw, adamw_8bit, paged_adamw, sgd, … ({DEFAULT})"),
+        "training.seed": ("N", f"of everything random ({DEFAULT})"),
+        "training.deadline": ("TIME", "save and stop before that, such as 3h30m"),
+    },
+    "what is kept, and where": {
+        "output_dir": ("FOLDER", f"for the runs ({DEFAULT})"),
+        "backup.place": ("PLACE", "copies: a folder, Drive, s3://…, hf://OWNER/NAME"),
+        "training.checkpoint_frequency": ("N", "steps between two checkpoints"),
+        "training.metrics_sinks": ("NAMES", f"({DEFAULT})"),
+        "new_run": ("", "begin anew; otherwise an unfinished run goes on"),
+    },
+}
+EXAMPLES = {
+    "temper train": (
+        "temper train                                        sample tasks, a small model",
+        "temper train chats.jsonl --model ./llama --lora     your rows, your model",
+        "temper train chats.jsonl --backup-place /mnt/drive  and a copy of all that is saved",
+    ),
+    "temper train-resume": (
+        "temper train-resume                                 the newest run",
+        "temper train-resume my-run@400                      from its step 400",
+        "temper train-resume my-run --epochs 5 --accept num_epochs",
+    ),
+    "temper train-eval": ("temper train-eval runs/my-run questions.jsonl",),
+    "temper check": ("temper check chats.jsonl --model ./llama --lora",),
+    "temper tune": ("temper tune chats.jsonl --model ./llama --lora",),
+    "temper config": ("temper config --lora --batch-size 8",),
+}
+
+
+def short_help(parser: argparse.ArgumentParser) -> str:
+    """The text of `--help` for a parser that has a flag for every setting."""
+    fields = schema_of(DeploymentConfig).fields
+    known = parser._option_string_actions
+    flags_of_settings = {flag for key in fields for flag in flag_names(key)}
+    words = [action for action in parser._actions if not action.option_strings]
+    own = [
+        action
+        for action in parser._actions
+        if action.option_strings and not flags_of_settings & {*action.option_strings}
+    ]
+    usage = " ".join(
+        f"[{word.metavar}]" if word.nargs == "?" else str(word.metavar) for word in words
+    )
+    lines = [
+        f"usage: {parser.prog} {usage} [flags]".replace("  ", " "),
+        "",
+        parser.description or "",
+    ]
+    lines += [""] if words else []
+    lines += [line for word in words for line in _entry(str(word.metavar), str(word.help))]
+    for title, settings in FAMILIAR.items():
+        shown = {key: text for key, text in settings.items() if flag_names(key)[0] in known}
+        lines += ["", f"{title}:"]
+        for key, (value, text) in shown.items():
+            default = f"default: {plain(fields[key].default)}"
+            name = f"{flag_names(key)[0]} {value}".rstrip()
+            lines += _entry(name, text.replace(DEFAULT, default))
+    lines += ["", "others:"]
+    for action in own:
+        name = f"{action.option_strings[-1]} {action.metavar or ''}".rstrip()
+        text = str(action.help).split(". ")[0] % {"prog": parser.prog}
+        lines += _entry(name, text)
+    if parser.prog in EXAMPLES:
+        lines += ["", "examples:", *(f"  {example}" for example in EXAMPLES[parser.prog])]
+    return "\n".join(lines) + "\n"
+
+
+def _entry(name: str, text: str) -> list[str]:
+    """A flag and what it is, indented; on a narrow terminal over several lines."""
+    width = max(40, min(shutil.get_terminal_size().columns, 100))
+    lines = textwrap.wrap(text, width - FLAG_WIDTH - 2) or [""]
+    first, *rest = lines
+    if len(name) >= FLAG_WIDTH:
+        return [f"  {name}", *(" " * (FLAG_WIDTH + 2) + line for line in lines)]
+    return [f"  {name:<{FLAG_WIDTH}}{first}", *(" " * (FLAG_WIDTH + 2) + line for line in rest)]

@@ -1,0 +1,85 @@
+"""`--help` is one screen of the flags that people use; `--help-all` has every flag."""
+
+import shlex
+
+import pytest
+
+from infrastructure.commands.main import COMMANDS, create_parser
+from infrastructure.commands.parser import CommandParser, parse, subcommands
+from infrastructure.commands.short_help import EXAMPLES, FAMILIAR
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.schema import schema_of
+from infrastructure.config.sources.flags import ALIASES, flag_names, flags_given
+from infrastructure.config.sources.load import load_config
+
+FIELDS = schema_of(DeploymentConfig).fields
+SCREEN_LINES = 60
+LONG = ("train", "train-resume", "train-eval", "check", "tune", "config")
+
+
+def parser_of(command: str) -> CommandParser:
+    return subcommands(create_parser())[command].complete()
+
+
+@pytest.mark.parametrize("command", LONG)
+def test_help_is_one_screen(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(create_parser(), [command, "--help"])
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) <= SCREEN_LINES
+    assert max(map(len, shown.splitlines())) <= 100
+    assert COMMANDS[command][1:] in shown
+    for settings in FAMILIAR.values():
+        assert all(flag_names(key)[0] in shown for key in settings)
+    assert "{default}" not in shown
+    assert "--lora-r N                 their rank (default: 16)" in shown
+
+
+def test_all_flags_are_in_the_long_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(create_parser(), ["train", "--help-all"])
+    shown = capsys.readouterr().out
+    missing = [key for key in FIELDS if flag_names(key)[0] not in shown]
+    assert missing == []
+    assert all(flag in shown for flags in ALIASES.values() for flag in flags)
+
+
+def test_a_command_of_few_flags_shows_them() -> None:
+    parser = parser_of("watch")
+    assert "--every SECONDS" in parser.format_help()
+    assert "--help-all" not in parser.format_help()
+
+
+@pytest.mark.parametrize("command", EXAMPLES)
+def test_each_example_parses(command: str) -> None:
+    for example in EXAMPLES[command]:
+        words = shlex.split(example.split("  ")[0])
+        assert " ".join(words).startswith(command)
+        load_config(None, flags=flags_given(parse(create_parser(), words[1:])))
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        (["--lr", "3e-4"], "training.learning_rate", 3e-4),
+        (["--bs", "4"], "training.batch_size", 4),
+        (["--seq-length", "64"], "data.max_length", 64),
+        (["--max_seq_length=64"], "data.max_length", 64),
+        (["--learning_rate", "1e-3"], "training.learning_rate", 1e-3),
+        (["--optimizer", "adamW"], "training.optimizer", "adamw"),
+        (["--optim", "adamw_torch"], "training.optimizer", "adamw"),
+        (["--dtype", "bfloat16"], "model.dtype", "bf16"),
+        (["--scheduler-type", "Cosine"], "training.scheduler_type", "cosine"),
+    ],
+    ids=lambda part: str(part)[:40],
+)
+def test_what_fingers_know_is_understood(words: list[str], key: str, value: object) -> None:
+    config = load_config(None, flags=flags_given(parse(create_parser(), ["train", *words])))
+    assert config.value(key) == value
+
+
+def test_an_alias_is_a_flag_of_no_other_setting() -> None:
+    flags = [flag for key in FIELDS for flag in flag_names(key)]
+    aliases = [flag for some in ALIASES.values() for flag in some]
+    assert len({*flags, *aliases}) == len(flags) + len(aliases)
+    assert {*ALIASES} <= {*FIELDS}
