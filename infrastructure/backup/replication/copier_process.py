@@ -37,7 +37,7 @@ from infrastructure.core.lock import Lock
 from infrastructure.core.redact import redact
 from infrastructure.core.stop_signals import ignore_stop_signals
 
-NICENESS = 19
+NICENESS = 10  # of a machine whose cores are all busy it still gets a tenth; at 19 it starves
 POLL_SECONDS = 0.5
 STATUS_SECONDS = 1.0  # between two writes of a status that only counts on
 BUSY = ("copying", "confirming")

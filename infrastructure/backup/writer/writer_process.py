@@ -21,7 +21,7 @@ from infrastructure.core.files import make_directory
 from infrastructure.core.lock import Lock
 from infrastructure.core.stop_signals import ignore_stop_signals
 
-NICENESS = 19
+NICENESS = 10  # of a machine whose cores are all busy it still gets a tenth; at 19 it starves
 LOCK_FILE = "lock"
 
 _STORES: dict[Path, Store] = {}
