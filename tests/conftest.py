@@ -34,6 +34,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         gc.freeze()
 
 
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """A module that a test wrote is imported anew by the tests of the next file, which may write
+    another one of that name."""
+    if nextitem is not None and nextitem.path == item.path:
+        return
+    written_below = str(item.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
+    for name, module in [*sys.modules.items()]:
+        if str(getattr(module, "__file__", None)).startswith(written_below):
+            del sys.modules[name]
+
+
 def train_tiny_tokenizer(**special_tokens: str) -> Any:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

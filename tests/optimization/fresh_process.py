@@ -10,5 +10,6 @@ def run_cases(name: str) -> str:
     """What pytest says of the tests in a file beside this one; "" where all of them pass."""
     path = Path(__file__).with_name(name)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(path)]
+    command += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # imported before the fork
     done = outcome_of_forked(command, text=True, cwd=path.parents[2])
     return "" if done.returncode == 0 else done.stdout + done.stderr

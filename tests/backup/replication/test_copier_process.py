@@ -18,7 +18,7 @@ from infrastructure.backup.format.retention import Retention, versions_to_keep
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication import copier_client
 from infrastructure.backup.replication.copier_client import MANY_FAILURES, MODULE, CopierClient
-from infrastructure.backup.replication.copier_process import CopierSettings
+from infrastructure.backup.replication.copier_process import NICENESS, CopierSettings
 from infrastructure.backup.replication.status import BackupStatus, read_status, short_words
 from infrastructure.backup.run_backup import RunBackup
 from infrastructure.config.sections.backup_config import BackupConfig
@@ -130,7 +130,7 @@ def test_versions_are_confirmed_while_the_training_goes_on(rig: Rig) -> None:
     assert rig.remote.newest() == (name, [])
     assert client.process_id is not None
     assert os.getsid(client.process_id) == client.process_id, "Ctrl-C is for the training"
-    assert os.getpriority(os.PRIO_PROCESS, client.process_id) == 19
+    assert os.getpriority(os.PRIO_PROCESS, client.process_id) == NICENESS
 
 
 def test_it_finds_what_was_committed_without_a_message(rig: Rig) -> None:
