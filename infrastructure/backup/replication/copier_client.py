@@ -20,7 +20,8 @@ MANY_FAILURES = 3  # in a row: it cannot run
 
 log = logging.getLogger(__name__)
 
-# Copiers that go on after their training: kept, since a lost child would be reported as forgotten.
+# Copiers of all clients that go on after their training: kept, since a lost child would be
+# reported as forgotten.
 _LEFT_TO_FINISH: list[HelperProcess] = []
 
 
@@ -39,6 +40,7 @@ class CopierClient:
         self.num_failures = 0
         self.failure: str | None = None
         self._process: HelperProcess | None = None
+        self._left: list[HelperProcess] = []  # that still copy after `close`
         self._lock = threading.Lock()
         self._has_failed = False  # the last one, which was counted
         self._started_at = self._may_start_at = float("-inf")
@@ -113,15 +115,17 @@ class CopierClient:
         if self._process is not None:
             self._process.close_pipes()
             if not self._process.ends_within(seconds):
+                self._left.append(self._process)
                 _LEFT_TO_FINISH.append(self._process)
         self._process, self._has_failed = None, False
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it has ended; call `close` before. False: it still copies."""
-        for process in list(_LEFT_TO_FINISH):
-            if not process.ends_within(seconds):
+        """Wait until it has ended; call `close` before. False: it still copies. That of another
+        run, whose place may be away, is not waited for."""
+        while self._left:
+            if not self._left[-1].ends_within(seconds):
                 return False
-            _LEFT_TO_FINISH.remove(process)
+            _LEFT_TO_FINISH.remove(self._left.pop())
         return True
 
     def _count_failure(self) -> None:

@@ -190,6 +190,23 @@ def test_it_ends_when_the_training_has_and_all_is_confirmed(rig: Rig) -> None:
     assert (rig.status().state, rig.status().confirmed_name) == ("finished", name)
 
 
+def test_that_of_another_run_is_not_waited_for(rig: Rig, tmp_path: Path) -> None:
+    other = Rig(tmp_path / "other")
+    other.place = other.place / "not/mounted"
+    commit(other.store, 1)
+    stuck, client = other.client(finish_seconds=60.0), rig.client()
+    for one in (stuck, client):
+        one.start()
+    stuck_id = stuck.process_id
+    assert stuck_id is not None
+    for one in (stuck, client):
+        one.close()
+    assert client.wait(PATIENCE_SECONDS)
+    assert not stuck.wait(0.0)
+    os.kill(stuck_id, signal.SIGKILL)
+    assert stuck.wait(PATIENCE_SECONDS)
+
+
 def test_it_gives_up_at_last_when_the_training_has_ended(rig: Rig) -> None:
     rig.place = rig.place / "not/mounted"
     commit(rig.store, 1)
@@ -327,7 +344,7 @@ def test_a_fault_of_ones_own_place_is_named_and_its_traceback_kept(
     monkeypatch.setattr(copier_client, "MANY_FAILURES", 1)
     commit(rig.store, 7)
     kept = tmp_path / "run-1/logs/errors/copier.txt"
-    options = BackupConfig(place=f"own_place:Place://{rig.place}")
+    options = BackupConfig(place=f"own_place:Place://{rig.place}", finish_seconds=0.5)
     with RunBackup(
         rig.store.root,
         options,
