@@ -3,8 +3,10 @@
 import pytest
 
 from benchmarks.dashboard_viewers import measure
+from tests.slow import slow
 
 
+@slow
 @pytest.mark.timeout(120)
 def test_a_few_turns_are_compared_with_real_viewers() -> None:
     found = measure(num_viewers=2, rounds=2, seconds=2.0)

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.gpu_check import __main__ as gpu_check
 from benchmarks.gpu_check import bench, numerics
 from benchmarks.gpu_check.bench import Bench, largest_difference
+from tests.slow import slow
 
 
 @pytest.fixture
@@ -44,6 +45,7 @@ def test_what_needs_a_gpu_is_skipped_without_one(name: str, tmp_path: Path) -> N
     assert found == {"verdict": "skipped", "why": "there is no GPU"}
 
 
+@slow
 def test_each_check_has_its_line_and_its_process(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu_check", "--device", "cpu"]
     command += ["--only", "cpu_equals_gpu", "--json", str(tmp_path / "found.json")]

@@ -28,6 +28,7 @@ from tests.deployment.runs import (
     write_settings,
 )
 from tests.monitoring.written_run import write_run
+from tests.slow import slow
 
 
 def temper(*arguments: str, folder: Path) -> tuple[int, str]:
@@ -62,6 +63,7 @@ def test_a_detached_training_goes_on_by_itself_until_it_is_stopped(tmp_path: Pat
     assert list((tmp_path / "runs" / ".detached").glob("*/output.txt")) == []
 
 
+@slow
 def test_it_trains_to_the_same_numbers_as_in_the_foreground(tmp_path: Path) -> None:
     foreground, background = tmp_path / "a", tmp_path / "b"
     for folder in (foreground, background):

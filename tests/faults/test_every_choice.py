@@ -133,6 +133,7 @@ def test_every_choice_trains_and_goes_on_after_a_kill(
     assert not problems, "\n".join(f"{row}: {problem}" for row, problem in problems.items())
 
 
+@slow
 def test_every_sampler_answers_in_a_training(
     trainings: Trainings, saved_llama: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,9 @@ from tests.slow import slow, slow_but
 
 CELL_SECONDS = 120
 EACH = pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)
+# Of what these do, other tests run the long parts: stacks, a detached training, a search.
+LONG = [path for path in NOTEBOOKS if path.stem[:2] in ("04", "05")]
+QUICK = [path for path in NOTEBOOKS[1:] if path not in LONG]
 
 
 def run_all(notebook: Path, environment: dict[str, str]) -> None:
@@ -42,7 +45,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
-@EACH
+@pytest.mark.parametrize("path", slow_but(QUICK, NOTEBOOKS[1:]), ids=lambda path: path.stem)
 def test_each_cell_does_what_it_describes(path: Path, cache: Path, tmp_path: Path) -> None:
     """The same in a kernel that has PyTorch already; nbmake's own are slow."""
     notebook = copy_into(tmp_path / "notebook", path)

@@ -16,6 +16,7 @@ from infrastructure.testing.speed_checks import check_speed, work_of
 from infrastructure.testing.subject import Subject
 from infrastructure.testing.test_pipeline import create_test_pipeline
 from tests.deployment.runs import small_config, small_settings
+from tests.slow import slow
 from tests.testing.check_models import by_name, subject_of
 
 SLOW_SECONDS = 0.2  # a step of the tiny model takes a few hundredths
@@ -102,6 +103,7 @@ def test_each_result_is_reported_as_soon_as_it_is_there(config: DeploymentConfig
     assert [line[8:].split(":")[0] for line in lines if not line.startswith("        ")] == names
 
 
+@slow
 def test_a_model_that_became_slower_is_reported(config: DeploymentConfig) -> None:
     subject = subject_of(config)
     assert "kept as the baseline" in check_speed(subject).text

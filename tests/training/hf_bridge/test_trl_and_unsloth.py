@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = "tests.training.hf_bridge.sft_program"
 
 
-@pytest.mark.parametrize("kind", slow_but(["unsloth"], ["trl", "unsloth"]))
+@pytest.mark.parametrize("kind", slow_but([], ["trl", "unsloth"]))
 def test_a_killed_training_goes_on_to_the_weights_of_an_undisturbed_one(
     kind: str, saved_llama: Path, tmp_path: Path
 ) -> None:

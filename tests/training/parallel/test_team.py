@@ -57,11 +57,10 @@ def watched(trainer: EnhancedTrainer, kill_at: int = -1) -> Watch:
     ("num_processes", "settings"),
     [
         (2, {"data.packing": True}),
-        pytest.param(
-            3, {**LORA, "data.packing": False, "training.learning_rate": 1e-2}, marks=slow
-        ),
+        (3, {**LORA, "data.packing": False, "training.learning_rate": 1e-2}),
     ],
 )
+@slow
 def test_several_processes_learn_what_one_learns(
     num_processes: int, settings: dict[str, object], tmp_path: Path, saved_llama: Path
 ) -> None:
