@@ -71,7 +71,7 @@ class Registry(Generic[Plugin]):
         self._makes = True
         self._registered: dict[str, Plugin] = {}
         self._provided: dict[str, Plugin] = {}
-        self._loaded: dict[str, Plugin] = {}  # by name, or by address
+        self._loaded: dict[str, Plugin] = {}  # of installed packages, by name
         self._adopted: dict[str, Origin] = {}  # of the run that goes on in this process
         self._noted: dict[str, Origin] = {}  # of runs whose records this process has read
         _REGISTRIES.append(self)
@@ -154,10 +154,12 @@ class Registry(Generic[Plugin]):
             address = self._address(name)
             if address is None and name in self._provided:
                 return self._provided[name]
-            key = address or name
-            if key not in self._loaded:
-                self._loaded[key] = self._load(name, address)
-            plugin = self._loaded[key]
+            if address is not None:  # a module that a notebook has reloaded has another one now
+                plugin = load_object(self.what, address)
+            else:
+                if name not in self._loaded:
+                    self._loaded[name] = self._load(name)
+                plugin = self._loaded[name]
         self._check(name, plugin)  # again, as the contract may be known only by now
         return plugin
 
@@ -256,10 +258,7 @@ class Registry(Generic[Plugin]):
             adopted = self._noted[name]
         return adopted.address if adopted and not self._is_installed(name) else None
 
-    def _load(self, name: str, address: str | None) -> Plugin:
-        if address is not None:
-            plugin: Plugin = load_object(self.what, address)
-            return plugin
+    def _load(self, name: str) -> Plugin:
         points = entry_points(group=self.group, name=name)
         if not points:
             raise ValueError(self._unknown(name))

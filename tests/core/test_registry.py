@@ -1,11 +1,13 @@
 """Plug-ins by name: which one is meant, and which are refused."""
 
+import importlib
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,6 +95,20 @@ def test_ones_own_goes_first_also_before_the_built_in_ones_are_there() -> None:
     registry.provide({"console": Whole}, Sink)
     assert registry.get("console") is Other
     registry_module._REGISTRIES.remove(registry)
+
+
+def test_a_module_that_is_imported_anew_gives_its_new_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a notebook reloads one that somebody has edited."""
+    monkeypatch.syspath_prepend(tmp_path)
+    registry: Registry[Any] = Registry("loss", GROUP)
+    file = tmp_path / "edited_losses.py"
+    file.write_text("def loss(): return 'as it was'")
+    assert registry.make("edited_losses:loss") == "as it was"
+    file.write_text("def loss(): return 'as it is now, edited'")
+    importlib.reload(sys.modules["edited_losses"])
+    assert registry.make("edited_losses:loss") == "as it is now, edited"
 
 
 def test_an_address_is_a_name(sinks: Registry[Any]) -> None:
