@@ -22,15 +22,21 @@ def require_free_space(where: str, store: Store, keep: int, bytes_per_version: i
     needed = num_more * bytes_per_version + SLACK_BYTES
     is_place = isinstance(store.operations, Place)
     free = store.operations.free_bytes(store.root if is_place else _existing(store.root))
-    text = f"{needed / 1e6:.0f} MB needed for {num_more} x {bytes_per_version / 1e6:.0f} MB"
+    checkpoints = "1 checkpoint" if num_more == 1 else f"{num_more} checkpoints"
+    size = _size(bytes_per_version)
+    text = f"{where}: {checkpoints} of {size} need {_size(needed)}"
     if free is None:
-        return f"{where}: {text}; nobody can tell how much room there is"
+        return f"{text}; how much is free is not known"
     if free < needed:
-        raise StorageError(f"{where}: {text}, {free / 1e6:.0f} MB free: make room, or keep fewer")
-    return f"{where}: {text}, {free / 1e6:.0f} MB free"
+        raise StorageError(f"{text}, {_size(free)} are free: make room, or keep fewer")
+    return f"{text}, {_size(free)} are free"
 
 
 def _existing(directory: Path) -> Path:
     """The nearest folder that is there: a store is made with its first version."""
     directory = directory.absolute()
     return next(folder for folder in (directory, *directory.parents) if folder.is_dir())
+
+
+def _size(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"

@@ -16,7 +16,6 @@ from infrastructure.backup.finished_run import Completion, complete, not_safe
 from infrastructure.backup.format.retention import retention_of
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.free_space import require_free_space
-from infrastructure.backup.inventory import HERE
 from infrastructure.backup.replication.status import DOWN, BackupStatus, age_words, short_words
 from infrastructure.backup.run_backup import CONTACT_SECONDS, RunBackup, place_options
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -86,19 +85,19 @@ class RunReplication:
             StorageError: what is to be kept does not fit.
         """
         keep = versions_kept(self.config.training, total_steps)
-        self.report(f"room {require_free_space(HERE, self.backup.store, keep, bytes_per_version)}")
+        self.report(require_free_space("Disk", self.backup.store, keep, bytes_per_version))
         if self.backup.options.place is None:
             return
         place, keep = open_place(self.backup.options.place), self.backup.options.keep
 
         def look() -> tuple[str, str | None]:
             store = Store(Path(self.run.run_id), place)
-            free_space = require_free_space(f"at {place.url}", store, keep, bytes_per_version)
+            free_space = require_free_space(place.url, store, keep, bytes_per_version)
             return free_space, place.caution(self.run.path)
 
         try:
             free_space, caution = within(CONTACT_SECONDS, look)
-            self.report(f"room {free_space}")
+            self.report(free_space)
         except OSError as error:
             caution = f"{place.url}: {error}; {place.advice(error)}"
         if caution is not None:

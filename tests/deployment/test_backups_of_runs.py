@@ -70,8 +70,8 @@ def test_every_view_shows_what_is_safe(tmp_path: Path, place: Path) -> None:
     assert summary["backup"]["published"] == f"{place}/{run.name}/final"
     assert (place / run.name / "final/config.json").is_file()
     assert lines[-1].startswith("backup: step 4 confirmed")
-    assert any(line.startswith("room here: ") for line in lines)
-    assert any(line.startswith(f"room at {place}: ") for line in lines)
+    assert any(line.startswith("Disk: ") for line in lines)
+    assert any(line.startswith(f"{place}: ") for line in lines)
     assert any("on the same disk as the run" in line for line in lines)
     page = (run / "report.html").read_text()
     assert "Where your work is" in page

@@ -123,6 +123,7 @@ CONSOLE_PARTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "memory_bytes": ("{}", format_bytes),
 }
 CONSOLE_SILENT = {"step", "epoch", "kind", "tokens", "seconds"}
+REPORT_ONLY = "quantum_"  # what the quantum step was like; it has a line and a section of its own
 
 
 def console_line(record: Record, loss: str | None = None) -> str:
@@ -138,7 +139,8 @@ def console_line(record: Record, loss: str | None = None) -> str:
             shown = text.format(format_value(value))
             parts.append(shown.replace(HELD_OUT_LOSS, held_out_loss(loss)))
     known = CONSOLE_PARTS.keys() | CONSOLE_SILENT
-    parts += [f"{printable(k)} {_format_any(k, v)}" for k, v in record.items() if k not in known]
+    others = [key for key in record if key not in known and not key.startswith(REPORT_ONLY)]
+    parts += [f"{printable(key)} {_format_any(key, record[key])}" for key in others]
     return " · ".join(parts)
 
 

@@ -16,7 +16,7 @@ from infrastructure.config.sections.quantum_config import (
     DATA_SELECTION,
     RANK_ALLOCATION,
 )
-from infrastructure.monitoring.drawing.formatting import format_duration, format_number
+from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.quantum.quantum_step import close_chain
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.data_pipeline import DataPipeline
@@ -207,14 +207,12 @@ class QuantumExtension(Extension):
             self.session.skip(state, over_budget(cost, allowed, self.session.cost.percent))
             return
         predicted = step.cost_seconds(costs, number)
-        share = 100 * predicted / (step_seconds * self._steps_ahead(state))
         is_solvers_limit = most < self.config.max_qubits and number == most
         limit = f" ({self.config.solver} takes no more)" if is_solvers_limit else ""
         is_whole = number == min(most, self._data.num_candidates)
         self.session.report(
             f"Quantum step: looking at {number:,} of {self._data.num_candidates:,} training"
-            f" examples{limit}, which takes about {format_duration(predicted)},"
-            f" {format_number(share, 2)} % of the training steps that it is for"
+            f" examples{limit}, which takes about {format_duration(predicted)}"
         )
         state.must_save |= self.config.candidates == "auto" and not is_whole
         problem = step.problem(number)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infrastructure.core.json_text import JsonObject
-from infrastructure.monitoring.drawing.formatting import format_duration, format_number
+from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.monitoring.report.quantum_section import QUANTUM_FILE, read_json
 from infrastructure.quantum.problems.choice import Choice
 from infrastructure.quantum.problems.problem import QuantumProblem
@@ -200,13 +200,8 @@ def in_words(record: Record) -> str:
         return f"{head}: asked another process; the training goes on meanwhile"
     if record["outcome"] != ANSWERED:
         return f"{head} {record['outcome']}: {record['why']}"
-    others = ", ".join(
-        f"{name} {format_number(energy)}" for name, energy in record["alternatives"].items()
-    )
-    compared = f" ({others})" if others else ""
     remarks = "".join(f"; {remark}" for remark in record.get("remarks", []))
     return (
-        f"{head}: {record['chosen']}; {record['answered_by']} found energy"
-        f" {format_number(record['energy'])}{compared} for {record['num_variables']:,} variables"
+        f"{head}: {record['chosen']}, chosen by {record['answered_by']}"
         f" in {format_duration(record['seconds'])}{remarks}"
     )

@@ -51,8 +51,7 @@ def test_numbers_and_words() -> None:
         "quantum_chain_breaks": 0.1,
     }
     assert in_words(ANSWER) == (
-        "Quantum step (data selection): 5 of 10 training examples; tabu found energy 0.2500"
-        " (greedy 0.5000) for 10 variables in 1.5 s"
+        "Quantum step (data selection): 5 of 10 training examples, chosen by tabu in 1.5 s"
     )
     skipped = {"problem": "data_selection", "outcome": "skipped", "why": "dear"}
     assert in_words(skipped) == "Quantum step (data selection) skipped: dear"

@@ -74,15 +74,15 @@ class DataReport:
     def lines(self) -> list[str]:
         """The report for people."""
         sections = [*self._rows(), *self._tokens(), *self._quarantined(), *self._warnings()]
-        origin = "prepared before" if self.from_cache else f"prepared in {self.seconds:.1f} s"
-        return [*sections, *self.notes, f"fingerprint {self.fingerprint[:16]}, {origin}"]
+        origin = "Prepared before" if self.from_cache else f"Prepared in {self.seconds:.1f} s"
+        return [*sections, *self.notes, origin]
 
     def _rows(self) -> list[str]:
         names = ", ".join(f"{file['name']} ({file['format']})" for file in self.files[:3])
         more = f" and {len(self.files) - 3} more files" if len(self.files) > 3 else ""
         return [
             f"{self.rows_read:,} rows read from {names}{more}",
-            f"shape {self.shape}: {self.shape_reason}",
+            f"{self.shape_reason[:1].upper()}{self.shape_reason[1:]} (shape {self.shape})",
             f"{self.num_train:,} rows to train on, {self.num_evaluation:,} held out",
         ]
 
