@@ -22,7 +22,8 @@ METRICS_FILE = "metrics.jsonl"
 ERRORS_FILE = "logs/errors/errors.jsonl"
 SMALL_FILES = ("run.json", "summary.json", "data_report.json", "checkpoints/backup.json")
 
-STATUSES = ("finished", "stopped", "failed", "running")
+FINISHED = "finished"
+STATUSES = (FINISHED, "stopped", "failed", "running")
 
 
 @dataclass

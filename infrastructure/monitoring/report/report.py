@@ -10,12 +10,13 @@ from pathlib import Path
 from infrastructure.core.files import write_text
 from infrastructure.monitoring.drawing.curves import holes, points_by_key
 from infrastructure.monitoring.drawing.html_page import page
-from infrastructure.monitoring.records.run_reader import RunFacts, read_run_facts
+from infrastructure.monitoring.records.run_reader import FINISHED, RunFacts, read_run_facts
 from infrastructure.monitoring.report.check_section import checks
 from infrastructure.monitoring.report.quantum_section import quantum_steps
 from infrastructure.monitoring.report.report_forecast import forecast
 from infrastructure.monitoring.report.report_machine import machine_use
 from infrastructure.monitoring.report.report_sections import (
+    NOTHING,
     before_after,
     configuration,
     curve_section,
@@ -52,16 +53,19 @@ def write_report(run_directory: Path) -> Path:
 
 
 def render_report(run: RunFacts) -> str:
-    """The whole page as HTML."""
+    """The whole page as HTML: of a finished run its result is first, of another what stopped it."""
+    got_over = errors(run)
+    is_finished = run.status == FINISHED
     return page(
         f"{run.run_id} · Temper",
         header(run),
         tiles(run),
         notices(run, holes(points_by_key(run.records))),
-        errors(run),
+        NOTHING if is_finished else got_over,
         before_after(run),
         example(run),
         curve_section(run),
+        got_over if is_finished else NOTHING,
         stack_section(run.directory, points_by_key(run.records)),
         quantum_steps(run.directory),
         machine_use(run.directory),

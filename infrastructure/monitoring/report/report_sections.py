@@ -27,7 +27,7 @@ from infrastructure.monitoring.drawing.html import (
     table,
 )
 from infrastructure.monitoring.drawing.tables import before_after_rows
-from infrastructure.monitoring.records.run_reader import RunFacts
+from infrastructure.monitoring.records.run_reader import FINISHED, RunFacts
 
 MAX_ROWS = 200
 MAX_PREVIEW_CHARACTERS = 200_000
@@ -181,7 +181,9 @@ def errors(run: RunFacts) -> Markup:
     if not rows:
         return NOTHING
     headings = ("step", "what", "in its own words", "what was done", "rows")
-    return section("What went wrong and what was done", _limited(headings, rows, "stack"))
+    is_over = run.status == FINISHED
+    title = "What it got over" if is_over else "What went wrong and what was done"
+    return section(title, _limited(headings, rows, "stack"))
 
 
 def before_after(run: RunFacts) -> Markup:

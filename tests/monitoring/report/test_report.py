@@ -219,6 +219,23 @@ def test_a_failed_run_shows_the_error_first(tmp_path: Path) -> None:
     assert "Before → after" not in page.all_text
 
 
+@pytest.mark.parametrize(
+    ("status", "title", "is_first"),
+    [("finished", "What it got over", False), ("failed", "What went wrong", True)],
+)
+def test_a_finished_run_begins_with_its_result(
+    status: str, title: str, is_first: bool, tmp_path: Path
+) -> None:
+    errors = tmp_path / "logs" / "errors"
+    errors.mkdir(parents=True)
+    record = {"step": 7, "kind": "loss_spike", "action": "went back to step 4", "message": "0.015"}
+    (errors / "errors.jsonl").write_bytes(encode_record(record))
+    write_run(tmp_path, run=RUN, summary={**SUMMARY, "status": status})
+    write_records(tmp_path, [step_record(7, 2.0)])
+    text = page_of(tmp_path).all_text
+    assert (text.index(title) < text.index("Curves")) is is_first
+
+
 def test_an_empty_directory_gives_a_page(tmp_path: Path) -> None:
     assert "No step has been logged yet." in page_of(tmp_path).all_text
 
