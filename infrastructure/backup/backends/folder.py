@@ -101,6 +101,16 @@ class FolderPlace(Place):
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
         self.make_directory(path.parent)
         target = self.at(path)
+        for is_last in (False, False, True):
+            try:
+                self._write_part_and_rename(target, buffers)
+                break
+            except FileNotFoundError:  # another process swept it before it was locked
+                if is_last:
+                    raise
+        self.operations.sync_directory(target.parent)
+
+    def _write_part_and_rename(self, target: Path, buffers: Sequence[Buffer]) -> None:
         part = target.with_name(f"{target.name}{PART}")
         self._remove_if_there(part)  # a killed copier's
         try:
@@ -110,7 +120,6 @@ class FolderPlace(Place):
         except BaseException:
             self._remove_if_there(part)
             raise
-        self.operations.sync_directory(target.parent)
 
     def sweep(self, directory: Path) -> None:
         """Also the parts of files whose writer is gone: the lock of a living one spares its part.

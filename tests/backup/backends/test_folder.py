@@ -135,6 +135,30 @@ def test_what_a_killed_copier_left_does_not_stop_the_next(tmp_path: Path) -> Non
     assert place.names(Path()) == ["file"]
 
 
+@pytest.mark.parametrize("num_swept", [1, 2, 3])
+def test_a_part_that_another_process_sweeps_is_written_again(
+    num_swept: int, tmp_path: Path
+) -> None:
+    """Between being opened and being locked it looks like that of a killed writer."""
+
+    class Swept(FileOperations):
+        num_left = num_swept
+
+        def sync_file(self, path: Path) -> None:
+            super().sync_file(path)
+            if self.num_left:
+                self.num_left -= 1
+                path.unlink()
+
+    place = FolderPlace(tmp_path / "place", operations=Swept())
+    if num_swept == 3:
+        with pytest.raises(FileNotFoundError):
+            place.write(Path("a/b"), [b"hello"])
+        return
+    place.write(Path("a/b"), [b"hello"])
+    assert b"".join(place.read(Path("a/b"))) == b"hello"
+
+
 def test_the_same_disk_is_named_and_another_is_not(tmp_path: Path) -> None:
     assert "same disk" in (FolderPlace(tmp_path / "backups").caution(tmp_path) or "")
     assert FolderPlace(Path("/dev/shm/backups")).caution(tmp_path) is None

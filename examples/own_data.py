@@ -1,0 +1,18 @@
+"""Train a small model on rows of one's own, and measure it.
+
+python examples/own_data.py
+"""
+
+import json
+from pathlib import Path
+
+import temper
+
+if __name__ == "__main__":
+    sums = [(a, b) for a in range(20) for b in range(20)]
+    rows = [{"question": f"{a} + {b} =", "answer": str(a + b)} for a, b in sums]
+    Path("sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    summary = temper.train("sums.jsonl", num_epochs=2, batch_size=16)
+    print("trained to", summary["paths"]["model"])
+    measured = temper.evaluate(summary["paths"]["run"], "sums.jsonl")
+    print("loss", measured.metrics["eval_loss"], "exact", measured.exact_match["all"])
