@@ -4,7 +4,6 @@ python examples/kill_and_go_on.py
 """
 
 import multiprocessing
-import os
 import time
 from pathlib import Path
 
@@ -15,15 +14,15 @@ SETTINGS = {"max_steps": 12, "batch_size": 16, "checkpoint_frequency": 2}
 
 def train():
     summary = temper.train(**SETTINGS)
-    print("finished at step", summary["last_step"], "in", summary["paths"]["model"])
+    print("finished at step", summary["steps"], "in", summary["paths"]["model"])
 
 
 if __name__ == "__main__":
     killed = multiprocessing.get_context("spawn").Process(target=train)
     killed.start()
-    while len([*Path("runs").glob("*/checkpoints/versions/*.json")]) < 2:
-        time.sleep(0.1)
-    os.kill(killed.pid, 9)
+    while killed.is_alive() and len([*Path("runs").glob("*/checkpoints/versions/*.json")]) < 2:
+        time.sleep(0.05)
+    killed.kill()
     killed.join()
     print("killed; what is saved:", *Path("runs").glob("*/checkpoints/versions/*.json"))
     train()

@@ -11,6 +11,7 @@ from infrastructure.config.merging.presets import PRESET
 from infrastructure.config.process_wide import take_effect
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sections.backup_config import BackupConfig
+from infrastructure.config.sources.flags import key_of_keyword
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment.deploy_training import TrainingDeployment
@@ -37,7 +38,7 @@ def train(
 ) -> Summary:
     """Train, or go on with the newest run of the same settings that is not finished.
 
-        summary = temper.train("chats.jsonl", model="./my-llama", lora_config=True, num_epochs=3)
+        summary = temper.train("chats.jsonl", model="./my-llama", lora=True, num_epochs=3)
 
     Args:
         data: a file, a folder or a data set of the hub, or the whole section of settings; None:
@@ -46,7 +47,8 @@ def train(
         preset: a ready-made group of settings; `temper config --presets` lists them.
         config_file: a YAML file; None: `.config/training_config.yaml` where it exists.
         accept: what may be different when a run goes on, such as `["learning_rate"]`.
-        settings: as for `DeploymentConfig`; they go before the file and the environment.
+        settings: by the names of the flags (`max_steps`, `lora`, `backup_place`), or as for
+            `DeploymentConfig`; they go before the file and the environment.
 
     Returns:
         What the run's summary.json holds: `status`, `before`, `after`, `paths` and more.
@@ -55,7 +57,7 @@ def train(
         ValueError, TemperError: it cannot be trained as it is; nothing was.
     """
     named = _named("data.path", data) | _named("model.name", model) | _named(PRESET, preset)
-    config = load_config(config_file, keywords=named | settings)
+    config = load_config(config_file, keywords=named | _by_key(settings))
     take_effect(config)
     make_ready(config)
     check_paths(config)
@@ -67,6 +69,10 @@ def _named(key: str, value: str | Path | Mapping[str, Any] | None) -> dict[str, 
     if value is None:
         return {}
     return {key.split(".")[0]: value} if isinstance(value, Mapping) else {key: str(value)}
+
+
+def _by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key_of_keyword(name): value for name, value in settings.items()}
 
 
 def train_configured(config: DeploymentConfig, accept: Collection[str] = ()) -> Summary:
@@ -88,7 +94,7 @@ def resume(
         run: its name, `name@step`, or its path; None: the newest.
         output_dir: the folder of the runs.
         accept: what may be different, such as `["learning_rate"]`.
-        changes: settings that are different from now on.
+        changes: settings that are different from now on, as for `train`.
 
     Returns:
         As `train`.
@@ -97,7 +103,7 @@ def resume(
         ValueError, TemperError: there is no such run, or it cannot go on as it is.
     """
     schema = schema_of(DeploymentConfig)
-    given = flatten(changes, schema, lambda key: Source(Layer.KEYWORD, f"keyword {key}"))
+    given = flatten(_by_key(changes), schema, lambda key: Source(Layer.KEYWORD, f"keyword {key}"))
     name = None if run is None else str(run)
     return resume_with(name, str(output_dir), list(given), accept)
 
@@ -136,7 +142,7 @@ def evaluate(model: str | Path, data: str | Path, **settings: Any) -> HeldOut:
     Args:
         model: a run, its `final/`, or any model folder.
         data: a file, a folder or a data set of the hub.
-        settings: as for `DeploymentConfig`.
+        settings: as for `train`.
 
     Returns:
         Loss, share of exact answers by task, and one example.
@@ -145,7 +151,7 @@ def evaluate(model: str | Path, data: str | Path, **settings: Any) -> HeldOut:
         ValueError, TemperError: the model or the data cannot be used.
     """
     named = {"model.name": str(model), "data.path": str(data)}
-    config = load_config(keywords=named | settings)
+    config = load_config(keywords=named | _by_key(settings))
     take_effect(config)
     repair_model(Path(config.model.name))
     with interrupt_on_signals():

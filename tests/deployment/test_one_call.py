@@ -31,7 +31,7 @@ def test_it_trains_and_the_same_call_trains_nothing_more(settings: dict[str, Any
 def test_a_run_goes_on_and_is_measured(settings: dict[str, Any], tmp_path: Path) -> None:
     run = Path(temper.train(**settings)["paths"]["run"])
     with pytest.raises(ValueError, match="max_steps"):
-        temper.resume(run.name, **{"training.max_step": 6})
+        temper.resume(run.name, max_step=6)
     summary = temper.resume(
         run.name,
         **{"training.max_steps": 6, "training.learning_rate": 0.5},
@@ -50,7 +50,7 @@ def test_a_place_that_is_given_goes_before_the_recorded_one(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
     run = Path(temper.train(**settings)["paths"]["run"])
-    temper.resume(run.name, **{"backup.place": str(tmp_path / "place")})
+    temper.resume(run.name, backup_place=str(tmp_path / "place"))
     assert (tmp_path / "place" / run.name / "versions").is_dir()
 
 

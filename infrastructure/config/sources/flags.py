@@ -67,6 +67,13 @@ def flag_names(key: str) -> tuple[str, ...]:
     return ("--" + own.replace("_", "-"),)
 
 
+def key_of_keyword(name: str) -> str:
+    """The canonical key of a flag's name as Python spells it: `max_steps`, `lora`, `backup_place`.
+    Any other name is given back."""
+    flag = "--" + name.replace("_", "-")
+    return _keys_by_flag(schema_of(DeploymentConfig)).get(flag, name)
+
+
 def as_flags(settings: Collection[str]) -> str:
     """Settings, `key` or `key=value`, as they are typed: `--lora --quantization 4bit`."""
     pairs = [setting.partition("=") for setting in settings]
