@@ -24,7 +24,8 @@ def require_free_space(where: str, store: Store, keep: int, bytes_per_version: i
     free = store.operations.free_bytes(store.root if is_place else _existing(store.root))
     checkpoints = "1 checkpoint" if num_more == 1 else f"{num_more} checkpoints"
     size = _size(bytes_per_version)
-    text = f"{where}: {checkpoints} of {size} need {_size(needed)}"
+    what = f"{checkpoints} of {size} and a reserve of {_size(SLACK_BYTES)}"
+    text = f"{where}: {what} need {_size(needed)}"
     if free is None:
         return f"{text}; how much is free is not known"
     if free < needed:

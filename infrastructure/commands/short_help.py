@@ -36,7 +36,7 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
         "training.learning_rate": ("X|auto", f"the highest one ({DEFAULT})"),
         "training.optimizer": ("NAME", f"adamw, adamw_8bit, paged_adamw, sgd, … ({DEFAULT})"),
         "training.seed": ("N", f"of everything random ({DEFAULT})"),
-        "training.deadline": ("TIME", "save and stop before that, such as 3h30m"),
+        "training.deadline": ("TIME", "save and stop before that, such as 11h or 90min"),
     },
     "what is kept, and where": {
         "output_dir": ("FOLDER", f"for the runs ({DEFAULT})"),
@@ -45,6 +45,16 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
         "training.metrics_sinks": ("NAMES", f"({DEFAULT})"),
         "new_run": ("", "begin anew; otherwise an unfinished run goes on"),
     },
+}
+# Where some of them have no effect: of a measurement, those that have; of a run that goes on, all
+# but one.
+_SETTINGS = frozenset(key for settings in FAMILIAR.values() for key in settings)
+OF_COMMAND = {
+    "temper train-eval": frozenset(
+        {"model.quantization", "data.max_length", "data.train_on", "training.batch_size"}
+        | {"training.seed", "output_dir"}
+    ),
+    "temper train-resume": _SETTINGS - {"new_run"},
 }
 EXAMPLES = {
     "temper train": (
@@ -67,7 +77,7 @@ EXAMPLES = {
 def short_help(parser: argparse.ArgumentParser) -> str:
     """The text of `--help` for a parser that has a flag for every setting."""
     fields = schema_of(DeploymentConfig).fields
-    known = parser._option_string_actions
+    useful = OF_COMMAND.get(parser.prog, _SETTINGS)
     flags_of_settings = {flag for key in fields for flag in flag_names(key)}
     words = [action for action in parser._actions if not action.option_strings]
     own = [
@@ -86,8 +96,8 @@ def short_help(parser: argparse.ArgumentParser) -> str:
     lines += [""] if words else []
     lines += [line for word in words for line in _entry(str(word.metavar), str(word.help))]
     for title, settings in FAMILIAR.items():
-        shown = {key: text for key, text in settings.items() if flag_names(key)[0] in known}
-        lines += ["", f"{title}:"]
+        shown = {key: text for key, text in settings.items() if key in useful}
+        lines += ["", f"{title}:"] if shown else []
         for key, (value, text) in shown.items():
             default = f"default: {plain(fields[key].default)}"
             name = f"{flag_names(key)[0]} {value}".rstrip()

@@ -1,12 +1,10 @@
 """`temper train-eval`: measure a trained model on held-out data."""
 
 import argparse
-from pathlib import Path
 
 from infrastructure.commands.settings import configure
 from infrastructure.config.sources.flags import add_config_flags
 from infrastructure.core.exit_codes import ExitCode
-from infrastructure.core.stop_signals import interrupt_on_signals
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,11 +17,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print what was measured."""
     config = configure(options, {"model.name": options.model, "data.path": options.data})
-    from infrastructure.deployment.model_repair import repair_model
-    from infrastructure.evaluation.evaluate import evaluate_model
+    from infrastructure.deployment.one_call import evaluate_configured
 
-    repair_model(Path(config.model.name))
-    with interrupt_on_signals():
-        lines = evaluate_model(config)
+    _, lines = evaluate_configured(config)
     print("\n".join(lines))
     return ExitCode.DONE

@@ -1,6 +1,6 @@
 """Train, go on and measure with one call each: what the commands do, from Python."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def train(
         data: a file, a folder or a data set of the hub, or the whole section of settings; None:
             the sample tasks.
         model: a folder or a name of the hub, or the whole section; None: a small one from scratch.
-        preset: a ready-made group of settings; `temper config --presets` lists them.
+        preset: a ready-made group of settings; `temper train --help-all` lists them.
         config_file: a YAML file; None: `.config/training_config.yaml` where it exists.
         accept: what may be different when a run goes on, such as `["learning_rate"]`.
         settings: by the names of the flags (`max_steps`, `lora`, `backup_place`), or as for
@@ -113,23 +113,22 @@ def resume_with(
     output_dir: str,
     changes: Collection[Setting] = (),
     accept: Collection[str] = (),
-    say: Callable[[str], None] = print,
 ) -> Summary:
     """As `resume`, with changes that know where they were given (see `find_run` for `name`)."""
     place = next((str(s.value) for s in changes if s.key == "backup.place" and s.value), None)
-    repair_records(Path(output_dir), BackupConfig(place=place), say)
+    repair_records(Path(output_dir), BackupConfig(place=place), print)
     run, checkpoint = find_run(name, Path(output_dir))
     config = configuration_of(run, checkpoint).changed(list(changes))
     take_effect(config)
     if config.backup.place is None and "backup.place" in run.masked():
-        say("note: backup.place held a password, which is never recorded: give it again")
+        print("note: backup.place held a password, which is never recorded: give it again")
     deployment = TrainingDeployment(config, accept=accept)
     is_over = checkpoint is None and not accept and run.is_finished()
     if is_over:
-        repair_finished(run, place_options(config), say)
+        repair_finished(run, place_options(config), print)
     with interrupt_on_signals(), followers_dismissed():
         if is_over and run.is_finished():
-            say(f"Run {run.run_id} is finished: {run.final}; another RUN, or RUN@step, goes on")
+            print(f"Run {run.run_id} is finished: {run.final}; another RUN, or RUN@step, goes on")
             return deployment.complete(run)
         return deployment.resume(run, checkpoint)
 
@@ -153,7 +152,12 @@ def evaluate(model: str | Path, data: str | Path, **settings: Any) -> HeldOut:
     named = {"model.name": str(model), "data.path": str(data)}
     config = load_config(keywords=named | _by_key(settings))
     take_effect(config)
+    held_out, _ = evaluate_configured(config)
+    return held_out
+
+
+def evaluate_configured(config: DeploymentConfig) -> tuple[HeldOut, list[str]]:
+    """As `evaluate`, with a whole configuration; also in lines to show."""
     repair_model(Path(config.model.name))
     with interrupt_on_signals():
-        held_out, _ = measure_model(config)
-    return held_out
+        return measure_model(config)

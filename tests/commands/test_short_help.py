@@ -6,7 +6,7 @@ import pytest
 
 from infrastructure.commands.main import COMMANDS, create_parser
 from infrastructure.commands.parser import CommandParser, parse, subcommands
-from infrastructure.commands.short_help import EXAMPLES, FAMILIAR
+from infrastructure.commands.short_help import EXAMPLES, FAMILIAR, OF_COMMAND
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import ALIASES, flag_names, flags_given
@@ -29,10 +29,18 @@ def test_help_is_one_screen(command: str, capsys: pytest.CaptureFixture[str]) ->
     assert len(shown.splitlines()) <= SCREEN_LINES
     assert max(map(len, shown.splitlines())) <= 100
     assert COMMANDS[command][1:] in shown
-    for settings in FAMILIAR.values():
-        assert all(flag_names(key)[0] in shown for key in settings)
+    familiar = {key for settings in FAMILIAR.values() for key in settings}
+    useful = OF_COMMAND.get(f"temper {command}", familiar)
+    listed = {line.split()[0] for line in shown.splitlines() if line.startswith("  --")}
+    assert {key for key in familiar if flag_names(key)[0] in listed} == useful
     assert "{default}" not in shown
-    assert "--lora-r N                 their rank (default: 16)" in shown
+    assert "--batch-size N|auto        rows in one pass (default: 32)" in shown
+
+
+def test_what_a_text_gives_as_a_value_is_one() -> None:
+    _, text = FAMILIAR["the training"]["training.deadline"]
+    for value in text.rpartition("such as ")[2].split(" or "):
+        load_config(None, flags={"--deadline": value})
 
 
 def test_all_flags_are_in_the_long_one(capsys: pytest.CaptureFixture[str]) -> None:

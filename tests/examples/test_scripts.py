@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples.scripts import run_example
 from tests.examples.test_own_strategy import MOST_LINES, ROOT
 from tests.forks import outcome_of_forked
 from tests.slow import slow
@@ -39,14 +40,8 @@ def test_rows_of_ones_own_are_trained_on_and_measured(tmp_path: Path) -> None:
 
 @slow
 def test_a_killed_training_goes_on(tmp_path: Path) -> None:
-    done = subprocess.run(  # not a fork: it starts a process of its own by its file
-        [sys.executable, str(EXAMPLES / "kill_and_go_on.py")],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    # no fork: it starts a process of its own by its file
+    done = run_example("kill_and_go_on", tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "killed; what is saved:" in done.stdout
     assert "finished at step 12" in done.stdout

@@ -1,13 +1,11 @@
 """The example runs as it stands, in a folder of its own."""
 
-import os
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.examples.scripts import run_example
 from tests.slow import slow
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,14 +20,7 @@ def test_what_was_broken_off_goes_on(capsys: pytest.CaptureFixture[str]) -> None
 @slow
 @pytest.mark.timeout(600)
 def test_it_runs(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "examples/unified_trainer_example.py")],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_example("unified_trainer_example", tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "the same weights as undisturbed: True" in done.stdout
     assert "7  layers of one's own" in done.stdout
