@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests import forks
+
 # As `make test` does: a fork of a process whose OpenMP threads have worked would wait for them.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -19,9 +21,11 @@ _num_modules_frozen = len(sys.modules)
 TEXTS = ["What is 12 + 5? 17", "Reverse abc: cba", "The sky is blue and the grass is green."]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """A shell starts a background job with SIGINT ignored, which what tests start would inherit."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(config, "workerinput"):  # one of several, of which one has to import what forks have
+        forks.share_server(config.workerinput["testrunuid"])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

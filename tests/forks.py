@@ -1,17 +1,21 @@
 """Processes that begin where a Python is that has imported what they need.
 
-A new Python takes seconds to import PyTorch and Transformers; a fork of one that has them takes
-none. There is one such Python for each process that runs tests. It runs no test itself, so what it
-forks is as new as any: arguments, environment, folder, input and output, signals, exit code and
-death are a process's own. What a command imports, and when, shows in a new Python alone.
+A new Python takes seconds to import PyTorch, Transformers and the project; a fork of one that has
+them takes none. There is one such Python for each process that runs tests, or for all workers of
+one run of them. It runs no test itself, so what it forks is as new as any: arguments, environment,
+folder, input and output, signals, exit code and death are a process's own. What a command imports,
+and when, shows in a new Python alone.
 """
 
+import errno
 import functools
 import gc
 import importlib
 import os
 import pickle
 import runpy
+import secrets
+import selectors
 import signal
 import socket
 import struct
@@ -35,6 +39,13 @@ HEAVY = (
     "bitsandbytes",
     "torch.utils.tensorboard",
     "matplotlib",
+)
+KERNELS = ("ipykernel.kernelapp", "ipywidgets")
+OURS = (
+    "infrastructure.deployment.deploy_training",
+    "infrastructure.commands.train",
+    "infrastructure.commands.train_resume",
+    "infrastructure.commands.main",
 )
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD)
@@ -136,18 +147,16 @@ class _Server:
     """This process's end of the Python that forks."""
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair()
         self._lock = threading.Lock()
-        with theirs:
-            number = theirs.fileno()
-            subprocess.run(
-                [sys.executable, "-c", f"from tests.forks import serve; serve({number})"],
-                pass_fds=[number],
-                cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                check=True,
-            )
+        while True:
+            self._socket = socket.socket(socket.AF_UNIX)
+            try:
+                self._socket.connect(_server_address)
+            except ConnectionRefusedError:  # nobody listens there yet
+                self._socket.close()
+                _start_server(_server_address)
+            else:
+                return
 
     def fork(self, order: Order, descriptors: list[int]) -> None:
         data = pickle.dumps(order)
@@ -161,40 +170,105 @@ def _server() -> _Server:
     return _Server()
 
 
+# Abstract, as Linux has them: no file, gone with the last who listens.
+_server_address = f"\0temper tests {os.getpid()} {secrets.token_hex(8)}"
+
+
+def share_server(name: str) -> None:
+    """Use one server with every other process that gives this name, instead of an own one."""
+    global _server_address
+    _server_address = f"\0temper tests {name}"
+
+
+def _start_server(address: str) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        try:
+            listener.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return  # another process starts it at this moment
+        listener.listen(64)
+        number = listener.fileno()
+        subprocess.run(
+            [sys.executable, "-c", f"from tests.forks import serve; serve({number})"],
+            pass_fds=[number],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            check=True,
+        )
+
+
 def serve(number: int) -> None:
-    """Fork what is ordered at a socket, until its other end is closed."""
+    """Fork what is ordered by who connects to a socket, until nobody is connected any more."""
     if os.fork() != 0:  # no child of who runs tests, which may look at its children
         os._exit(0)
-    connection = socket.socket(fileno=number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it means the tests
-    import_what_takes_long()
-    statuses: dict[int, int] = {}
+    import_what_takes_long(HEAVY + KERNELS + OURS)
+    _Serving(socket.socket(fileno=number)).until_nobody_is_connected()
 
-    def reap(*_: object) -> None:
+
+class _Serving:
+    """The server's end."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._connections: set[socket.socket] = set()
+        self._statuses: dict[int, tuple[int, socket.socket]] = {}  # of each fork, and whose it is
+
+    def until_nobody_is_connected(self) -> None:
+        signal.signal(signal.SIGCHLD, self._reap)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listener:
+                    connection, _ = self._listener.accept()
+                    self._connections.add(connection)
+                    self._selector.register(connection, selectors.EVENT_READ)
+                else:
+                    self._serve(key.fileobj)  # type: ignore[arg-type]
+            if not self._connections:
+                return
+
+    def _reap(self, *_: object) -> None:
         with suppress(ChildProcessError):
             while (child := os.waitpid(-1, os.WNOHANG))[0] != 0:
-                _send(statuses.pop(child[0]), ENDED, child[1])
+                _send(self._statuses.pop(child[0])[0], ENDED, child[1])
 
-    signal.signal(signal.SIGCHLD, reap)
-    while True:
+    def _serve(self, connection: socket.socket) -> None:
         size, descriptors, _, _ = socket.recv_fds(connection, SIZE.size, 4)
         if not size:
-            break
+            self._forget(connection)
+            return
         order = connection.recv(*SIZE.unpack(size), socket.MSG_WAITALL)
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # until its number is known
         pid = os.fork()
         if pid == 0:
-            for status in [number, *statuses.values()]:
-                os.close(status)
+            self._close()
             _be(order, descriptors)
-        statuses[pid] = descriptors.pop()
+        self._statuses[pid] = descriptors.pop(), connection
         for descriptor in descriptors:
             os.close(descriptor)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for pid in statuses:  # nobody is left who could ask for it
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+
+    def _close(self) -> None:
+        """For a fork: what is the server's, or another fork's, is not open in it."""
+        self._selector.close()
+        for either in (self._listener, *self._connections):
+            either.close()
+        for status, _ in self._statuses.values():
+            os.close(status)
+
+    def _forget(self, connection: socket.socket) -> None:
+        """Nobody is left who could ask for its forks."""
+        self._selector.unregister(connection)
+        self._connections.remove(connection)
+        connection.close()
+        for pid in [pid for pid, (_, whose) in self._statuses.items() if whose is connection]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _send(status: int, kind: bytes, value: int) -> None:
@@ -273,10 +347,10 @@ def _exit_code_of(work: Work) -> int:
     return int(code or 0)
 
 
-def import_what_takes_long() -> None:
+def import_what_takes_long(names: Sequence[str] = HEAVY) -> None:
     """What trainings import, into the parent of those to come."""
-    is_new = any(name not in sys.modules for name in HEAVY)
-    for name in HEAVY:
+    is_new = any(name not in sys.modules for name in names)
+    for name in names:
         importlib.import_module(name)
     if is_new:  # a child that collects garbage would copy all of it, page by page
         gc.collect()

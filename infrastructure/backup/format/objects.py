@@ -10,8 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 
-import numpy as np
-
 from infrastructure.backup.format.codec import LARGEST_BYTES, SUFFIX, compress, decompress
 from infrastructure.backup.format.file_operations import Buffer, FileOperations
 from infrastructure.backup.format.hashing import HEX_HASH, hash_of
@@ -225,6 +223,8 @@ class ObjectFiles:
         return self.operations.read(path), b""
 
     def _loaded(self, path: Path, pack: Pack) -> Contents:
+        import numpy as np  # as in `codec`: writers and copiers load nothing
+
         self._require_size(path, pack)
         # NumPy asks the system for large pages, which come several times as fast
         data = np.empty(pack.size_bytes, np.uint8).data

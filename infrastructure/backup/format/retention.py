@@ -3,11 +3,14 @@
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from infrastructure.backup.format.manifest import Manifest
 from infrastructure.backup.format.store import Store
-from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import CheckpointError
+
+if TYPE_CHECKING:  # the processes that write and copy begin twice as fast without Pydantic
+    from infrastructure.config.sections.training_config import TrainingConfig
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Retention:
             )
 
 
-def retention_of(training: TrainingConfig) -> Retention:
+def retention_of(training: "TrainingConfig") -> Retention:
     """What rotation leaves on this machine."""
     return Retention(training.keep_checkpoints, training.keep_best, training.keep_every)
 
