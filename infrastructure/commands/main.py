@@ -31,6 +31,7 @@ from infrastructure.core.stop_signals import StopSignal
 COMMANDS = {
     "train": "train a model",
     "train-resume": "go on with a run that was interrupted",
+    "queue": "trainings one after another, over a night",
     "train-eval": "measure a trained model on held-out data",
     "optimize": "find the fastest way to answer with a model",
     "check": "try out model, data and machine; trains nothing",

@@ -67,6 +67,11 @@ EXAMPLES = {
         "temper train-resume my-run@400                      from its step 400",
         "temper train-resume my-run --epochs 5 --accept num_epochs",
     ),
+    "temper queue add": (
+        "temper queue add chats.jsonl --epochs 3 --deadline 2h",
+        "temper queue add chats.jsonl --epochs 3 --deadline 2h --lora-r 64",
+        "temper queue run",
+    ),
     "temper train-eval": ("temper train-eval runs/my-run questions.jsonl",),
     "temper check": ("temper check chats.jsonl --model ./llama --lora",),
     "temper tune": ("temper tune chats.jsonl --model ./llama --lora",),

@@ -17,6 +17,7 @@ from infrastructure.core.files import write_text
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment.detached import OUTPUT_NAME, RUN_NAME
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
+from infrastructure.run.directory import RunDirectory
 
 log = logging.getLogger(__name__)
 
@@ -32,11 +33,15 @@ def run(options: argparse.Namespace) -> int:
     config = DeploymentConfig.from_dict(given["configuration"])
     config.note_environment(given["environment_notes"])
     take_effect(config)
-    return train(Path(options.folder), config, given["accept"])
+    run_path = None if given["run"] is None else Path(given["run"])
+    return train(Path(options.folder), config, given["accept"], run_path)
 
 
-def train(folder: Path, config: DeploymentConfig, accept: Collection[str]) -> int:
-    """Train; `folder` is told which run it is, and what is said goes to that run's directory."""
+def train(
+    folder: Path, config: DeploymentConfig, accept: Collection[str], run_path: Path | None = None
+) -> int:
+    """Train, or go on with the run in `run_path`; `folder` is told which run it is, and what is
+    said goes to that run's directory."""
     from infrastructure.deployment.deploy_training import TrainingDeployment
 
     def begun(run_path: Path) -> None:
@@ -45,7 +50,8 @@ def train(folder: Path, config: DeploymentConfig, accept: Collection[str]) -> in
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it outlives the terminal, that is what it is for
     with interrupt_on_signals():
-        summary = TrainingDeployment(config, accept=accept, begun=begun).run()
+        deployment = TrainingDeployment(config, accept=accept, begun=begun)
+        summary = deployment.run() if run_path is None else deployment.go_on(RunDirectory(run_path))
     write_text(folder / RUN_NAME, str(Path(summary["paths"]["run"]).absolute()))
     return exit_code_of_training(summary)
 

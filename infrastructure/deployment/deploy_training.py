@@ -138,12 +138,21 @@ class TrainingDeployment:
             self._others_may_begin()
 
     def _begin_or_go_on(self) -> Summary:
-        options = place_options(self.config)
         run = None if self.config.new_run else self._run_of_this_purpose()
         if run is None:
             name = self.config.run_name or self.config.model.name
             return self._begin(plan_run(Path(self.config.output_dir), name))
         self._others_may_begin()  # they find this run
+        return self._go_on(run)
+
+    def go_on(self, run: RunDirectory) -> Summary:
+        """As `run`, with this very run, whatever others there are of its purpose."""
+        make_ready(self.config)
+        with lossy_output():
+            return self._go_on(run)
+
+    def _go_on(self, run: RunDirectory) -> Summary:
+        options = place_options(self.config)
         if run.is_finished():
             repair_finished(run, options, self.report)
         if run.is_finished():

@@ -75,18 +75,29 @@ class DetachedTraining:
         return ExitCode.FAILED if process is None else process.wait()
 
 
-def start(config: DeploymentConfig, accept: Collection[str] = ()) -> DetachedTraining:
+def start(
+    config: DeploymentConfig,
+    accept: Collection[str] = (),
+    folder: Path | None = None,
+    run_path: Path | None = None,
+) -> DetachedTraining:
     """Begin to train in a process of its own, as `TrainingDeployment(config, accept).run()` does.
 
     What the configuration holds is handed over in memory, so that no secret comes onto the disk.
+
+    Args:
+        folder: where it tells of itself, which its caller keeps; None: a new one.
+        run_path: go on with this very run; None: as `temper train` decides.
 
     Raises:
         ValueError: the configuration cannot be carried out, or the output folder not be written to.
     """
     make_ready(config)
     require_shareable(config)
-    _forget_the_dead(Path(config.output_dir))
-    training = DetachedTraining(_new_folder(Path(config.output_dir)))
+    if folder is None:
+        _forget_the_dead(Path(config.output_dir))
+        folder = _new_folder(Path(config.output_dir))
+    training = DetachedTraining(folder)
     write_json(training.folder / PURPOSE_NAME, result_settings(config))
     with (training.folder / OUTPUT_NAME).open("wb") as output:
         process = HelperProcess(
@@ -103,6 +114,7 @@ def start(config: DeploymentConfig, accept: Collection[str] = ()) -> DetachedTra
     message = {
         "configuration": _as_it_stands(config),
         "accept": list(accept),
+        "run": None if run_path is None else str(run_path),
         "environment_notes": config.environment_notes,
     }
     assert process.stdin is not None
@@ -253,6 +265,21 @@ def _end(folder: Path, trainer: TrainerProcess, patience_seconds: float) -> bool
             return True
         time.sleep(LOOK_SECONDS)
     return False
+
+
+def end(training: DetachedTraining, patience_seconds: float = STOP_SECONDS) -> bool:
+    """Have a training saved and stopped, wherever it stands; whether its process is gone."""
+    trainer = training.trainer
+    if trainer is None or trainer.is_alive is False:
+        return True
+    return _end(training.folder, trainer, patience_seconds)
+
+
+def fate(training: DetachedTraining) -> str | None:
+    """How the process ended that this one has started, in words; None: it lives, or another process
+    has started it."""
+    process = _STARTED.get(training.folder)
+    return None if process is None else process.fate()
 
 
 def how_to_look_on(run_path: Path) -> list[str]:

@@ -1,0 +1,126 @@
+"""`temper queue add|run|list|remove`: trainings one after another, over a night."""
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from infrastructure.commands.arguments import (
+    accepted,
+    add_accept,
+    add_data,
+    add_folder_flags,
+    add_json,
+)
+from infrastructure.commands.output import progress, show
+from infrastructure.commands.parser import CommandParser
+from infrastructure.commands.settings import configure
+from infrastructure.config.sources.flags import add_config_flags, add_preset_flag, flags_given
+from infrastructure.core.exit_codes import ExitCode
+from infrastructure.deployment.given_paths import check_paths
+from infrastructure.deployment.training_queue import Job, JobState, TrainingQueue
+from infrastructure.monitoring.drawing.formatting import format_duration, printable
+from infrastructure.training.data.defaults import make_ready
+
+
+def add_arguments(parser: CommandParser) -> None:
+    """Declare what the command takes."""
+    actions = parser.add_actions()
+    for action, text, add in (
+        ("add", "have a training wait; takes what temper train takes", _add_training),
+        ("run", "train what waits, one after another; go on after a kill", _add_folder),
+        ("list", "show what waits, and what became of the others", _add_folder),
+        ("remove", "take trainings out of the queue; their runs stay", _add_numbers),
+    ):
+        actions.add_parser(action, help=text, description=f"{text}.", add_arguments=add)
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    add_data(parser)
+    add_accept(parser)
+    add_preset_flag(parser)
+    add_config_flags(parser)
+
+
+def _add_folder(parser: argparse.ArgumentParser) -> None:
+    add_json(parser)
+    add_folder_flags(parser)
+
+
+def _add_numbers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("numbers", nargs="+", type=int, metavar="NUMBER", help="as list shows them")
+    _add_folder(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Of `run`, FAILED where a training failed; NOT_CONFIRMED or that of a signal, as of one."""
+    act = {"add": add, "run": run_queue, "list": list_jobs, "remove": remove}[options.action]
+    return act(options)
+
+
+def add(options: argparse.Namespace) -> int:
+    """What cannot be carried out is refused now, and not in the night."""
+    config = configure(options, {"data.path": options.data})
+    make_ready(config)
+    check_paths(config)
+    queue = TrainingQueue(Path(config.output_dir))
+    job = queue.add(options.data, flags_given(options), accepted(options), options.config)
+    print(f"Job {job.number} waits: {job.line}")
+    if queue.runner() is None:
+        print("temper queue run trains what waits")
+    return ExitCode.DONE
+
+
+def run_queue(options: argparse.Namespace) -> int:
+    """Train what is to be done."""
+    queue = _queue_of(options)
+    jobs = queue.run(lambda line: progress(options.json, line))
+    _show(options.json, jobs, "Nothing waits: temper queue add DATA")
+    if any(job.state is not JobState.FINISHED for job in jobs):
+        return ExitCode.FAILED
+    return ExitCode.NOT_CONFIRMED if any(job.reason for job in jobs) else ExitCode.DONE
+
+
+def list_jobs(options: argparse.Namespace) -> int:
+    """Show every job."""
+    queue = _queue_of(options)
+    runner = queue.runner()
+    _show(options.json, queue.jobs(), "The queue is empty: temper queue add DATA", runner)
+    return ExitCode.DONE
+
+
+def remove(options: argparse.Namespace) -> int:
+    """Take jobs out of the queue."""
+    jobs = _queue_of(options).remove(options.numbers)
+    lines = [f"Removed job {job.number}: {job.line}" for job in jobs]
+    show(options.json, {"removed": [job.to_dict() for job in jobs]}, *lines)
+    return ExitCode.DONE
+
+
+def _queue_of(options: argparse.Namespace) -> TrainingQueue:
+    return TrainingQueue(Path(configure(options).output_dir))
+
+
+def _show(as_json: bool, jobs: Sequence[Job], empty: str, runner: str | None = None) -> None:
+    """The jobs, a few lines each, or as one object."""
+    facts = {"jobs": [job.to_dict() for job in jobs], "run_by": runner}
+    if not jobs:
+        show(as_json, facts, empty)
+        return
+    lines = [f"It is run by {runner}"] if runner else []
+    show(as_json, facts, *lines, *(line for job in jobs for line in job_lines(job)))
+
+
+def job_lines(job: Job) -> list[str]:
+    """A job as text: how it stands, and below that its run and why it is not finished."""
+    lines = [f"{job.number:>3}  {job.state:<11}  {_time_taken(job):>10}  {job.line}"]
+    more = [f"run {job.run}"] if job.run else []
+    more += [job.reason] if job.reason else []
+    return lines + [f"{'':<5}{printable(text)}" for text in more]
+
+
+def _time_taken(job: Job) -> str:
+    """Of its last process."""
+    if job.began is None or job.state is JobState.WAITING:
+        return ""
+    return format_duration((job.ended or time.time()) - job.began)

@@ -1,0 +1,370 @@
+"""Trainings that wait for each other: one after another, over a night, whatever happens to it.
+
+    <output_dir>/.queue/queue.json   the jobs, in their order: what each trains, and how it stands
+                       /<number>/    where the process of a job tells of itself, as in `detached`
+                       /lock         held while the jobs are changed
+                       /runner       held by the process that runs them, and names it
+
+A job is what `temper train` does, in a process of its own, which writes down the run that it has
+begun. So a queue that was killed is run again, and its job goes on with that very run. Loads no
+torch.
+"""
+
+import contextlib
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sources.load import load_config
+from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.errors import DamagedFileError, TemperError
+from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.files import make_directory
+from infrastructure.core.json_text import as_list, as_object
+from infrastructure.core.lock import Lock, is_held
+from infrastructure.core.redact import redact
+from infrastructure.core.stop_signals import interrupt_on_signals
+from infrastructure.deployment import detached
+from infrastructure.deployment.detached import DetachedTraining, ReportLine
+from infrastructure.deployment.given_paths import check_paths
+from infrastructure.monitoring.logging_config import OUTPUT_FILE
+from infrastructure.monitoring.records.run_owner import this_process
+from infrastructure.run.directory import RunDirectory, RunStatus
+from infrastructure.run.finalize import read_summary
+from infrastructure.run.output_dir import writable
+from infrastructure.training.data.defaults import make_ready
+
+FOLDER, JOBS_NAME, LOCK_NAME, RUNNER_NAME = ".queue", "queue.json", "lock", "runner"
+LOOK_SECONDS = 0.1
+LAST_BYTES = 4096  # of an output, where its last line stands
+
+
+class JobState(StrEnum):
+    """How a job stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"  # or the queue was killed meanwhile
+    INTERRUPTED = "interrupted"  # the next `run` goes on with it
+    FINISHED = "finished"
+    STOPPED = "stopped"  # its deadline came, or a person has stopped it
+    FAILED = "failed"
+
+
+TO_DO = (JobState.WAITING, JobState.RUNNING, JobState.INTERRUPTED)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training of a queue.
+
+    Attributes:
+        folder: where it was added; paths are meant from there, and a file of settings lies there.
+        flags: as `flags_given` has them.
+        run: its directory, once it has one.
+        reason: why it is not finished, or what a person should know of its end.
+        began, ended: unix times of its last process.
+    """
+
+    number: int
+    folder: str
+    data: str | None
+    flags: Mapping[str, Any]
+    accept: tuple[str, ...] = ()
+    config_file: str | None = None
+    state: JobState = JobState.WAITING
+    run: str | None = None
+    reason: str | None = None
+    began: float | None = None
+    ended: float | None = None
+
+    @property
+    def line(self) -> str:
+        """The command that does the same by itself."""
+        words = ["temper", "train", *([self.data] if self.data is not None else [])]
+        for flag, value in self.flags.items():
+            words += [flag] if isinstance(value, bool) else [flag, str(value)]
+        words += ["--config", self.config_file] if self.config_file else []
+        words += ["--accept", ",".join(self.accept)] if self.accept else []
+        return shlex.join(words)
+
+    def configuration(self) -> DeploymentConfig:
+        """What the job means now, from its folder.
+
+        Raises:
+            ValueError: it cannot be carried out.
+        """
+        given = {} if self.data is None else {"data.path": self.data}
+        config = load_config(self.config_file, flags={**self.flags, **given})
+        make_ready(config)
+        check_paths(config)
+        return config
+
+    def to_dict(self) -> dict[str, object]:
+        """Ready for JSON."""
+        return {**asdict(self), "accept": [*self.accept], "flags": dict(self.flags)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Job":
+        return cls(
+            **{**values, "accept": tuple(values["accept"]), "state": JobState(values["state"])}
+        )
+
+
+class TrainingQueue:
+    """The queue of a folder of runs; several processes may look at it and add to it."""
+
+    def __init__(self, output_dir: Path) -> None:
+        self.output_dir = output_dir
+        self.folder = output_dir.absolute() / FOLDER
+
+    def jobs(self) -> list[Job]:
+        """All jobs, in their order.
+
+        Raises:
+            ValueError: the file was damaged, or changed by hand.
+        """
+        try:
+            rows = as_list(read_record(self.folder / JOBS_NAME)["jobs"])
+            return [Job.from_dict(as_object(row)) for row in rows]
+        except FileNotFoundError:
+            return []
+        except (DamagedFileError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"the queue in {self.folder / JOBS_NAME} cannot be read ({error}): bring the file"
+                " back, or remove it and add the trainings again"
+            ) from error
+
+    def runner(self) -> str | None:
+        """The process that runs the queue; None: nobody does."""
+        if not is_held(self.folder / RUNNER_NAME):
+            return None
+        return (self.folder / RUNNER_NAME).read_text() or "another process"
+
+    def add(
+        self,
+        data: str | None,
+        flags: Mapping[str, Any],
+        accept: Collection[str] = (),
+        config_file: str | None = None,
+    ) -> Job:
+        """Have the training wait at the end of the queue. Call it in the folder that it is meant
+        from, when its configuration is known to be right.
+
+        Raises:
+            ValueError: a secret stands in it, which would lie on the disk; or the folder cannot be
+                written to.
+        """
+        job = Job(0, str(Path.cwd()), data, dict(flags), tuple(accept), config_file)
+        if redact(job.line) != job.line:
+            raise ValueError(
+                "a queue lies on the disk, and a secret stands in this line: give it in the"
+                " environment of `temper queue run`"
+            )
+        writable(self.output_dir)
+        with self._changing() as jobs:
+            job = replace(job, number=1 + max((one.number for one in jobs), default=0))
+            jobs.append(job)
+        return job
+
+    def remove(self, numbers: Collection[int]) -> list[Job]:
+        """Take jobs out of the queue; their runs stay as they are.
+
+        Raises:
+            ValueError: there is no such job, or it is trained now; nothing was removed.
+        """
+        known = {job.number: job for job in self.jobs()}
+        for number in numbers:
+            if number not in known:
+                there = ", ".join(map(str, known)) or "none"
+                raise ValueError(f"job {number} is not in the queue (there are {there})")
+            if (trainer := self._place(known[number]).trainer) and trainer.is_alive:
+                raise ValueError(f"job {number} is trained by {trainer}: stop it with temper stop")
+        with self._changing() as jobs:
+            jobs[:] = [job for job in jobs if job.number not in numbers]
+        for number in numbers:
+            shutil.rmtree(self._place(known[number]).folder, ignore_errors=True)
+        return [known[number] for number in numbers]
+
+    def run(self, report: ReportLine = print) -> list[Job]:
+        """Train what is to be done, one after another, also what is added meanwhile; each once.
+
+        Returns:
+            The jobs that were trained, as they stand now.
+
+        Raises:
+            ValueError: another process runs the queue.
+            KeyboardInterrupt: a signal asked to stop; the job is saved, and goes on the next time.
+        """
+        trained: list[int] = []
+        with self._only_runner(), interrupt_on_signals():
+            while (job := self._next(trained)) is not None:
+                trained.append(job.number)
+                self._train(job, report)
+        return [job for job in self.jobs() if job.number in trained]
+
+    def _next(self, trained: Collection[int]) -> Job | None:
+        waiting = (job for job in self.jobs() if job.state in TO_DO and job.number not in trained)
+        return next(waiting, None)
+
+    def _train(self, job: Job, report: ReportLine) -> None:
+        place = self._place(job)
+        report(f"Job {job.number}: {job.line}")
+        try:
+            end = self._end_of_an_earlier_process(job, place, report)
+            if end is None:
+                end = self._end_of_a_new_process(job, place, report)
+        except KeyboardInterrupt as error:
+            self._change(job.number, state=JobState.INTERRUPTED, reason=str(error) or None)
+            if place.is_alive:
+                report(f"Job {job.number}: it is saved, and goes on with temper queue run")
+                detached.end(place)
+            self._change(job.number, run=_text(place.run_path), ended=time.time())
+            raise
+        state, reason = end
+        self._change(
+            job.number, state=state, reason=reason, run=_text(place.run_path), ended=time.time()
+        )
+        report(f"Job {job.number}: {state}{f', {reason}' if reason else ''}")
+
+    def _end_of_an_earlier_process(
+        self, job: Job, place: DetachedTraining, report: ReportLine
+    ) -> tuple[JobState, str | None] | None:
+        """How a process ended that has outlived the queue which started it; None: there is none, or
+        there is more to train."""
+        if job.state is not JobState.RUNNING and not place.is_alive:
+            return None
+        if place.is_alive:
+            report(f"Job {job.number}: {place.trainer} trains it still; waiting for that")
+            self._wait(job, place)
+        return _end_by_summary(place, job.began or 0.0)
+
+    def _end_of_a_new_process(
+        self, job: Job, place: DetachedTraining, report: ReportLine
+    ) -> tuple[JobState, str | None]:
+        """Train it: its own run goes on, where it has begun one."""
+        if place.run_path is not None:
+            report(f"Job {job.number}: it goes on with {place.run_path}")
+        try:
+            with contextlib.chdir(job.folder):
+                config = job.configuration()
+                make_directory(place.folder)
+                began = {"state": JobState.RUNNING, "reason": None, "began": time.time()}
+                self._change(job.number, **began, ended=None)
+                detached.start(config, job.accept, place.folder, place.run_path)
+        except (ValueError, TemperError, OSError) as error:
+            return JobState.FAILED, redact(str(error))
+        self._wait(job, place)
+        return _end_by_exit_code(place)
+
+    def _wait(self, job: Job, place: DetachedTraining) -> None:
+        """Until its process has ended; meanwhile its run is written down for who looks on."""
+        run = job.run
+        while place.is_alive:
+            if run is None and place.run_path is not None:
+                run = str(place.run_path)
+                self._change(job.number, run=run)
+            time.sleep(LOOK_SECONDS)
+
+    def _place(self, job: Job) -> DetachedTraining:
+        return DetachedTraining(self.folder / str(job.number))
+
+    def _change(self, number: int, **values: Any) -> None:
+        with self._changing() as jobs:
+            jobs[:] = [replace(job, **values) if job.number == number else job for job in jobs]
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[list[Job]]:
+        """Inside, no other process changes the jobs; what the list is then, is written."""
+        make_directory(self.folder)
+        lock = Lock(self.folder / LOCK_NAME)
+        lock.take()
+        try:
+            jobs = self.jobs()
+            yield jobs
+            write_record(self.folder / JOBS_NAME, {"jobs": [job.to_dict() for job in jobs]})
+        finally:
+            lock.release()
+
+    @contextlib.contextmanager
+    def _only_runner(self) -> Iterator[None]:
+        if not self.folder.is_dir():  # nothing was ever added
+            yield
+            return
+        lock = Lock(self.folder / RUNNER_NAME)
+        try:
+            if not lock.take(wait=False, where_there_are_none=True):
+                raise ValueError(
+                    f"the queue in {self.output_dir} is run by {self.runner() or 'another process'}"
+                    " already, and trains what is added to it"
+                )
+            (self.folder / RUNNER_NAME).write_text(this_process())
+            yield
+        finally:
+            lock.release()
+
+
+def _end_by_exit_code(place: DetachedTraining) -> tuple[JobState, str | None]:
+    """How this process's child ended, and why."""
+    code = place.exit_code()
+    if code < 0:
+        return JobState.INTERRUPTED, detached.fate(place)
+    if code == ExitCode.DONE:
+        return JobState.FINISHED, None
+    if code == ExitCode.NOT_CONFIRMED:
+        return JobState.FINISHED, "its copy is not confirmed: temper train-resume completes it"
+    if code in (ExitCode.HUNG_UP, ExitCode.INTERRUPTED, ExitCode.TERMINATED):
+        return JobState.STOPPED, _reason_of(place) or "before it began"
+    return JobState.FAILED, _last_line(place)
+
+
+def _end_by_summary(place: DetachedTraining, since: float) -> tuple[JobState, str | None] | None:
+    """How a run has ended since then that this process did not train; None: it is to go on, or to
+    begin."""
+    if place.run_path is None:
+        return None
+    run = RunDirectory(place.run_path)
+    with contextlib.suppress(FileNotFoundError):
+        if run.summary_file.stat().st_mtime < since:
+            return None
+    summary = read_summary(run)
+    status, reason = summary.get("status"), summary.get("reason")
+    if status == RunStatus.FINISHED:
+        return JobState.FINISHED, None
+    if status == RunStatus.FAILED:
+        return JobState.FAILED, str(summary.get("error"))
+    if status == RunStatus.STOPPED and not summary.get("signal"):
+        return JobState.STOPPED, reason
+    return None
+
+
+def _reason_of(place: DetachedTraining) -> str | None:
+    if place.run_path is None:
+        return None
+    return read_summary(RunDirectory(place.run_path)).get("reason")
+
+
+def _last_line(place: DetachedTraining) -> str:
+    """The last that a process said, which is why it failed: before it had a run, or in that."""
+    outputs = [place.folder / detached.OUTPUT_NAME]
+    outputs += [place.run_path / OUTPUT_FILE] if place.run_path is not None else []
+    for output in outputs:
+        try:
+            with output.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
+                lines = file.read().decode(errors="replace").split("\n")
+        except OSError:  # it has moved to the run, or the run was removed
+            continue
+        if words := [line.strip() for line in lines if line.strip()]:
+            return redact(words[-1].removeprefix("temper: "))
+    return "it said nothing"
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)

@@ -1,0 +1,259 @@
+"""The queue: real commands and processes; it is killed with its job, and nothing is lost or done
+twice."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from infrastructure.commands.main import main
+from infrastructure.commands.queue import job_lines
+from infrastructure.core.lock import Lock
+from infrastructure.deployment.training_queue import Job, JobState, TrainingQueue
+from infrastructure.monitoring.records.run_owner import read_trainer
+from tests.deployment.queue_process import HOLD_AT
+from tests.deployment.runs import (
+    losses,
+    newest_step,
+    runs_of,
+    start_temper,
+    when_saved,
+    write_rows,
+    write_settings,
+)
+from tests.forks import forked_python
+from tests.slow import slow
+
+NUM_EPOCHS = 2
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """`temper queue …` in a fork, whose jobs are forks."""
+    command = [sys.executable, "-m", "tests.deployment.queue_process", "queue", *arguments]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return forked_python(command, cwd=folder, **pipes)
+
+
+def run_queue(folder: Path) -> tuple[int, str]:
+    process = start(folder, "run")
+    out, _ = process.communicate(timeout=120)
+    return process.returncode, out
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A person's folder, where `temper train` is a small run."""
+    monkeypatch.chdir(tmp_path)
+    write_settings(tmp_path, num_epochs=NUM_EPOCHS)
+    return tmp_path
+
+
+def jobs_in(folder: Path) -> list[Job]:
+    return TrainingQueue(folder / "runs").jobs()
+
+
+def states(folder: Path) -> list[JobState]:
+    return [job.state for job in jobs_in(folder)]
+
+
+def weights(run: Path) -> str:
+    return hashlib.sha256((run / "final/model.safetensors").read_bytes()).hexdigest()
+
+
+def undisturbed_in(folder: Path) -> Path:
+    """The run of the same training that nobody disturbs."""
+    folder.mkdir()
+    write_settings(folder, num_epochs=NUM_EPOCHS)
+    out, err = start_temper("train", folder=folder).communicate(timeout=120)
+    (run,) = runs_of(folder)
+    assert (run / "final").is_dir(), out + err
+    return run
+
+
+def kill_job(run: Path) -> None:
+    """SIGKILL to the process that trains a run, with its helpers: a power cut of all of it."""
+    trainer = read_trainer(run)
+    assert trainer is not None
+    process = psutil.Process(trainer.pid)
+    family = [*process.children(recursive=True), process]
+    for one in family:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+    psutil.wait_procs(family, timeout=10)
+
+
+def test_a_killed_queue_ends_with_the_weights_of_one_that_nobody_killed(folder: Path) -> None:
+    """The queue and its job in the middle; the line even asks for a new run."""
+    assert main(["queue", "add", "--new-run"]) == 0
+    write_rows(folder / "gone.jsonl")
+    assert main(["queue", "add", "gone.jsonl"]) == 0
+    (folder / "gone.jsonl").unlink()
+    assert main(["queue", "add", "--deadline", "1s", "--epochs", "1000"]) == 0
+    (folder / "hold").touch()
+    process = start(folder, "run")
+    run = when_saved(folder, HOLD_AT, process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    kill_job(run)
+    assert states(folder) == ["running", "waiting", "waiting"]
+    killed_at = newest_step(run)
+    (folder / "hold").unlink()
+    code, output = run_queue(folder)
+    assert "it goes on with" in output
+    assert states(folder) == ["finished", "failed", "stopped"], output
+    assert code == 1
+    first, second, third = jobs_in(folder)
+    assert first.run == str(run)
+    assert "gone.jsonl" in str(second.reason)
+    assert third.reason == "the deadline is near"
+    assert len(runs_of(folder)) == 2  # no third one: none was begun anew, none for what failed
+    undisturbed = undisturbed_in(folder / "other")
+    assert HOLD_AT <= killed_at < newest_step(undisturbed)
+    assert weights(run) == weights(undisturbed)
+    assert losses(run) == losses(undisturbed)
+    assert run_queue(folder) == (0, "Nothing waits: temper queue add DATA\n")
+
+
+def test_a_job_that_outlives_its_queue_is_waited_for_and_one_signal_saves_and_stops(
+    folder: Path,
+) -> None:
+    main(["queue", "add", "--epochs", "400"])
+    (folder / "hold").touch()
+    process = start(folder, "run")
+    run = when_saved(folder, HOLD_AT, process)
+    os.kill(process.pid, signal.SIGKILL)  # of the queue alone
+    process.communicate(timeout=60)
+    trainer = read_trainer(run)
+    process = start(folder, "run")
+    assert process.stdout is not None
+    lines = [process.stdout.readline(), process.stdout.readline()]
+    assert lines[1] == f"Job 1: {trainer} trains it still; waiting for that\n"
+    runner = f"process {process.pid} on {os.uname().nodename}"
+    with pytest.raises(ValueError, match=f"is run by {runner} already"):
+        TrainingQueue(folder / "runs").run()
+    with pytest.raises(ValueError, match=r"job 1 is trained by .*: stop it with temper stop"):
+        TrainingQueue(folder / "runs").remove([1])
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.stdout.readline() == "Job 1: it is saved, and goes on with temper queue run\n"
+    (folder / "hold").unlink()
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    (job,) = jobs_in(folder)
+    assert (job.state, job.run, job.reason) == ("interrupted", str(run), "SIGTERM received")
+    assert json.loads((run / "summary.json").read_text())["reason"] == "SIGTERM received"
+    after = read_trainer(run)
+    assert after is None or after.is_alive is False
+
+
+# Without a training
+
+
+def lines_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    capsys.readouterr()
+    assert main(["queue", *arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_what_waits_is_shown_and_can_be_removed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert lines_of(capsys, "list") == ["The queue is empty: temper queue add DATA"]
+    assert not (folder / "runs").exists()
+    assert lines_of(capsys, "add", "rows.jsonl", "--lora", "--accept", "data") == [
+        "Job 1 waits: temper train rows.jsonl --lora --accept data",
+        "temper queue run trains what waits",
+    ]
+    main(["queue", "add", "--epochs", "3", "--no-backups"])
+    assert lines_of(capsys, "list") == [
+        "  1  waiting                  temper train rows.jsonl --lora --accept data",
+        "  2  waiting                  temper train --epochs 3 --no-backups",
+    ]
+    assert lines_of(capsys, "remove", "1") == [
+        "Removed job 1: temper train rows.jsonl --lora --accept data"
+    ]
+    (facts,) = lines_of(capsys, "list", "--json")
+    (job,) = json.loads(facts)["jobs"]
+    assert (job["number"], job["state"], job["flags"]) == (
+        *(2, "waiting"),
+        {"--epochs": "3", "--no-backups": False},
+    )
+    lines_of(capsys, "add", "--epochs", "4")
+    assert [job.number for job in jobs_in(folder)] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["add", "nothing.jsonl"], "nothing.jsonl"),
+        (["add", "--learning-rate", "fast"], "learning_rate"),
+        (["add", "--backup-place", "s3://me:Pa55word-of-mine@bucket"], "a secret stands in this"),
+        (["remove", "7"], "job 7 is not in the queue (there are none)"),
+        (["remove", "seven"], "invalid int value"),
+        (["start"], "unknown command 'start'"),
+    ],
+)
+def test_what_is_wrong_is_refused_at_once(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
+) -> None:
+    assert main(["queue", *arguments]) == 2
+    assert sentence in capsys.readouterr().err
+    assert jobs_in(folder) == []
+
+
+def test_a_damaged_file_is_named(folder: Path) -> None:
+    main(["queue", "add"])
+    path = folder / "runs/.queue/queue.json"
+    path.write_text(path.read_text().replace("waiting", "running"))
+    with pytest.raises(ValueError, match=r"queue\.json cannot be read .*checksum"):
+        jobs_in(folder)
+
+
+def test_additions_at_the_same_time_are_all_kept(folder: Path) -> None:
+    """Whoever adds waits for who changes the jobs."""
+    main(["queue", "add"])
+    lock = Lock(folder / "runs/.queue/lock")
+    assert lock.take(wait=False)
+    adding = [threading.Thread(target=main, args=(["queue", "add"],)) for _ in range(3)]
+    for thread in adding:
+        thread.start()
+    assert [job.number for job in jobs_in(folder)] == [1]
+    lock.release()
+    for thread in adding:
+        thread.join()
+    assert [job.number for job in jobs_in(folder)] == [1, 2, 3, 4]
+
+
+def test_what_became_of_a_job_is_shown() -> None:
+    job = Job(3, "/home", "a.jsonl", {}, run="/runs/my-run", began=100.0, ended=130.0)
+    assert job_lines(replace(job, state=JobState.FAILED, reason="it said nothing")) == [
+        "  3  failed             30 s  temper train a.jsonl",
+        "     run /runs/my-run",
+        "     it said nothing",
+    ]
+
+
+@slow
+def test_jobs_are_processes_of_their_own(folder: Path) -> None:
+    """As in the first test, without forks: what a person types."""
+    main(["queue", "add"])
+    main(["queue", "add", "--seed", "1", "--new-run"])
+    process = start_temper("queue", "run", folder=folder)
+    run = when_saved(folder, 2, process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    kill_job(run)
+    process = start_temper("queue", "run", folder=folder)
+    out, err = process.communicate(timeout=300)
+    assert (process.returncode, states(folder)) == (0, ["finished", "finished"]), out + err
+    undisturbed = undisturbed_in(folder / "other")
+    assert weights(run) == weights(undisturbed)
