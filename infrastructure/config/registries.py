@@ -32,7 +32,7 @@ EXTENSIONS: Registry[Any] = Registry("extension", "temper.extensions", ("quantum
 FORMATS: Registry[Any] = Registry(
     "data format",
     "temper.formats",
-    ("json", "jsonl", "csv", "tsv", "text", "parquet", "hdf5", "huggingface"),
+    ("json", "jsonl", "csv", "tsv", "text", "parquet", "hdf5", "excel", "huggingface"),
 )
 # training.data.encoding.augmentation
 AUGMENTATIONS: Registry[Any] = Registry("augmentation", "temper.augmentations")

@@ -14,6 +14,7 @@ PIP_LINES = {
     "datasets": "pip install datasets",
     "dwave.system": "pip install -r requirements-quantum.txt",
     "h5py": "pip install h5py",
+    "openpyxl": "pip install openpyxl",
     "matplotlib": "pip install matplotlib",
     "peft": "pip install peft",
     "prometheus_client": "pip install prometheus_client",

@@ -152,20 +152,20 @@ DATA = [
     Wrong(
         "preferences as text",
         "train pairs.jsonl",
-        ["preference training", "data.prompt_column prompt and data.answer_column chosen"],
+        ["preference training", "data.prompt_column=prompt and data.answer_column=chosen"],
         {"pairs.jsonl": "\n".join([json.dumps(PREFERENCE)] * 9)},
     ),
     Wrong(
         "preferences as chats",
         "train chats.jsonl",
-        ["preference training", "the column 'chosen' under the name 'messages'"],
+        ["preference training", "write 'chosen' into a column 'messages'"],
         {"chats.jsonl": "\n".join([json.dumps({"chosen": CHAT, "rejected": CHAT})] * 9)},
     ),
     Wrong("data folder empty", "train folder", ["folder"], {"folder/.keep": ""}),
     Wrong(
         "a zip archive for data",
         "train data.zip",
-        ["data.zip is no data, it is a zip archive", "unpack"],
+        ["data.zip is no whole zip archive", "cut off"],
         {"data.zip": b"PK\x03\x04" + bytes(30)},
     ),
     Wrong("unknown extension", "train data.xyz", ["data.xyz"], {"data.xyz": "hello"}),

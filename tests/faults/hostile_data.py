@@ -9,12 +9,14 @@ damaged ones ended in anything but rows and a ValueError.
 """
 
 import gzip
+import io
 import json
 import random
 import resource
 import shutil
 import subprocess
 import sys
+import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,12 +27,14 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import zstandard
 
 from infrastructure.core.process_memory import peak_resident_bytes
 from infrastructure.training.data.preparation.row_encoder import CHUNK_ROWS
 from infrastructure.training.data.readers import table_formats
 from infrastructure.training.data.readers.row_limits import in_chunks
 from infrastructure.training.data.readers.sources import discover
+from tests.training.data.file_shapes import MAIN, SHEETS, sheet
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = 12 << 20  # a text that a row may hold
@@ -144,6 +148,41 @@ def zipped(path: Path, line: bytes, times: int) -> None:
             file.write(line)
 
 
+def in_archive(path: Path, names: Sequence[str], piece: bytes, times: int) -> None:
+    """Files in a zip archive, each of which says the same again and again."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in names:
+            with archive.open(name, "w", force_zip64=False) as member:
+                for _ in range(times):
+                    member.write(piece)
+
+
+def many_names(path: Path) -> None:
+    """An archive of files with nothing inside."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for number in range(100_000):
+            archive.writestr(zipfile.ZipInfo(f"{number}.csv"), b"")
+
+
+def workbook(path: Path, texts: str, cells: str) -> None:
+    """An Excel file with these texts and lines."""
+    held = sheet([["prompt", "completion"]])
+    with zipfile.ZipFile(io.BytesIO(held)) as old, zipfile.ZipFile(path, "w", 8) as new:
+        for name in old.namelist():
+            data = old.read(name)
+            if name.endswith("sheet1.xml"):
+                data = data.replace(b"</sheetData>", cells.encode() + b"</sheetData>")
+            if name.startswith("[Content"):
+                part = f"<Override PartName='/xl/s.xml' ContentType='{SHEETS}.sharedStrings+xml'/>"
+                data = data.replace(b"</Types>", part.encode() + b"</Types>")
+            new.writestr(name, data)
+        new.writestr("xl/s.xml", f"<sst xmlns='{MAIN}'>{texts}</sst>")
+
+
+def cell(number: int) -> str:
+    return f"<row r='{number}'><c t='s'><v>0</v></c><c t='s'><v>0</v></c></row>"
+
+
 ROW = b'{"prompt": "' + b"a" * LONG + b'", "completion": "b"}\n'
 LINES = (b"a" * 9999 + b"\n") * (LONG // 10_000)
 LISTS = b'{"a": [' + b"[]," * 5_000_000 + b"[]]}\n"
@@ -171,10 +210,23 @@ BOMBS: dict[str, Callable[[Path], None]] = {
     "one_element.json.gz": lambda path: zipped(path, b'[{"a": "' + b"a" * LONG, 60),
     "quote.csv.gz": lambda path: zipped(path, b'a,b\n1,"' + LINES, 60),
     "record.csv.gz": lambda path: zipped(path, b'a,b\n"' + LINES * 2 + b'",b\n', 20),
+    "rows.zip": lambda path: in_archive(path, ["rows.jsonl"], ROW, 60),
+    "one_line.zip": lambda path: in_archive(path, ["rows.jsonl"], b"a" * LONG, 60),
+    "names.zip": many_names,
+    "one_line.jsonl.zst": lambda path: path.write_bytes(zstandard.compress(b"a" * LONG * 60)),
+    "columns.json.gz": lambda path: zipped(path, b'{"a":["' + b"a" * LONG + b'"],"b":1,"', 60),
+    "columns_of_lists.json.gz": lambda path: zipped(path, LISTS, 1),
+    "texts.xlsx": lambda path: workbook(path, "<si><t>a</t></si>" * 20_000_000, ""),
+    "one_text.xlsx": lambda path: workbook(
+        path, f"<si><t>{'a' * LONG}</t></si>", "".join(cell(n) for n in range(2, 500))
+    ),
+    "empty_lines.xlsx": lambda path: workbook(path, "", "<row/>" * 10_000_000),
+    "far_line.xlsx": lambda path: workbook(path, "", "<row r='2000000000'/>"),
     "passage.txt.gz": lambda path: zipped(path, b"a\n\n" + LINES * 20, 1),
 }
 QUICK = [
     *("dictionary.parquet", "list.parquet", "structs.parquet", "claim.parquet", "pages.parquet"),
+    *("one_line.zip", "names.zip", "one_line.jsonl.zst", "one_text.xlsx"),
     *("never_written.h5", "lists.jsonl.gz", "passage.txt.gz"),
 ]
 
@@ -206,6 +258,11 @@ def good_files(folder: Path) -> list[Path]:
     for name, text in (("good.jsonl", "\n".join(lines)), ("good.json", f"[{','.join(lines)}]")):
         (folder / name).write_text(text)
         paths.append(folder / name)
+    lines = (folder / "good.jsonl").read_bytes()
+    paths += [folder / f"good.{ending}" for ending in ("zip", "jsonl.zst", "xlsx")]
+    in_archive(paths[-3], ["rows.jsonl"], lines, 1)
+    paths[-2].write_bytes(zstandard.compress(lines))
+    paths[-1].write_bytes(sheet([["prompt", "completion"], *[["a", "b"]] * 50]))
     return paths
 
 

@@ -48,6 +48,12 @@ PROMPT, QA, ALPACA, MESSAGES, SHAREGPT, TEXT = SHAPES = (
 )
 LEARNT_KEYS = ("weight", "train")  # what of a message says whether it is trained on
 CHAT_KEYS = {MESSAGES: ("role", "content"), SHAREGPT: ("from", "value")}
+OTHER_ROLE_KEYS = ("author",)  # of messages that have neither "role" nor "from"
+CONTENT_KEYS = ("content", "value", "parts", "text")
+CHOICES = "choices"  # the part of a column that lists the answers to choose from
+BY_TURNS = "turns"  # the part of a column that lists texts of user and assistant
+HISTORY = "history"
+FIRST_OF = "answers"  # a column of this name lists answers of which each is right
 ROLES = {
     "system": "system",
     "developer": "system",
@@ -57,6 +63,9 @@ ROLES = {
     "gpt": "assistant",
     "chatgpt": "assistant",
     "bot": "assistant",
+    "chatbot": "assistant",
+    "ai": "assistant",
+    "prompter": "user",
     "model": "assistant",
     "tool": "tool",
     "function": "tool",
@@ -79,7 +88,7 @@ class RowSchema:
 
     Attributes:
         columns: part ("prompt", "answer", "context", "system", "chat", "text", "tools",
-            "options") → column.
+            "options", "history", "choices", "turns") → column; `a.b` is b inside the object a.
     """
 
     name: str
@@ -103,10 +112,11 @@ class RowSchema:
     @property
     def used(self) -> frozenset[str | None]:
         """The columns that play a part."""
-        return frozenset({*self.columns.values(), self.task_column, self.group_column})
+        whole = {column.partition(".")[0] for column in self.columns.values()}
+        return frozenset({*self.columns.values(), *whole, self.task_column, self.group_column})
 
     def _label(self, row: Row, column: str | None) -> str:
-        value = row.values.get(column) if column else None
+        value = value_of(row.values, column)
         return "" if value is None else str(value)
 
     def _turns(self, values: RowValues) -> tuple[list[Turn], int]:
@@ -115,12 +125,16 @@ class RowSchema:
             return [Turn(TEXT_ROLE, _text(values, self.columns["text"]))], 0
         if self.name in CHAT_KEYS:
             column = self.columns["chat"]
-            turns = _chat_turns(_present(values, column), column)
+            chat = _present(values, column)
+            turns = _by_turns(chat, column) if BY_TURNS in self.columns else None
+            turns = _chat_turns(chat, column) if turns is None else turns
             return self._system(values, turns) + _with_answer(turns, column), 0
         prompt, answer = self.columns["prompt"], self.columns["answer"]
-        if not isinstance(values.get(prompt), list):
+        if not isinstance(value_of(values, prompt), list):
             return self._pair_turns(values), 0
-        before = _chat_turns(values[prompt], prompt)  # conversational prompt and completion
+        before = _chat_turns(
+            _present(values, prompt), prompt
+        )  # conversational prompt and completion
         before = self._system(values, before) + before
         after = _present(values, answer)
         last = _chat_turns(after, answer) if isinstance(after, list) else None
@@ -132,8 +146,14 @@ class RowSchema:
         context = _optional_text(values, self.columns.get("context"))
         question = _text(values, prompt)
         is_new = context and context not in question
-        prompt_turn = Turn("user", f"{question}\n\n{context}" if is_new else question)
-        return [*self._system(values, []), prompt_turn, Turn("assistant", _text(values, answer))]
+        question = f"{question}\n\n{context}" if is_new else question
+        before = [*self._system(values, []), *_past_turns(values, self.columns.get(HISTORY))]
+        if CHOICES in self.columns:
+            listed, right = _choice(values, self.columns[CHOICES], answer)
+            return [*before, Turn("user", f"{question}\n\n{listed}"), Turn("assistant", right)]
+        given = _first_answer(_present(values, answer), answer)
+        text = _as_text(given, f"column {answer!r}")
+        return [*before, Turn("user", question), Turn("assistant", text)]
 
     def _system(self, values: RowValues, turns: list[Turn]) -> list[Turn]:
         """The system message of a column, where the messages have none of their own."""
@@ -146,7 +166,7 @@ class RowSchema:
         inputs: dict[str, object] = {}
         for part, kind in (("tools", list), ("options", dict)):
             column = self.columns.get(part)
-            value = from_json_text(values.get(column), column) if column else None
+            value = from_json_text(value_of(values, column), column) if column else None
             if not value:
                 continue
             if not isinstance(value, kind):
@@ -156,10 +176,96 @@ class RowSchema:
         return json.dumps(inputs, ensure_ascii=False, default=str) if inputs else ""
 
 
+def value_of(values: RowValues, column: str | None) -> object:
+    """What a row has in a column; `a.b` is b inside the object a. None: nothing."""
+    return _held(values, column)[0] if column else None
+
+
+def _held(values: RowValues, column: str) -> tuple[object, bool]:
+    """What a row has in a column, and whether it has that column."""
+    if column in values or "." not in column:
+        return values.get(column), column in values
+    outer, _, inner = column.partition(".")
+    held = values.get(outer)
+    if not isinstance(held, Mapping):
+        return None, False
+    return _held(held, inner)
+
+
 def _present(values: RowValues, column: str) -> object:
-    if column not in values:
+    value, is_there = _held(values, column)
+    if not is_there:
         raise ShapeError(MISSING_COLUMN, f"no column {column!r}")
-    return values[column]
+    return value
+
+
+def _first_answer(value: object, column: str) -> object:
+    """The text of an answer; the first of those that are all right."""
+    if isinstance(value, Mapping):
+        keys = [key for key in ("value", "text") if key in value]
+        return _first_of(value[keys[0]], column) if keys else value
+    is_list = column.rpartition(".")[2].strip().lower() == FIRST_OF
+    return _first_of(value, column) if is_list else value
+
+
+def _first_of(value: object, column: str) -> object:
+    if not isinstance(value, list):
+        return value
+    if not value:
+        raise ShapeError(EMPTY, f"column {column!r} has no answer")
+    return value[0].get("text") if isinstance(value[0], Mapping) else value[0]
+
+
+def _past_turns(values: RowValues, column: str | None) -> list[Turn]:
+    """What was said before: pairs of a question and an answer."""
+    past = from_json_text(value_of(values, column), column) if column else None
+    if not past:
+        return []
+    if not isinstance(past, list) or not all(isinstance(p, list) and len(p) == 2 for p in past):
+        raise ShapeError(WRONG_TYPE, f"column {column!r} is no list of [question, answer]")
+    where, texts = f"column {column!r}", [text for pair in past for text in pair]
+    roles = ("user", "assistant") * len(past)
+    return [Turn(role, _as_text(text, where)) for role, text in zip(roles, texts, strict=True)]
+
+
+def _choice(values: RowValues, column: str, answer: str) -> tuple[str, str]:
+    """The answers to choose from, a line each, and the right one."""
+    texts, labels = choices_in(_present(values, column))
+    number = chosen_number(_present(values, answer), labels)
+    if number is None or not texts:
+        raise ShapeError(WRONG_TYPE, f"column {answer!r} names none of the answers in {column!r}")
+    lines = [f"{label}. {text}" for label, text in zip(labels, texts, strict=True)]
+    return "\n".join(lines), lines[number]
+
+
+def choices_in(value: object) -> tuple[list[str], list[str]]:
+    """Answers to choose from and the letters before them; none: there are none."""
+    texts = value.get("text") if isinstance(value, Mapping) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        return [], []
+    letters = [chr(ord("A") + n) for n in range(len(texts))]
+    labels = value.get("label") if isinstance(value, Mapping) else letters
+    if not isinstance(labels, list) or len(labels) != len(texts):
+        labels = letters
+    return texts, [str(label) for label in labels]
+
+
+def chosen_number(answer: object, labels: Sequence[str]) -> int | None:
+    """Which of the answers is meant, by its number from 0 or by its letter."""
+    if isinstance(answer, int) and not isinstance(answer, bool):
+        return answer if 0 <= answer < len(labels) else None
+    return labels.index(answer) if isinstance(answer, str) and answer in labels else None
+
+
+def _by_turns(value: object, column: str) -> list[Turn] | None:
+    """The turns of a list of texts: user and assistant in turn."""
+    texts = from_json_text(value, column)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        return None
+    return [
+        Turn("assistant" if n % 2 else "user", _as_text(text, f"message {n + 1} of {column!r}"))
+        for n, text in enumerate(texts)
+    ]
 
 
 def _text(values: RowValues, column: str) -> str:
@@ -167,11 +273,13 @@ def _text(values: RowValues, column: str) -> str:
 
 
 def _optional_text(values: RowValues, column: str | None) -> str:
-    value = values.get(column) if column else None
+    value = value_of(values, column)
+    if isinstance(value, Mapping) and isinstance(value.get("parts"), list):
+        value = value["parts"]  # as Gemini's system instruction
     if value is None or value == "":
         return ""
-    if isinstance(value, list) and all(isinstance(part, str) for part in value):
-        value = "\n\n".join(value)
+    if isinstance(value, list) and all(isinstance(_part(part), str) for part in value):
+        value = "\n\n".join(str(_part(part)) for part in value)
     return _as_text(value, f"column {column!r}", may_be_empty=True).strip()
 
 
@@ -215,7 +323,7 @@ def from_json_text(value: object, column: str) -> object:
 def _turn(message: object, where: str) -> Turn:
     if not isinstance(message, dict):
         raise ShapeError(WRONG_TYPE, f"{where} is {kind_of(message)}, not an object")
-    keys = CHAT_KEYS[MESSAGES] if "role" in message else CHAT_KEYS[SHAREGPT]
+    keys = message_keys(message)
     if keys[0] not in message:
         raise ShapeError(MISSING_COLUMN, f"{where} names no role")
     role = ROLES.get(str(message[keys[0]]).lower())
@@ -254,8 +362,22 @@ def _is_learnt(message: Mapping[object, object], where: str) -> bool:
     return all(values.values())
 
 
+def message_keys(message: Mapping[str, object]) -> tuple[str, str]:
+    """Under which keys a message has its role and its text."""
+    roles = ("role", *OTHER_ROLE_KEYS)
+    role, content = CHAT_KEYS[SHAREGPT]
+    role = next((key for key in roles if key in message), role)
+    if role != "from":
+        content = next((key for key in CONTENT_KEYS if key in message), "content")
+    return role, content
+
+
+def _part(part: object) -> object:
+    return part.get("text") if isinstance(part, dict) else part
+
+
 def _joined_parts(parts: Sequence[object], where: str) -> str:
-    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    texts = [_part(part) for part in parts]
     if not all(isinstance(text, str) for text in texts):
         raise ShapeError(WRONG_TYPE, f"{where} holds more than text")
     return "".join(map(str, texts))

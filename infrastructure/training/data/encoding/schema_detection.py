@@ -9,18 +9,32 @@ from dataclasses import dataclass
 
 from infrastructure.config.elsewhere import PREFERENCES
 from infrastructure.core.lookup import unknown_name
+from infrastructure.training.data.encoding.column_names import (
+    PREFERENCE_PAIRS,
+    known_pairs,
+    plain,
+)
 from infrastructure.training.data.encoding.row_schema import (
     ALPACA,
+    BY_TURNS,
     CHAT_KEYS,
+    CHOICES,
+    HISTORY,
+    MESSAGES,
     PROMPT,
     QA,
     SHAPES,
+    SHAREGPT,
     TEXT,
     RowSchema,
     ShapeError,
+    choices_in,
+    chosen_number,
     from_json_text,
+    message_keys,
+    value_of,
 )
-from infrastructure.training.data.readers.rows import Row
+from infrastructure.training.data.readers.rows import Row, excerpt
 
 PAIR_COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     PROMPT: (("prompt", "input"), ("completion", "response", "answer", "output", "target")),
@@ -28,15 +42,25 @@ PAIR_COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ALPACA: (("instruction",), ("output", "response")),
 }
 CHAT_COLUMNS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat")
+OTHER_CHAT_COLUMNS = ("contents", "turns", "utterances")
+TURNS_COLUMNS = (*CHAT_COLUMNS, *OTHER_CHAT_COLUMNS, "data")
+CHOICES_COLUMNS = ("choices", "options")
 TEXT_COLUMNS = ("text", "content", "document")
 CONTEXT_COLUMNS = ("input", "context")
 LABEL_COLUMNS = ("label", "labels", "class", "sentiment", "target")
-SYSTEM_COLUMNS = ("system", "system_prompt")
+SYSTEM_COLUMNS = ("system", "system_prompt", "systeminstruction", "system_instruction")
 TEMPLATE_COLUMNS = {"tools": "tools", "options": "chat_template_kwargs"}  # as TRL names them
-PREFERENCE_COLUMNS = ("chosen", "rejected")
 PROMPT_NAMES = ("prompt", "question", "instruction", "query", "input")
 SAMPLE_ROWS = 100
-NUM_GROUPS_SHOWN = 4
+KNOWN_PAIRS = known_pairs(PROMPT, QA, ALPACA)
+CHAT_MARKS = ("<|im_start|>", "[INST]", "### Human:", "### Instruction:", "<|user|>", "\n\nHuman:")
+MESSAGE_ROW = frozenset({"parent_id", "role", "text"})
+TREE_COLUMNS = ("mapping", "replies")
+TOKENISED = "input_ids"
+LABEL_STUDIO = frozenset({"annotations", "data"})
+NUM_GROUPS_SHOWN = 3
+NUM_COLUMNS_SHOWN = 6
+COLUMN_CHARACTERS = 24
 
 Candidate = tuple[str, dict[str, str], str]
 
@@ -87,19 +111,83 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
     if not columns:
         raise ValueError(f"the rows share no columns: {_seen(rows, request)}")
     for setting in ("prompt_column", "answer_column", "context_column", "text_column"):
-        _check_exists(getattr(request, setting), f"data.{setting}", columns)
-    _check_exists(request.task_column, "data.task_column", columns)
-    _check_exists(request.group_column, "data.balance_by", columns)
+        _check_exists(getattr(request, setting), f"data.{setting}", rows, columns)
+    _check_exists(request.task_column, "data.task_column", rows, columns)
+    _check_exists(request.group_column, "data.balance_by", rows, columns)
     candidates = _candidates(rows, columns, request)
-    if _is_preferences(columns, request):
-        raise ValueError(_preferences(rows, columns))
+    if pair := _preference_pair(columns, request):
+        raise ValueError(_preferences(rows, columns, pair))
+    if request == ShapeRequest(task_column=request.task_column, group_column=request.group_column):
+        _refuse_known(rows, columns)
     if len(candidates) != 1:
         if _is_mixed(rows, request):
             raise ValueError(f"the rows are of different shapes: {_seen(rows, request)}")
-        raise ValueError(_unclear(columns, candidates, request))
+        raise ValueError(_unclear(rows, columns, candidates, request))
     name, parts, reason = candidates[0]
     _refuse_labels(rows, candidates[0], columns, request)
+    _refuse_truth_values(rows, parts)
     return RowSchema(name, parts, reason, request.task_column, request.group_column)
+
+
+def advice(rows: Sequence[Row], schema: RowSchema) -> list[str]:
+    """What to tell of rows that are understood, and perhaps otherwise than they are meant."""
+    if schema.name != TEXT:
+        return []
+    column = schema.columns["text"]
+    texts = [value_of(row.values, column) for row in rows]
+    marks = {mark for text in texts if isinstance(text, str) for mark in CHAT_MARKS if mark in text}
+    if not marks:
+        return []
+    return [
+        f"column {column!r} writes out a chat ({min(marks).strip()}): it is learnt as it stands,"
+        " questions too; to learn the answers alone, give its messages in a column 'messages'"
+    ]
+
+
+def _refuse_known(rows: Sequence[Row], columns: list[str]) -> None:
+    """Rows of well-known data sets which are no examples as they stand.
+
+    Raises:
+        ValueError: says what they are, and what to do.
+    """
+    first = rows[0].values
+    if set(columns) >= MESSAGE_ROW:
+        raise ValueError(
+            "the rows hold one message a row (parent_id, role, text): join each path from a first"
+            " message to an answer into one row with a column 'messages', or take a version of the"
+            " data that has done so"
+        )
+    inner = {key for value in first.values() if isinstance(value, dict) for key in value}
+    if any(name in columns or name in inner for name in TREE_COLUMNS):
+        raise ValueError(
+            "each row is a tree of messages, which can be read in many ways: write each path that"
+            " is to be learnt as one row with a column 'messages' of role and content"
+        )
+    if TOKENISED in columns:
+        raise ValueError(
+            "the rows hold token ids of one tokenizer (input_ids): give the texts that they were"
+            " made from, which are tokenised for your model here"
+        )
+    if set(columns) >= LABEL_STUDIO:
+        raise ValueError(
+            "the rows are tasks of Label Studio with their annotations inside: export them as"
+            " JSON-MIN or CSV, and name the columns with data.prompt_column and data.answer_column"
+        )
+
+
+def _refuse_truth_values(rows: Sequence[Row], parts: dict[str, str]) -> None:
+    """Answers that are no words.
+
+    Raises:
+        ValueError: says which column, and what to do.
+    """
+    answer = parts.get("answer")
+    values = [value_of(row.values, answer) for row in rows]
+    if answer and all(isinstance(value, bool) for value in values):
+        raise ValueError(
+            f"column {answer!r} is true or false: write the words that the model is to answer, such"
+            " as yes and no"
+        )
 
 
 def _refuse_labels(
@@ -133,27 +221,31 @@ def _refuse_labels(
             )
 
 
-def _is_preferences(columns: list[str], request: ShapeRequest) -> bool:
-    """Whether rows hold a better and a worse answer, and nobody said which column is learnt."""
-    named = request.answer_column or request.text_column
-    return not named and len(_matching(PREFERENCE_COLUMNS, columns)) == len(PREFERENCE_COLUMNS)
+def _preference_pair(columns: list[str], request: ShapeRequest) -> tuple[str, str] | None:
+    """The columns of a better and a worse answer, where nobody said which column is learnt."""
+    if request.answer_column or request.text_column or request.shape != "auto":
+        return None
+    for pair in PREFERENCE_PAIRS:
+        if len(names := _matching(pair, columns)) == len(pair):
+            return names[0], names[1]
+    return None
 
 
-def _preferences(rows: Sequence[Row], columns: list[str]) -> str:
-    (chosen,), prompts = (
-        _matching(PREFERENCE_COLUMNS[:1], columns),
-        _matching(PROMPT_NAMES, columns),
-    )
+def _preferences(rows: Sequence[Row], columns: list[str], pair: tuple[str, str]) -> str:
+    chosen, _ = pair
+    prompts = _matching(PROMPT_NAMES, columns)
     is_text = all(isinstance(row.values.get(chosen), str) for row in rows)
     if is_text and prompts:
-        instead = f"data.prompt_column {prompts[0]} and data.answer_column {chosen}"
+        instead = f"set data.prompt_column={prompts[0]} and data.answer_column={chosen}"
     elif is_text:
-        instead = f"data.text_column {chosen}"
+        instead = f"set data.text_column={chosen}"
+    elif _matching(CHAT_COLUMNS[:1], columns):
+        instead = f"set data.shape={MESSAGES}"
     else:
-        instead = f"the column {chosen!r} under the name 'messages', without the other"
+        instead = f"write {chosen!r} into a column 'messages'"
     return (
-        f"the rows hold a better and a worse answer (columns: {', '.join(columns)}), and"
-        f" {PREFERENCES}: to learn the better answers alone, give {instead}"
+        f"the rows hold a better and a worse answer ({' and '.join(map(repr, pair))}), and"
+        f" {PREFERENCES}: for the better alone, {instead}"
     )
 
 
@@ -162,9 +254,28 @@ def _common_columns(rows: Sequence[Row]) -> list[str]:
     return [column for column, count in counts.items() if 2 * count >= len(rows)]
 
 
-def _check_exists(column: str | None, setting: str, columns: list[str]) -> None:
-    if column and column not in columns:
-        raise ValueError(f"{setting}: {unknown_name('column', column, columns)}")
+def _check_exists(
+    column: str | None, setting: str, rows: Sequence[Row], columns: list[str]
+) -> None:
+    """A column may be one of an object inside a column, as `translation.de`."""
+    if not column or column in columns:
+        return
+    if not any(value_of(row.values, column) is not None for row in rows):
+        known = [*columns, *(name for name in _leaves(rows, columns) if name not in columns)]
+        raise ValueError(f"{setting}: {unknown_name('column', column, known)}")
+
+
+def _leaves(rows: Sequence[Row], columns: list[str]) -> list[str]:
+    """The columns that hold texts, those inside objects as `translation.de`."""
+    leaves = []
+    for column in columns:
+        values = [v for row in rows if (v := row.values.get(column)) not in (None, "")]
+        first = values[0] if values else None
+        if isinstance(first, dict):
+            leaves += [f"{column}.{key}" for key, text in first.items() if isinstance(text, str)]
+        elif isinstance(first, str):
+            leaves.append(column)
+    return leaves
 
 
 def _candidates(rows: Sequence[Row], columns: list[str], request: ShapeRequest) -> list[Candidate]:
@@ -172,7 +283,11 @@ def _candidates(rows: Sequence[Row], columns: list[str], request: ShapeRequest) 
     if not request.text_column:
         if not (request.prompt_column or request.answer_column or request.context_column):
             candidates += _chat_candidates(rows, columns)
-        candidates += _pair_candidates(columns, request)
+        pairs = _pair_candidates(columns, request)
+        candidates += [_with_more(candidate, rows, columns) for candidate in pairs]
+        if not candidates and not (request.prompt_column or request.answer_column):
+            known = _known_pairs(rows, columns, request)
+            candidates = [_with_more(candidate, rows, columns) for candidate in known]
     if request.shape != "auto":
         candidates = [candidate for candidate in candidates if candidate[0] == request.shape]
     if request.shape in ("auto", TEXT) and not candidates:
@@ -182,18 +297,24 @@ def _candidates(rows: Sequence[Row], columns: list[str], request: ShapeRequest) 
 
 def _chat_candidates(rows: Sequence[Row], columns: list[str]) -> list[Candidate]:
     candidates: list[Candidate] = []
-    for column in _matching(CHAT_COLUMNS, columns):
-        name = _kind_of_chat([row.values.get(column) for row in rows])
+    for column in _matching((*CHAT_COLUMNS, *OTHER_CHAT_COLUMNS), columns):
+        name, keys = _kind_of_chat([row.values.get(column) for row in rows])
         if name:
-            keys = " and ".join(map(repr, CHAT_KEYS[name]))
             parts = {"chat": column}
-            words = f"column {column!r} lists messages with {keys}" + _add_others(parts, columns)
+            named = " and ".join(map(repr, keys))
+            words = f"column {column!r} lists messages with {named}" + _add_others(parts, columns)
             candidates.append((name, parts, words))
+    for column in [] if candidates else _matching(TURNS_COLUMNS, columns):
+        if _are_turns([row.values.get(column) for row in rows]):
+            parts = {"chat": column, BY_TURNS: column}
+            words = f"column {column!r} lists texts: user and assistant by turns"
+            candidates.append((MESSAGES, parts, words + _add_others(parts, columns)))
     return candidates
 
 
-def _kind_of_chat(values: Sequence[object]) -> str | None:
-    kinds: Counter[str] = Counter()
+def _kind_of_chat(values: Sequence[object]) -> tuple[str | None, tuple[str, str]]:
+    """What most columns of messages are, and the keys of their messages."""
+    kinds: Counter[tuple[str, tuple[str, str]]] = Counter()
     for value in values:
         try:
             messages = from_json_text(value, "")
@@ -201,8 +322,58 @@ def _kind_of_chat(values: Sequence[object]) -> str | None:
             continue
         first = messages[0] if isinstance(messages, list) and messages else None
         if isinstance(first, dict):
-            kinds.update(name for name, keys in CHAT_KEYS.items() if keys[0] in first)
-    return kinds.most_common(1)[0][0] if kinds else None
+            keys = message_keys(first)
+            if keys[0] in first:
+                name = SHAREGPT if keys[0] == CHAT_KEYS[SHAREGPT][0] else MESSAGES
+                kinds[name, keys] += 1
+    return kinds.most_common(1)[0][0] if kinds else (None, ("", ""))
+
+
+def _are_turns(values: Sequence[object]) -> bool:
+    """Whether each is a list of texts of which the second answers the first."""
+    return bool(values) and all(
+        isinstance(value, list) and len(value) > 1 and all(isinstance(text, str) for text in value)
+        for value in values
+    )
+
+
+def _known_pairs(rows: Sequence[Row], columns: list[str], request: ShapeRequest) -> list[Candidate]:
+    """Pairs of columns that are named as in a well-known data set, or in another language."""
+    lists = {c for c in columns if any(isinstance(row.values.get(c), list) for row in rows)}
+    by_name = {plain(column): column for column in columns}
+    candidates = []
+    for pair in KNOWN_PAIRS:
+        if pair.answer in by_name and by_name.get(pair.prompt) not in (None, *lists):
+            named = [by_name[name] for name in pair.contexts if name in by_name]
+            prompt, answer = by_name[pair.prompt], by_name[pair.answer]
+            context = [request.context_column] if request.context_column else named
+            candidates.append(_pair_with(pair.shape, prompt, answer, context[:1], columns))
+    return candidates
+
+
+def _with_more(candidate: Candidate, rows: Sequence[Row], columns: list[str]) -> Candidate:
+    """A pair with the answers to choose from, and with what was said before."""
+    name, parts, words = candidate
+    taken = parts.values()
+    for column in _matching(CHOICES_COLUMNS, columns):
+        if column not in taken and _chooses(rows, column, parts["answer"]):
+            parts[CHOICES] = column
+            words += f", column {column!r} lists the choices"
+            break
+    history = [c for c in _matching((HISTORY,), columns) if c not in taken]
+    if history and any(isinstance(row.values.get(history[0]), list) for row in rows):
+        parts[HISTORY] = history[0]
+        words += f", column {history[0]!r} is the turns before"
+    return name, parts, words
+
+
+def _chooses(rows: Sequence[Row], column: str, answer: str) -> bool:
+    """Whether answers are numbers or letters of what another column lists."""
+    for row in rows:
+        texts, labels = choices_in(value_of(row.values, column))
+        if not texts or chosen_number(value_of(row.values, answer), labels) is None:
+            return False
+    return True
 
 
 def _pair_candidates(columns: list[str], request: ShapeRequest) -> list[Candidate]:
@@ -227,13 +398,19 @@ def _pair(
     name: str, prompt: str, answer: str, columns: list[str], request: ShapeRequest
 ) -> Candidate:
     """Whoever names the prompt's column has put into it what belongs to it."""
-    parts = {"prompt": prompt, "answer": answer}
-    words = f"column {prompt!r} asks, column {answer!r} answers"
     context = [c for c in _matching(CONTEXT_COLUMNS, columns) if c not in (prompt, answer)]
     if request.prompt_column and name != ALPACA:
         context = []
     if request.context_column:
         context = [request.context_column]
+    return _pair_with(name, prompt, answer, context, columns)
+
+
+def _pair_with(
+    name: str, prompt: str, answer: str, context: Sequence[str], columns: list[str]
+) -> Candidate:
+    parts = {"prompt": prompt, "answer": answer}
+    words = f"column {prompt!r} asks, column {answer!r} answers"
     if context:
         parts["context"] = context[0]
         words += f", column {context[0]!r} is its context"
@@ -266,18 +443,46 @@ def _matching(names: Sequence[str], columns: list[str]) -> list[str]:
     return [lower[name] for name in names if name in lower]
 
 
-def _unclear(columns: list[str], candidates: list[Candidate], request: ShapeRequest) -> str:
-    column_names = ", ".join(columns) or "none"
+def shown(columns: Sequence[str]) -> str:
+    """The names of some columns, the first few and none of them long."""
+    names = [excerpt(column, COLUMN_CHARACTERS) for column in columns[:NUM_COLUMNS_SHOWN]]
+    more = len(columns) - len(names)
+    return (", ".join(names) or "none") + (f" and {more} more" if more else "")
+
+
+def _unclear(
+    rows: Sequence[Row], columns: list[str], candidates: list[Candidate], request: ShapeRequest
+) -> str:
     if candidates:
-        readings = "; or ".join(f"{name} ({reason})" for name, _, reason in candidates)
+        ways = "; ".join(f"{name} ({_columns_of(parts)})" for name, parts, _ in candidates[:3])
         return (
-            f"the rows can be read in {len(candidates)} ways (columns: {column_names}): {readings}:"
+            f"the rows can be read in {len(candidates)} ways (columns: {shown(columns)}): {ways}:"
             " say which with data.shape, or with data.prompt_column and data.answer_column"
         )
     wanted = "of no known shape" if request.shape == "auto" else f"not of the shape {request.shape}"
+    return f"the rows are {wanted} (columns: {shown(columns)}): {_way_on(rows, columns)}"
+
+
+def _columns_of(parts: dict[str, str]) -> str:
+    return ", ".join(excerpt(parts[part], COLUMN_CHARACTERS) for part in list(parts)[:2])
+
+
+def _way_on(rows: Sequence[Row], columns: list[str]) -> str:
+    """What to set; named where there is no other way to read the columns."""
+    texts = [name for name in _leaves(rows, columns) if plain(name) not in ("id", "title")]
+    texts = [name for name in texts if len(name) <= 2 * COLUMN_CHARACTERS]
+    nested = (list, dict)
+    has_others = any(isinstance(rows[0].values.get(column), nested) for column in columns)
+    if len(texts) == 1 and not has_others:
+        return f"to learn its texts, set data.text_column={texts[0]}"
+    if len(texts) == 2 and (not has_others or "." in texts[0]):
+        return (
+            f"where one answers the other, set data.prompt_column={texts[0]} and"
+            f" data.answer_column={texts[1]} (or the other way round)"
+        )
     return (
-        f"the rows are {wanted} (columns: {column_names}): name the columns with"
-        " data.prompt_column and data.answer_column, or with data.text_column for plain text"
+        "name the columns with data.prompt_column and data.answer_column, or with data.text_column"
+        " for plain text"
     )
 
 
@@ -307,5 +512,4 @@ def _described(rows: list[Row], request: ShapeRequest) -> str:
     columns = list(rows[0].values)
     names = {name for name, _, _ in _candidates(rows, columns, request)}
     shape = f"of the shape {names.pop()}" if len(names) == 1 else "of no clear shape"
-    column_names = ", ".join(columns) or "none"
-    return f"{len(rows)} are {shape} (columns: {column_names}; {rows[0].source}:{rows[0].line})"
+    return f"{len(rows)} are {shape} (columns: {shown(columns)}; {rows[0].source}:{rows[0].line})"

@@ -1,5 +1,6 @@
 """From the configuration to a plan: which files, which shapes, which limits, under which key."""
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -12,12 +13,13 @@ from infrastructure.training.data.encoding.row_schema import RowSchema
 from infrastructure.training.data.encoding.schema_detection import (
     SAMPLE_ROWS,
     ShapeRequest,
+    advice,
     recognise_shape,
 )
 from infrastructure.training.data.encoding.tokenization import LABELS_VERSION, ConversationEncoder
 from infrastructure.training.data.preparation.preparation import PreparationPlan
 from infrastructure.training.data.readers.row_limits import in_chunks
-from infrastructure.training.data.readers.rows import BadRow, Row
+from infrastructure.training.data.readers.rows import REMEDIES, BadRow, Row, excerpt
 from infrastructure.training.data.readers.sources import DataFile, discover
 from infrastructure.training.data.store.fingerprints import (
     content_number,
@@ -33,7 +35,9 @@ if TYPE_CHECKING:
 BYTES_WORTH_PROCESSES = {True: 200 * 10**6, False: 5 * 10**6}  # by whether it is fast
 MAX_PROCESSES = 8
 MAX_TOKENIZER_ROWS = 200_000
-NUM_BAD_SHOWN = 3
+TABLE_FORMATS = ("csv", "tsv", "excel")
+LONG_NAME = 40
+HELD_OUT = re.compile(r"(^|[-_.])(test|valid|validation|val|dev|eval)[-_.\d]", re.IGNORECASE)
 
 
 def plan_preparation(
@@ -51,7 +55,7 @@ def plan_preparation(
     evaluation: list[DataFile] = []
     if config.eval_path:
         evaluation = discover(config.eval_path, config.format, "held-out data")
-    shape = find_shape(train, config)
+    shape, notes = understand(train, config)
     encoder = ConversationEncoder(
         tokenizer,
         max_length=config.max_length,
@@ -67,6 +71,7 @@ def plan_preparation(
         keep_conversations=config.augmentation is not None and not config.streaming,
         num_processes=num_processes(config, train, tokenizer),
         worker_bytes=worker_bytes,
+        notes=tuple(notes),
     )
 
 
@@ -109,6 +114,15 @@ def find_shape(files: list[DataFile], config: DataConfig) -> RowSchema:
     Raises:
         ValueError: none is readable, or their shape is not clear.
     """
+    return understand(files, config)[0]
+
+
+def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, list[str]]:
+    """The shape that the first rows of these files have, and what to tell of them.
+
+    Raises:
+        ValueError: none is readable, or their shape is not clear.
+    """
     group = config.balance_by
     if group == "task" and config.task_column:
         group = config.task_column
@@ -123,10 +137,36 @@ def find_shape(files: list[DataFile], config: DataConfig) -> RowSchema:
     )
     sample = _first_good_rows(files)
     try:
-        return recognise_shape(sample, request)
+        schema = recognise_shape(sample, request)
     except ValueError as error:
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
-        raise ValueError(f"{files[0].name}{more}: {error}") from error
+        hint = _missing_header(files[0], sample[0])
+        raise ValueError(f"{files[0].name}{more}: {hint or error}") from error
+    return schema, [*advice(sample, schema), *_splits(files)]
+
+
+def _missing_header(file: DataFile, row: Row) -> str:
+    """A sentence where the first line of a table is one of its rows, by its looks."""
+    names = [*row.values]
+    is_text = any(len(name) > LONG_NAME or name.strip().endswith((".", "?", "!")) for name in names)
+    if file.format not in TABLE_FORMATS or not is_text:
+        return ""
+    return (
+        f"the first line names the columns of a table, and this one reads like a row"
+        f" ({excerpt(names[0], LONG_NAME)!r}): add a line of names above it, such as"
+        " question,answer"
+    )
+
+
+def _splits(files: list[DataFile]) -> list[str]:
+    """A sentence where some of the files are called like held-out data."""
+    held_out = [file.name for file in files if HELD_OUT.search(Path(file.name).name)]
+    if not held_out or len(held_out) == len(files):
+        return []
+    return [
+        f"{held_out[0]} is trained on like the other files: to measure on it instead, move it out"
+        " of the folder and set data.eval_path to it"
+    ]
 
 
 def _first_good_rows(files: list[DataFile]) -> list[Row]:
@@ -137,14 +177,21 @@ def _first_good_rows(files: list[DataFile]) -> list[Row]:
             for row in file.rows():
                 if isinstance(row, Row):
                     yield row
-                else:
-                    bad.extend([row] if len(bad) < NUM_BAD_SHOWN else [])
+                elif not bad:
+                    bad.append(row)
 
     sample = next(in_chunks(good_rows(), SAMPLE_ROWS), [])
     if not sample:
-        shown = "; ".join(map(str, bad)) or "it holds none"
-        raise ValueError(f"{files[0].name}: no row can be read: {shown}")
+        raise ValueError(f"{files[0].name}: no row can be read: {_why_none(bad)}")
     return sample
+
+
+def _why_none(bad: list[BadRow]) -> str:
+    """The first row that cannot be read, and what to do."""
+    if not bad:
+        return "it holds none"
+    remedy = REMEDIES.get(bad[0].reason)
+    return f"{bad[0]}" + (f": {remedy}" if remedy else "")
 
 
 def plan_key(plan: PreparationPlan) -> str:

@@ -64,6 +64,7 @@ class PreparationPlan:
         window_limits: rows and bytes of a streaming window; None stores all tokens.
         keep_conversations: keep the texts as well, for augmentation.
         worker_bytes: main memory that each process may take; None: no limit.
+        notes: what to tell of the files beside what is found in their rows.
     """
 
     files: tuple[list[DataFile], list[DataFile]]
@@ -74,6 +75,7 @@ class PreparationPlan:
     keep_conversations: bool = False
     num_processes: int = 0
     worker_bytes: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Preparation:
@@ -260,7 +262,7 @@ class Preparation:
         ]
         report.shape, report.shape_reason = shape.name, shape.reason
         report.notes += [file.note for file in self.files if file.note]
-        report.notes += self._unused()
+        report.notes += [*self.plan.notes, *self._unused()]
         other = self.plan.shapes[EVALUATION]
         if (other.name, other.columns) != (shape.name, shape.columns):
             report.notes.append(f"held-out data has the shape {other.name}: {other.reason}")

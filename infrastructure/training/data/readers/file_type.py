@@ -4,12 +4,20 @@ A download that gave a web page, an archive, a pointer of Git LFS or UTF-16 is n
 of being read as thousands of broken rows.
 """
 
-import gzip
-import zlib
+import json
 from pathlib import Path
 
 from infrastructure.core.json_text import parse_json
-from infrastructure.training.data.readers.line_reader import UTF8_MARK, open_bytes
+from infrastructure.training.data.readers.compressed import (
+    DAMAGED,
+    ZIP_BEGINNINGS,
+    data_name,
+    document_kind,
+    is_damaged,
+    open_bytes,
+)
+from infrastructure.training.data.readers.json_layout import is_one_row
+from infrastructure.training.data.readers.line_reader import UTF8_MARK
 
 HEAD_BYTES = 1 << 16
 
@@ -17,23 +25,25 @@ EMPTY, WEB_PAGE, LFS_POINTER = "empty", "a web page", "a pointer of Git LFS"
 NOT_WHAT_WAS_MEANT = (EMPTY, WEB_PAGE, LFS_POINTER)
 
 GZIP = b"\x1f\x8b"
+ZIP_ARCHIVE, ZSTD, BZIP2 = "a zip archive", "compressed with zstd", "compressed with bzip2"
 PARQUET, HDF5 = "a Parquet file", "an HDF5 file"
+EXCEL, OLD_OFFICE = "an Excel workbook", "an old Office file"
 SIGNATURES = {
     b"PAR1": PARQUET,
     b"\x89HDF\r\n\x1a\n": HDF5,
-    b"PK\x03\x04": "a zip archive (or a Word or Excel file)",
+    b"PK\x03\x04": ZIP_ARCHIVE,
     b"PK\x05\x06": "an empty zip archive",
     b"PK\x07\x08": "a part of a zip archive",
-    b"BZh": "compressed with bzip2",
+    b"BZh": BZIP2,
     b"\xfd7zXZ\x00": "compressed with xz",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd",
+    b"\x28\xb5\x2f\xfd": ZSTD,
     b"7z\xbc\xaf\x27\x1c": "a 7z archive",
     b"Rar!\x1a\x07": "a RAR archive",
     b"ARROW1": "an Arrow file",
     b"SQLite format 3\x00": "an SQLite database",
     b"%PDF": "a PDF",
     b"{\\rtf": "a text with formatting (RTF)",
-    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "an old Office file",
+    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": OLD_OFFICE,
     b"\x89PNG": "an image",
     b"\xff\xd8\xff": "an image",
     b"GIF8": "an image",
@@ -47,26 +57,36 @@ SIGNATURES = {
 }
 TAR_AT, TAR = 257, b"ustar"
 UNICODE_MARKS = {b"\xff\xfe": "UTF-16 text", b"\xfe\xff": "UTF-16 text"}
-BINARY_MAGIC = {"parquet": b"PAR1", "hdf5": b"\x89HDF\r\n\x1a\n"}
+BINARY_MAGIC = {"parquet": b"PAR1", "hdf5": b"\x89HDF\r\n\x1a\n", "excel": ZIP_BEGINNINGS[0]}
 UNPACK = "unpack or export it as JSON lines, CSV or Parquet"
-REMEDIES = {PARQUET: "name it .parquet", HDF5: "name it .h5"}
+REMEDIES = {
+    PARQUET: "name it .parquet",
+    HDF5: "name it .h5",
+    EXCEL: "name it .xlsx",
+    OLD_OFFICE: "save it as .xlsx or CSV",
+    ZIP_ARCHIVE: "name it .zip, or unpack it",
+    ZSTD: "add .zst to its name, or unpack it",
+    BZIP2: "add .bz2 to its name, or unpack it",
+}
 
 
 def read_head(path: Path) -> bytes:
-    """The first bytes of a file, decompressed where it ends in .gz.
+    """The first bytes of a file, decompressed where its name says that it is compressed.
 
     Raises:
-        ValueError: it cannot be opened, or is no gzip file although its name says so.
+        ValueError: it cannot be opened, or is not compressed although its name says so.
     """
     try:
         with open_bytes(path) as file:
             return file.read(HEAD_BYTES)
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise ValueError(
-            f"{path} is no whole gzip file although its name says so: {error}"
-        ) from error
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (EOFError, OSError, *DAMAGED) as error:
+        if is_damaged(error):
+            kind = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}.get(path.suffix.lower(), "zip")
+            raise ValueError(
+                f"{path} is no whole {kind} file although its name says so: {error}"
+            ) from error
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"{path} cannot be read: {reason}") from error
 
 
 def check_text(path: Path, head: bytes) -> None:
@@ -75,10 +95,22 @@ def check_text(path: Path, head: bytes) -> None:
     Raises:
         ValueError: says what the file is, as far as its first bytes tell, and what to do.
     """
-    what = what_it_is(head)
+    what = kind_of_file(path, head)
     if what:
         known, remedy = what
         raise ValueError(f"{path} is {known}, not the text that its name says: {remedy}")
+
+
+def kind_of_file(path: Path, head: bytes) -> tuple[str, str] | None:
+    """What a file is that is no text, and what to do about it; of an archive, whose it is."""
+    what = what_it_is(head)
+    if what is None or what[0] != ZIP_ARCHIVE or data_name(path) != path:
+        return what
+    try:
+        kind = document_kind(path) or ZIP_ARCHIVE
+    except ValueError:
+        return what
+    return kind, REMEDIES.get(kind, "export it as CSV or text")
 
 
 def what_it_is(head: bytes) -> tuple[str, str] | None:
@@ -94,14 +126,14 @@ def what_it_is(head: bytes) -> tuple[str, str] | None:
         return "a tar archive", UNPACK
     for mark, kind in UNICODE_MARKS.items():
         if head.startswith(mark):
-            return kind, "save it as UTF-8"
+            return kind, "save it as UTF-8: iconv -f UTF-16 -t UTF-8 FILE > NEW"
     start = head.removeprefix(UTF8_MARK).lstrip()[:200].lower()
     if start.startswith((b"<!doctype html", b"<html", b"<head")):
         return WEB_PAGE, "the download gave a page instead of the file; fetch the raw file"
     if start.startswith(b"version https://git-lfs"):
         return LFS_POINTER, "run `git lfs pull` to fetch the file itself"
     if b"\x00" in head:
-        return "binary", "give text, Parquet or HDF5"
+        return "binary", "give text, Excel, Parquet or HDF5"
     return None
 
 
@@ -119,17 +151,34 @@ def check_binary(path: Path, head: bytes, data_format: str) -> None:
 
 
 def json_kind(head: bytes, named: str) -> str:
-    """Whether JSON text is one document ("json") or one object a line ("jsonl").
+    """Whether JSON text is one document ("json") or one object a line ("jsonl"). Objects that are
+    printed over several lines, or stand beside each other, are a document.
 
     Args:
         named: what the file's name says; it decides where the first line is broken.
     """
-    lines = [line for line in head.removeprefix(UTF8_MARK).splitlines() if line.strip()]
+    text = head.removeprefix(UTF8_MARK)
+    lines = [line for line in text.splitlines() if line.strip()]
     alone = len(lines) == 1
     try:
         first = parse_json(lines[0])
     except ValueError:
-        return "json" if lines[0].lstrip().startswith(b"[") else named
-    if alone and (isinstance(first, list) or (isinstance(first, dict) and "data" in first)):
-        return "json"
-    return "jsonl"
+        begins = lines[0].lstrip()
+        return "json" if begins.startswith(b"[") or _are_objects(text, begins) else named
+    if isinstance(first, list):
+        return "json" if alone else "jsonl"
+    return "json" if alone and isinstance(first, dict) and not is_one_row(first) else "jsonl"
+
+
+def _are_objects(text: bytes, first_line: bytes) -> bool:
+    """Whether an object begins that does not end where its line does."""
+    if first_line == b"{":
+        return True
+    begun = text.decode("utf-8", "replace").lstrip()
+    try:
+        first, end = json.JSONDecoder().raw_decode(begun)
+    except (ValueError, RecursionError):
+        return False
+    rest = begun[end:].lstrip()
+    is_next = not rest or rest.startswith("{") or rest.lstrip(", \r\n\t").startswith(("{", "}"))
+    return isinstance(first, dict) and is_next

@@ -1,4 +1,4 @@
-"""Reader of JSON documents: an array of objects, or an object with such an array under "data".
+"""Reader of JSON documents, however their rows lie in them.
 
 The document is read element by element, so it may be larger than memory, and reading can begin at
 any element. A broken document is refused as a whole: past the break nobody knows where an
@@ -8,12 +8,25 @@ element begins.
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from infrastructure.core.json_text import is_too_deep, too_deep
-from infrastructure.training.data.readers.line_reader import BEGIN, UTF8_MARK, Start, open_bytes
+from infrastructure.training.data.readers.compressed import open_bytes
+from infrastructure.training.data.readers.json_layout import (
+    LIST_KEYS,
+    MOST_COLUMNS,
+    Layout,
+    has_paragraphs,
+    is_list_of_rows,
+    layout_of_object,
+    list_of_rows,
+    questions_in,
+    rows_of_columns,
+    unwrapped,
+)
+from infrastructure.training.data.readers.line_reader import BEGIN, UTF8_MARK, Start
 from infrastructure.training.data.readers.row_limits import (
     MAX_ROW_BYTES,
     has_too_many_values,
@@ -33,7 +46,7 @@ READ_BYTES = 1 << 20
 MAX_ELEMENT_CHARACTERS = MAX_ROW_BYTES
 LONGEST_TOKEN = 16  # a number, literal or escape that a chunk may have cut
 WHITESPACE = re.compile(r"[ \t\n\r]*")
-DATA_KEY = "data"
+MAX_TABLE_BYTES = 2 * MAX_ROW_BYTES  # of a table that is written column by column, and is held
 
 
 class JsonScanner:
@@ -95,6 +108,10 @@ class JsonScanner:
             line = self.line + self._text.count("\n", self._index, error.pos)
             raise self.error(f"{error.msg.removesuffix(' at')} on line {line}")
 
+    def sees_line_end(self) -> bool:
+        """Whether another line begins in what has been read of the file."""
+        return "\n" in self._text[self._index :].rstrip()
+
     def error(self, what: str) -> ValueError:
         return ValueError(
             f"{self.name}:{self.line}: broken JSON ({what}); nothing past the break can be read:"
@@ -117,51 +134,152 @@ class JsonScanner:
 
 
 def read_json(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
-    """The objects of a JSON array, or of the array under "data" of a JSON object.
+    """The rows of a JSON document; see `json_layout` for how they may lie in it.
+
+    `line` is the line that a row begins on, or its number where several share one; `offset` is
+    where it begins, or its number where it is no value of its own.
 
     Raises:
-        ValueError: the document is broken, or is neither of the two.
+        ValueError: the document is broken, or too large for its layout.
     """
     with open_bytes(path) as file:
+        layout, key, is_nested = _layout(JsonScanner(file, name))
+        if layout is Layout.COLUMNS:
+            values: Iterator[object] = rows_of_columns(_whole(JsonScanner(file, name)))
+            yield from _counted(values, name, start)
+            return
+        if is_nested:
+            scanner = _entered(JsonScanner(file, name), layout, key)
+            yield from _counted(_each(scanner, layout, questions_in), name, start)
+            return
+        counts = _share_a_line(_entered(JsonScanner(file, name), layout, key), layout)
         scanner = JsonScanner(file, name, start)
-        in_object = False
         if start == BEGIN:
-            in_object = _enter_array(scanner)
-        yield from _elements(scanner, name)
-        if start == BEGIN and not in_object and scanner.peek():
+            _entered(scanner, layout, key)
+        number = start.line
+        for value, line, offset in _values(scanner, layout):
+            yield _element(unwrapped(value), name, number if counts else line, offset)
+            number += 1
+        if start == BEGIN and layout is Layout.ARRAY and scanner.peek():
             raise scanner.error("text after the end of the array")
 
 
-def _enter_array(scanner: JsonScanner) -> bool:
-    """Move to the first element; True when the array lies inside an object."""
+def _layout(scanner: JsonScanner) -> tuple[Layout, str, bool]:
+    """How the rows lie: the layout, the key of the list that holds them, and whether each element
+    holds many of them. Values are looked at one after the other, until it is clear."""
     if scanner.peek() == "[":
         scanner.take("[")
-        return False
+        is_nested = scanner.peek() == "{" and has_paragraphs(scanner.value())
+        return Layout.ARRAY, "", is_nested
     scanner.take("{")
-    keys: list[str] = []
+    seen: dict[str, object] = {}
+    held = 0
     while scanner.peek() != "}":
-        keys.append(str(scanner.value()))
+        key = str(scanner.value())
         scanner.take(":")
-        if keys[-1] == DATA_KEY and scanner.peek() == "[":
+        if key in LIST_KEYS and scanner.peek() == "[":
             scanner.take("[")
-            return True
-        scanner.value()
-        if scanner.peek() == ",":
+            first = scanner.value() if scanner.peek() not in ("", "]") else {}
+            if is_list_of_rows([first]) or first == {}:
+                return Layout.LIST, key, has_paragraphs(first)
+            before, seen[key] = scanner.offset, [first]
+            while scanner.peek() != "]":
+                scanner.take(",")
+                scanner.value()
+            scanner.take("]")
+            held += scanner.offset - before
+        else:
+            before = scanner.offset
+            seen[key] = scanner.value()
+            held += scanner.offset - before
+        if len(seen) > MOST_COLUMNS or held > MAX_TABLE_BYTES:
+            if all(isinstance(value, dict) for value in seen.values()):
+                return Layout.RECORDS, "", False
+            raise ValueError(
+                f"{scanner.name}: one JSON object of more than {MAX_TABLE_BYTES >> 20} MiB or"
+                f" {MOST_COLUMNS} columns: write its rows as JSON lines"
+            )
+        if scanner.peek() != "}":
             scanner.take(",")
-    names = ", ".join(map(repr, keys)) or "no key"
-    raise ValueError(
-        f'{scanner.name}: the JSON object has no list under "{DATA_KEY}" (it has {names}):'
-        f' write an array of objects, or {{"{DATA_KEY}": [...]}}'
-    )
+    scanner.take("}")
+    if scanner.peek():
+        return Layout.OBJECTS, "", False
+    key = list_of_rows(seen) or ""
+    if key:
+        rows = seen[key]
+        return Layout.LIST, key, isinstance(rows, list) and has_paragraphs(rows[0])
+    return layout_of_object(seen), "", False
 
 
-def _elements(scanner: JsonScanner, name: str) -> Iterator[Row | BadRow]:
-    while scanner.peek() != "]":
+def _whole(scanner: JsonScanner) -> dict[str, object]:
+    """A document that `_layout` has seen not to be too large."""
+    values: dict[str, object] = {}
+    scanner.take("{")
+    while scanner.peek() != "}":
+        key = str(scanner.value())
+        scanner.take(":")
+        values[key] = scanner.value()
+        if scanner.peek() != "}":
+            scanner.take(",")
+    return values
+
+
+def _entered(scanner: JsonScanner, layout: Layout, key: str) -> JsonScanner:
+    """The scanner before the first value."""
+    if layout is Layout.ARRAY:
+        scanner.take("[")
+    elif layout in (Layout.LIST, Layout.RECORDS):
+        scanner.take("{")
+        while scanner.peek() != "}":
+            name = str(scanner.value())
+            scanner.take(":")
+            if layout is Layout.RECORDS:
+                break
+            if name == key and scanner.peek() == "[":
+                scanner.take("[")
+                break
+            scanner.value()
+            if scanner.peek() == ",":
+                scanner.take(",")
+    return scanner
+
+
+def _values(scanner: JsonScanner, layout: Layout) -> Iterator[tuple[object, int, int]]:
+    """Each value with the line and the offset that it begins at; begins before one of them."""
+    end = {Layout.ARRAY: "]", Layout.LIST: "]", Layout.RECORDS: "}"}.get(layout, "")
+    while scanner.peek() != end:
         line, offset = scanner.line, scanner.offset
-        yield _element(scanner.value(), name, line, offset)
-        if scanner.peek() != "]":
+        yield scanner.value(), line, offset
+        is_next = scanner.peek() != end
+        if (end and is_next) or scanner.peek() == ",":
             scanner.take(",")
-    scanner.take("]")
+        if layout is Layout.RECORDS and is_next:
+            scanner.value()
+            scanner.take(":")
+    if end:
+        scanner.take(end)
+
+
+def _share_a_line(scanner: JsonScanner, layout: Layout) -> bool:
+    """Whether the file is one line with several values, and the line says nothing."""
+    for number, _ in enumerate(_values(scanner, layout)):
+        if number == 1:
+            return scanner.line == 1 and not scanner.sees_line_end()
+    return False
+
+
+def _each(
+    scanner: JsonScanner, layout: Layout, rows_in: Callable[[object], Iterator[object]]
+) -> Iterator[object]:
+    for value, _, _ in _values(scanner, layout):
+        yield from rows_in(value)
+
+
+def _counted(values: Iterator[object], name: str, start: Start) -> Iterator[Row | BadRow]:
+    """Rows that are no values of their own: they are counted."""
+    for index, value in enumerate(values):
+        if index >= start.offset:
+            yield _element(value, name, index + 1, index)
 
 
 def _element(value: object, name: str, line: int, offset: int) -> Row | BadRow:

@@ -1,13 +1,11 @@
-"""Physical lines of a text file with their byte offsets; gzip is read through; memory is bounded.
+"""Physical lines of a text file with their byte offsets; what is compressed is read through.
 
-A line longer than MAX_LINE_BYTES is skipped, not held: its `data` is None.
+Memory is bounded: a line longer than MAX_LINE_BYTES is skipped, not held: its `data` is None.
 """
 
-import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import BinaryIO, NamedTuple, cast
+from typing import BinaryIO, NamedTuple
 
 from infrastructure.training.data.readers.row_limits import MAX_ROW_BYTES
 
@@ -40,13 +38,6 @@ class Line:
     @property
     def is_blank(self) -> bool:
         return self.data is not None and not self.data.strip()
-
-
-def open_bytes(path: Path) -> BinaryIO:
-    """Open for reading; a file that ends in .gz is decompressed on the way."""
-    if path.suffix.lower() == ".gz":
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    return path.open("rb")
 
 
 def read_lines(

@@ -26,6 +26,14 @@ OVER_LONG = "over-long"
 NOT_SUPERVISED = "no supervised token"
 KILLS_PROCESS = "kills its process"
 
+# What to do where many rows are set aside for one reason.
+REMEDIES = {
+    INVALID_UTF8: "it looks like Windows-1252 (Latin-1); iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"
+    " writes it as UTF-8",
+    BROKEN_JSON: "write each row with json.dumps, one a line",
+    WRONG_COLUMNS: "put fields that hold the separator into quotes",
+}
+
 TEXT_ROLE = "text"
 ANSWER_ROLES = frozenset({"assistant", TEXT_ROLE})
 
@@ -187,11 +195,11 @@ class Conversation:
         return cls(turns, **facts)
 
 
-def excerpt(value: object) -> str:
+def excerpt(value: object, characters: int = EXCERPT_CHARACTERS) -> str:
     """How a value begins, on one line."""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-    text = " ".join(text[: 2 * EXCERPT_CHARACTERS].split())
-    return text if len(text) <= EXCERPT_CHARACTERS else text[: EXCERPT_CHARACTERS - 1] + "…"
+    text = " ".join(text[: 2 * characters].split())
+    return text if len(text) <= characters else text[: characters - 1] + "…"
 
 
 def kind_of(value: object) -> str:

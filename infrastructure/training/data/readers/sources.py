@@ -7,7 +7,6 @@ A path is a file, a folder (read in the order of the names inside), a folder wri
 import hashlib
 import itertools
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +17,24 @@ from infrastructure.core.lookup import nearest, unknown_name
 from infrastructure.core.named_object import is_address
 from infrastructure.core.redact import public_address
 from infrastructure.core.registry import Registry
+from infrastructure.training.data.readers.compressed import (
+    COMPRESSED,
+    ZIP,
+    data_name,
+    is_damaged,
+    num_other_members,
+)
+from infrastructure.training.data.readers.excel_format import other_sheets, read_excel
 from infrastructure.training.data.readers.file_type import (
+    EXCEL,
     HDF5,
     NOT_WHAT_WAS_MEANT,
     PARQUET,
     check_binary,
     check_text,
     json_kind,
+    kind_of_file,
     read_head,
-    what_it_is,
 )
 from infrastructure.training.data.readers.json_format import read_json
 from infrastructure.training.data.readers.line_reader import BEGIN, Start
@@ -58,6 +66,7 @@ READERS: dict[str, Reader] = {
     "text": read_text,
     "parquet": read_parquet,
     "hdf5": read_hdf5,
+    "excel": read_excel,
     HUGGINGFACE: read_huggingface,
 }
 TEXTFORMATS = {"json", "jsonl", "csv", "tsv", "text"}
@@ -69,10 +78,14 @@ EXTENSIONS = {
     ".tsv": "tsv",
     ".txt": "text",
     ".text": "text",
+    ".md": "text",
+    ".markdown": "text",
     ".parquet": "parquet",
     ".pq": "parquet",
     ".h5": "hdf5",
     ".hdf5": "hdf5",
+    ".xlsx": "excel",
+    ".xlsm": "excel",
 }
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?(@[\w.\[\]:%+-]+)?")
 
@@ -125,8 +138,12 @@ class DataFile:
         """
         try:
             yield from self._reader()(self.path, self.name, start)
-        except (EOFError, zlib.error) as error:
-            raise ValueError(f"{self.name}: the compressed file is cut off or damaged") from error
+        except Exception as error:
+            if is_damaged(error):
+                raise ValueError(
+                    f"{self.name}: the compressed file is cut off or damaged"
+                ) from error
+            raise
 
     def _reader(self) -> Reader:
         return READERS.get(self.format) or _reader_of_plugin(FORMATS.get(self.format))
@@ -206,8 +223,8 @@ def refuse_no_data(path: Path, advice: str) -> None:
     """
     if _is_plugin(path.suffix.lower().removeprefix(".")):
         return
-    what = what_it_is(read_head(path))
-    if what is None or what[0] in (PARQUET, HDF5):
+    what = kind_of_file(path, read_head(path))
+    if what is None or what[0] in (PARQUET, HDF5, EXCEL):
         return
     kind, remedy = what
     remedy = advice if kind in NOT_WHAT_WAS_MEANT else remedy
@@ -286,7 +303,7 @@ def _folder_files(folder: Path, data_format: str, what: str) -> list[DataFile]:
     files = [_data_file(p, name, data_format) for p, name in zip(chosen, shown, strict=True)]
     left_out = len(everything) - len(chosen)
     if left_out:
-        note = "; ".join(filter(None, [files[0].note, f"{left_out} other files left out"]))
+        note = "; ".join(filter(None, [files[0].note, _others(left_out)]))
         files[0] = DataFile(files[0].path, files[0].name, files[0].format, note)
     return files
 
@@ -296,10 +313,7 @@ def _is_hidden(path: Path, folder: Path) -> bool:
 
 
 def _format_by_name(path: Path) -> str | None:
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes[-1:] == [".gz"]:
-        suffixes = suffixes[:-1]
-    extension = suffixes[-1] if suffixes else ""
+    extension = data_name(path).suffix.lower()
     plugin = extension.removeprefix(".")
     return EXTENSIONS.get(extension) or (plugin if _is_plugin(plugin) else None)
 
@@ -319,8 +333,24 @@ def _data_file(path: Path, name: str, data_format: str) -> DataFile:
         check_text(path, head)
     else:
         check_binary(path, head, chosen)
+        if path.suffix.lower() in COMPRESSED:
+            raise ValueError(f"{path} holds a compressed {chosen} file: unpack it")
     if chosen not in ("json", "jsonl"):
-        return DataFile(path, name, chosen)
+        return DataFile(path, name, chosen, _about(path, name, chosen))
     kind = json_kind(head, chosen)
     words = {"json": "is one JSON document", "jsonl": "is JSON lines"}
-    return DataFile(path, name, kind, "" if kind == chosen else f"{name} {words[kind]} inside")
+    inside = "" if kind == chosen else f"{name} {words[kind]} inside"
+    return DataFile(path, name, kind, "; ".join(filter(None, [inside, _about(path, name, kind)])))
+
+
+def _about(path: Path, name: str, data_format: str) -> str:
+    """What of a file is not read."""
+    if path.suffix.lower() == ZIP and (others := num_other_members(path)):
+        return f"of {name}, {data_name(path)} is read, and {_others(others)}"
+    if data_format == "excel" and (sheets := other_sheets(path)):
+        return f"of {name}, the first sheet is read; left out: {', '.join(sheets)}"
+    return ""
+
+
+def _others(number: int) -> str:
+    return f"{number} other file{'s' if number > 1 else ''} left out"

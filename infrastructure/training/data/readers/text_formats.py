@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import BinaryIO
 
 from infrastructure.core.json_text import parse_json
+from infrastructure.training.data.readers.compressed import open_bytes
 from infrastructure.training.data.readers.line_reader import (
     BEGIN,
     MAX_LINE_BYTES,
     Line,
     Start,
-    open_bytes,
     read_lines,
 )
 from infrastructure.training.data.readers.row_limits import has_too_many_values, too_large_words
@@ -25,6 +25,7 @@ from infrastructure.training.data.readers.rows import (
     BROKEN_JSON,
     INVALID_UTF8,
     LINE_TOO_LONG,
+    REMEDIES,
     WRONG_COLUMNS,
     WRONG_TYPE,
     BadRow,
@@ -174,6 +175,8 @@ def _delimiter_of(header: Line | None) -> str:
 def _check_columns(columns: list[str], name: str) -> None:
     if not any(columns):
         raise ValueError(f"{name}: the table has no header line that names its columns: add one")
+    if any(map(has_surrogates, columns)):
+        raise ValueError(f"{name}:1: {INVALID_UTF8}: {REMEDIES[INVALID_UTF8]}")
     repeated = sorted({column for column in columns if columns.count(column) > 1})
     if repeated:
         raise ValueError(f"{name}:1: the column {repeated[0]!r} appears twice: rename one of them")

@@ -102,7 +102,7 @@ def test_several_readings_are_refused_and_named() -> None:
     with pytest.raises(ValueError, match=r"2 ways.*problem, solution, answer.*data\.shape"):
         recognise_shape(names("problem", "solution", "answer"), ShapeRequest())
     both = rows({"messages": MESSAGES, "question": "Q", "answer": "A"})
-    with pytest.raises(ValueError, match=r"messages \(column .*; or qa \(column"):
+    with pytest.raises(ValueError, match=r"messages \(messages\); qa \(question, answer\)"):
         recognise_shape(both, ShapeRequest())
     assert recognise_shape(both, ShapeRequest("qa")).name == "qa"
 
@@ -123,7 +123,7 @@ MIXED: list[tuple[list[dict[str, Any]], str]] = [
         r" 1 are of the shape text \(columns: text; a\.jsonl:3\): bring them into one shape",
     ),
     ([QA_ROW, QA_ROW, CHAT_ROW, CHAT_ROW], "^the rows are of different shapes: of the first 4, 2"),
-    ([QA_ROW, {"a": 1}, {"b": 1}, {"c": 1}, {"d": 1}], r"no clear shape .*; and 1 more: bring"),
+    ([QA_ROW, {"a": 1}, {"b": 1}, {"c": 1}, {"d": 1}], r"no clear shape .*; and 2 more: bring"),
     ([row | {"id": 1} for row in (QA_ROW, CHAT_ROW, {"text": "T"})], "^the rows are of different"),
     ([{}], r"^the rows share no columns: of the first 1, 1 are of no clear shape \(columns: none;"),
 ]

@@ -1,0 +1,229 @@
+"""Compressed files and archives as streams of bytes; only what is asked for is unpacked.
+
+A zip archive stands for the one data file in it. Its list of names, the one thing of it that must
+be held, is looked at before it is read.
+"""
+
+import bz2
+import gzip
+import io
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, cast
+
+from infrastructure.core.optional import require
+
+ZIP = ".zip"
+COMPRESSED = (".gz", ".bz2", ".zst", ZIP)
+DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile)
+
+ZIP_BEGINNINGS = (b"PK\x03\x04", b"PK\x05\x06")
+MAX_LISTING_BYTES = 4 << 20
+END_RECORD, END_BYTES = b"PK\x05\x06", 22
+LARGE_END, LARGE_END_BYTES = b"PK\x06\x07", 20
+LONGEST_COMMENT = 1 << 16
+IS_ENCRYPTED = 1
+READABLE_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # others may claim much memory
+DOCUMENTS = {
+    "word/document.xml": "a Word document",
+    "xl/workbook.xml": "an Excel workbook",
+    "xl/workbook.bin": "an Excel workbook",
+    "ppt/presentation.xml": "a PowerPoint file",
+    "META-INF/container.xml": "an EPUB book",
+    "content.xml": "an OpenDocument file",
+}
+PASSED_BYTES = 1 << 16
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """Open for reading; what is compressed, by its name, is decompressed on the way."""
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    if suffix == ".bz2":
+        return cast(BinaryIO, bz2.open(path, "rb"))
+    if suffix == ".zst":
+        return _rewindable(lambda: _open_zstd(path))
+    if suffix == ZIP:
+        return _open_member(path)
+    return path.open("rb")
+
+
+def is_damaged(error: BaseException) -> bool:
+    """Whether reading a compressed file ended in this because it is cut off or changed."""
+    if isinstance(error, DAMAGED):
+        return True
+    return isinstance(error, OSError) and error.errno is None  # of bz2, and of Arrow
+
+
+def data_name(path: Path) -> Path:
+    """The name that tells what is inside: that of an archive's data file, or without .gz."""
+    if path.suffix.lower() == ZIP and path.is_file():
+        return Path(PurePosixPath(member_of(path)).name)
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
+
+
+def member_of(path: Path) -> str:
+    """The one data file in a zip archive.
+
+    Raises:
+        ValueError: there is none, there are several, or it cannot be read; says what to do.
+    """
+    with _listed(path) as archive:
+        infos = [info for info in archive.infolist() if _may_be_data(info.filename)]
+        if (what := document_kind(path)) is not None:
+            raise ValueError(f"{path} is {what}: export it as CSV or text")
+    tables = [info for info in infos if not _is_text(info.filename)] or infos
+    if len(tables) != 1:
+        names = ", ".join(info.filename for info in tables[:3]) or "nothing"
+        raise ValueError(
+            f"{path} is a zip archive with {len(tables)} files ({names[:80]}): unpack it and give"
+            " a file or the folder"
+        )
+    info = tables[0]
+    if info.flag_bits & IS_ENCRYPTED or info.compress_type not in READABLE_METHODS:
+        why = "has a password" if info.flag_bits & IS_ENCRYPTED else "is packed in a rare way"
+        raise ValueError(f"{path}: {info.filename[:80]} {why}: unpack it")
+    return info.filename
+
+
+def num_other_members(path: Path) -> int:
+    """How many files of an archive are not its data file."""
+    with _listed(path) as archive:
+        return sum(not _is_noise(info.filename) for info in archive.infolist()) - 1
+
+
+def document_kind(path: Path) -> str | None:
+    """What a zip archive is that a program saved as a document; None: it is none."""
+    with _listed(path) as archive:
+        names = set(archive.namelist())
+    return next((kind for name, kind in DOCUMENTS.items() if name in names), None)
+
+
+def _listed(path: Path) -> zipfile.ZipFile:
+    """An archive whose list of names is not too long to be held.
+
+    Raises:
+        ValueError: it is damaged, or too large.
+    """
+    with path.open("rb") as file:
+        size = file.seek(0, io.SEEK_END)
+        file.seek(max(0, size - END_BYTES - LONGEST_COMMENT))
+        tail = file.read()
+    at = tail.rfind(END_RECORD)
+    if at < 0 or len(tail) - at < END_BYTES:
+        raise ValueError(f"{path} is no whole zip archive: it is damaged or cut off")
+    (listing_bytes,) = struct.unpack_from("<I", tail, at + 12)
+    is_large = tail[max(0, at - LARGE_END_BYTES) : at].startswith(LARGE_END)
+    if is_large or listing_bytes > MAX_LISTING_BYTES:
+        raise ValueError(f"{path} is a zip archive that is too large to be read: unpack it")
+    try:
+        return zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, RuntimeError, OSError, ValueError) as error:
+        raise ValueError(f"{path} is no whole zip archive: {error}") from error
+
+
+def _is_noise(name: str) -> bool:
+    parts = PurePosixPath(name).parts
+    return name.endswith("/") or any(part.startswith((".", "_")) for part in parts)
+
+
+def _may_be_data(name: str) -> bool:
+    stem = PurePosixPath(name).stem.lower()
+    return not _is_noise(name) and stem not in ("readme", "license", "licence")
+
+
+def _is_text(name: str) -> bool:
+    return PurePosixPath(name).suffix.lower() in (".txt", ".text", ".md", ".pdf", ".html")
+
+
+def _open_member(path: Path) -> BinaryIO:
+    archive = _listed(path)
+    with archive:  # the member keeps the file open until it is closed itself
+        try:
+            return cast(BinaryIO, archive.open(member_of(path)))
+        except (zipfile.BadZipFile, RuntimeError, OSError, EOFError) as error:
+            raise ValueError(f"{path} is no whole zip archive: {error}") from error
+
+
+def inflated_bytes(path: Path, limit: int) -> int:
+    """What all files of an archive hold, unpacked; counted, whatever the archive says, up to a
+    little more than `limit`."""
+    total = 0
+    with _listed(path) as archive, path.open("rb") as file:
+        for info in archive.infolist():
+            file.seek(info.header_offset + 26)
+            header = file.read(4)
+            if len(header) < 4:
+                raise ValueError(f"{path} is no whole zip archive: it is damaged or cut off")
+            file.seek(sum(struct.unpack("<HH", header)), io.SEEK_CUR)
+            unpack = zlib.decompressobj(-zlib.MAX_WBITS)
+            left = info.compress_size
+            while left > 0 and total <= limit and (packed := file.read(min(left, PASSED_BYTES))):
+                left -= len(packed)
+                try:
+                    total += _unpacked_bytes(unpack, packed) if info.compress_type else len(packed)
+                except zlib.error as error:
+                    raise ValueError(f"{path} is no whole zip archive: {error}") from error
+    return total
+
+
+def _unpacked_bytes(unpack: Any, packed: bytes) -> int:
+    total = 0
+    while packed:
+        total += len(unpack.decompress(packed, PASSED_BYTES))
+        packed = unpack.unconsumed_tail
+    return total
+
+
+def _open_zstd(path: Path) -> BinaryIO:
+    """By Arrow: it holds one window at a time, and says where the file is cut off."""
+    arrow = require("pyarrow", "reading .zst files")
+    file = arrow.CompressedInputStream(arrow.OSFile(str(path), "rb"), "zstd")
+    return cast(BinaryIO, file)
+
+
+def _rewindable(open_again: Callable[[], BinaryIO]) -> BinaryIO:
+    return cast(BinaryIO, io.BufferedReader(_Rewindable(open_again), PASSED_BYTES))
+
+
+class _Rewindable(io.RawIOBase):
+    """A stream that only goes forward; going back begins it anew."""
+
+    def __init__(self, open_again: Callable[[], BinaryIO]) -> None:
+        self._open_again = open_again
+        self._file = open_again()
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        if whence != io.SEEK_SET:
+            offset += self._position if whence == io.SEEK_CUR else 0
+        if offset < self._position:
+            self._file.close()
+            self._file, self._position = self._open_again(), 0
+        while self._position < offset:
+            data = self._file.read(min(PASSED_BYTES, offset - self._position))
+            if not data:
+                break
+            self._position += len(data)
+        return self._position
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
