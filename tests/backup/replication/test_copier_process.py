@@ -268,8 +268,16 @@ def test_an_unreachable_place_blocks_nobody_and_is_reported_with_advice(rig: Rig
     assert "connected" in str(status.advice) or "mount" in str(status.advice)
 
 
-def test_it_loads_no_torch() -> None:
-    probe = "import sys, infrastructure.backup.run_backup; assert 'torch' not in sys.modules"
+def test_it_loads_little() -> None:
+    """Each run starts a copier and a writer, which have to begin at once and stay small."""
+    probe = """
+import sys
+import infrastructure.backup.replication.copier_process
+import infrastructure.backup.writer.writer_process
+assert not {"torch", "numpy", "pydantic"} & set(sys.modules)
+import infrastructure.backup.run_backup
+assert "torch" not in sys.modules
+"""
     subprocess.run([sys.executable, "-c", probe], check=True, cwd=PACKAGE_PARENT)
 
 
