@@ -39,14 +39,21 @@ session = colab.begin()
 
 # %% [markdown]
 # ## 3 · Settings
-# Choose here, or leave everything as it is. Each of them can also be set in the form below, by an
-# environment variable or in a file; Temper writes down where each value came from.
+# Choose here, or leave everything as it is: what stays empty, Temper chooses. Each of them can also
+# be set in the form below, by an environment variable or in a file; Temper writes down where each
+# value came from.
 
 # %% tags=["parameters"] nbmake={"post_cell_execute": ["assert config.model.name == 'embedded'"]}
 preset = "none"  # @param ["none", "quick", "thorough", "small_memory"]
-learning_rate = "auto"  # @param {type:"string"}
+model = "embedded"  # @param ["embedded", "Qwen/Qwen2.5-0.5B"] {allow-input: true}
+lora = False  # @param {type:"boolean"}
+epochs = ""  # @param ["", "1", "2", "3", "5"] {allow-input: true}
+batch_size = ""  # @param ["", "4", "8", "16", "32", "auto"] {allow-input: true}
+learning_rate = ""  # @param ["", "1e-5", "2e-5", "2e-4", "1e-3"] {allow-input: true}
 
-config = colab.configure(preset, learning_rate=learning_rate, **session.settings())
+sizes = {"num_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
+chosen = {"model.name": model, "model.lora_config": lora, **sizes, **session.settings()}
+config = colab.configure(preset, **chosen)
 
 # %% [markdown]
 # The form shows every setting, says what is wrong while you type, and what the training will cost.

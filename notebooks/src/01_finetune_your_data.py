@@ -61,8 +61,19 @@ lora = False  # @param {type:"boolean"}
 learn = "answers"  # @param ["answers", "all"]
 chat_template = ""  # @param {type:"string"}
 
-settings = {"data.train_on": learn, "data.chat_template": chat_template, "model.lora_config": lora}
-config = colab.configure(model_name=model, data_path=str(data), **settings, **session.settings())
+what = {"model.lora_config": lora, "data.train_on": learn, "data.chat_template": chat_template}
+
+# %% [markdown]
+# How long it trains, and how fast it learns. What stays empty, Temper chooses.
+
+# %%
+epochs = ""  # @param ["", "1", "2", "3", "5"] {allow-input: true}
+batch_size = ""  # @param ["", "4", "8", "16", "32", "auto"] {allow-input: true}
+learning_rate = ""  # @param ["", "1e-5", "2e-5", "2e-4", "1e-3"] {allow-input: true}
+
+how = {"num_epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate}
+given = {**what, **how, **session.settings()}
+config = colab.configure(model_name=model, data_path=str(data), **given)
 
 # %% [markdown]
 # ## 4 · Look before you pay

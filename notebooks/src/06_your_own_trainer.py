@@ -30,34 +30,48 @@ session = colab.begin()
 
 # %% [markdown]
 # ## 2 · What your notebook does before its training
-# A model, its tokenizer and some rows. Yours come from the Hub; so that nothing need be downloaded,
-# this one is the small model of the [quickstart](00_quickstart.ipynb), with its sample tasks.
-
-# %% tags=["parameters"] nbmake={"post_cell_execute": ["assert summary['status'] == 'finished'"]}
-preset = "quick"  # @param ["quick", "none", "thorough", "small_memory"]
-
-summary = colab.train(colab.configure(preset, **session.settings()))
-name = summary["paths"]["model"]
+# A model, its tokenizer and some rows. Yours come from the Hub, by `from_pretrained`; so that nothing
+# need be downloaded, these are made here, by the same classes.
 
 # %% nbmake={"post_cell_execute": ["assert len(rows) == 64"]}
 import pandas
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer
 from infrastructure.training.data.samples import SAMPLE_TRAIN
 
-model = AutoModelForCausalLM.from_pretrained(name)
-tokenizer = AutoTokenizer.from_pretrained(name)
 table = pandas.read_json(SAMPLE_TRAIN, lines=True).head(64)[["prompt", "completion"]]
 table["prompt"] += "\n"  # where a prompt ends, a token has to end, too
 rows = Dataset.from_pandas(table)
 
+# %% nbmake={"post_cell_execute": ["assert tokenizer('Reverse').input_ids"]}
+from tokenizers import ByteLevelBPETokenizer
+from transformers import PreTrainedTokenizerFast
+
+bytes_and_words = ByteLevelBPETokenizer()
+texts = table["prompt"] + table["completion"]
+bytes_and_words.train_from_iterator(texts, vocab_size=600, special_tokens=["<pad>", "</s>"])
+bytes_and_words.save("tokenizer.json")
+ends = {"pad_token": "<pad>", "eos_token": "</s>"}
+tokenizer = PreTrainedTokenizerFast(tokenizer_file="tokenizer.json", **ends)
+
+# %% nbmake={"post_cell_execute": ["assert type(model).__module__.startswith('transformers.')"]}
+from transformers import LlamaConfig, LlamaForCausalLM, set_seed
+
+set_seed(0)
+heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+sizes = {"vocab_size": len(tokenizer), "hidden_size": 64, "intermediate_size": 128}
+model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, pad_token_id=0, eos_token_id=1))
+
 # %% [markdown]
 # ## 3 · Your trainer, as it was
+
+# %% tags=["parameters"]
+num_steps = 24  # @param {type:"integer"}
+learning_rate = 1e-3  # @param {type:"number"}
 
 # %%
 from trl import SFTConfig, SFTTrainer
 
-options = {"max_steps": 24, "per_device_train_batch_size": 8, "learning_rate": 1e-4}
+options = {"max_steps": num_steps, "per_device_train_batch_size": 8, "learning_rate": learning_rate}
 more = {"logging_steps": 1, "save_steps": 8, "report_to": "none", "bf16": False}
 args = SFTConfig(output_dir="trainer", max_length=128, **options, **more)
 trainer = SFTTrainer(model, args, train_dataset=rows, processing_class=tokenizer)
