@@ -25,6 +25,8 @@ SAME: dict[str, tuple[str, ...]] = {
     "max_seq_len": ("data.max_length",),
     "seq_len": ("data.max_length",),
     "cutoff_len": ("data.max_length",),
+    "truncation_mode": ("data.over_length",),
+    "excess_length_strategy": ("data.over_length",),
     "sample_packing": ("data.packing",),
     "train_on_inputs": ("data.train_on=all",),
     "assistant_only_loss": ("data.train_on",),

@@ -11,12 +11,15 @@ from typing import Any
 from infrastructure.config.aliases import canonical
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import metadata_of
+from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.config.types import SameResult
 
 SECTIONS_THAT_COUNT = ("model.", "data.", "training.", "quantum.")
 OF_THE_QUANTUM_STEP = "quantum."  # these only where there is one
+# Defaults that have changed, and what they were: a run that was begun with one keeps it.
+EARLIER_DEFAULTS: dict[str, object] = {"data.over_length": "quarantine"}
 # Where something lies. Equal content in another place is the same training.
 PLACES = ("model.name", "data.path", "data.eval_path", "data.chat_template")
 
@@ -58,6 +61,17 @@ def differing_keys(recorded: Mapping[str, object], now: Mapping[str, object]) ->
             continue
         if was != current and not (key in PLACES and _has_moved(was, current)):
             yield key
+
+
+def earlier_settings(config: DeploymentConfig, recorded: Mapping[str, object]) -> dict[str, object]:
+    """What `config` means in a run with these settings: a default that nobody has given is the one
+    of the time when the run was begun."""
+    recorded = current_keys(recorded)
+    return {
+        key: value
+        for key, value in EARLIER_DEFAULTS.items()
+        if recorded.get(key, value) == value and config.source(key).layer is Layer.DEFAULT
+    }
 
 
 def current_keys(recorded: Mapping[str, object]) -> dict[str, object]:

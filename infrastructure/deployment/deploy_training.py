@@ -23,6 +23,7 @@ from infrastructure.core.standard_output import lossy_output, lost_output_kept_i
 from infrastructure.deployment.forecast import RunForecast, bytes_of_version
 from infrastructure.deployment.model_repair import repair_finished
 from infrastructure.deployment.resuming import (
+    as_begun,
     commit_of_base,
     describe_differences,
     has_other_data,
@@ -143,6 +144,7 @@ class TrainingDeployment:
             name = self.config.run_name or self.config.model.name
             return self._begin(plan_run(Path(self.config.output_dir), name))
         self._others_may_begin()  # they find this run
+        self.config = as_begun(run, self.config)
         return self._go_on(run)
 
     def go_on(self, run: RunDirectory) -> Summary:

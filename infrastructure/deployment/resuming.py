@@ -7,7 +7,12 @@ from pathlib import Path
 
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.fingerprint import current_keys, differing_keys, result_settings
+from infrastructure.config.fingerprint import (
+    current_keys,
+    differing_keys,
+    earlier_settings,
+    result_settings,
+)
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.checksums import write_record
@@ -18,6 +23,7 @@ from infrastructure.run.record_types import AcceptedRecord
 from infrastructure.training.data.readers.sources import discover
 from infrastructure.training.resume.overrides import explain
 
+AS_IT_BEGAN = Source(Layer.KEYWORD, "the default when the run was begun")
 AS_IT_WENT_ON = Source(Layer.KEYWORD, "accepted when the run went on")
 
 
@@ -37,6 +43,18 @@ def configuration_of(run: RunDirectory, checkpoint: Path | None) -> DeploymentCo
     settings = current_keys(settings)
     changed = [key for key in differing_keys(recorded, settings) if key in recorded]
     return config.changed([Setting(key, settings[key], AS_IT_WENT_ON) for key in changed])
+
+
+def as_begun(run: RunDirectory, config: DeploymentConfig) -> DeploymentConfig:
+    """`config` with the defaults of the time when `run` was begun, where nobody gave a value."""
+    try:
+        recorded: Mapping[str, object] = result_settings(run.read_configuration())
+    except ValueError:  # run.json is lost, and its versions know it, too
+        recorded = settings_now(run, {})
+    kept = earlier_settings(config, recorded)
+    if not kept:
+        return config
+    return config.changed([Setting(key, value, AS_IT_BEGAN) for key, value in kept.items()])
 
 
 def commit_of_base(run: RunDirectory, config: DeploymentConfig) -> str | None:

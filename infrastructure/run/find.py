@@ -10,7 +10,11 @@ from pathlib import Path
 
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.fingerprint import differing_keys, result_settings
+from infrastructure.config.fingerprint import (
+    differing_keys,
+    earlier_settings,
+    result_settings,
+)
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.files import make_directory
 from infrastructure.core.lock import Lock
@@ -85,7 +89,6 @@ def newest_of_this_purpose(
     Args:
         accepted: names of settings that may differ; see `configuration_judge.names`.
     """
-    wanted = result_settings(config)
     for path in reversed(run_folders(Path(config.output_dir))):
         run = RunDirectory(path)
         if run.is_of_a_trainer():
@@ -97,9 +100,15 @@ def newest_of_this_purpose(
             if not recorded:
                 log.warning("run %s is passed over: %s", run.run_id, error)
                 continue
-        if any(is_same(was, wanted, accepted) for was in (recorded, settings_now(run, recorded))):
+        both = (recorded, settings_now(run, recorded))
+        if any(is_same(was, wanted_beside(was, config), accepted) for was in both):
             return run
     return None
+
+
+def wanted_beside(recorded: Mapping[str, object], config: DeploymentConfig) -> Mapping[str, object]:
+    """The settings that count of `config`, to be compared with those of a run."""
+    return result_settings(config) | earlier_settings(config, recorded)
 
 
 def is_same(

@@ -15,7 +15,6 @@ from infrastructure.backup.repair.run_files_repair import RunFileRepair
 from infrastructure.backup.run_backup import RunBackup
 from infrastructure.backup.state.run_files import restore_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.fingerprint import result_settings
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
@@ -24,7 +23,7 @@ from infrastructure.core.lookup import unknown_name
 from infrastructure.core.redact import redact
 from infrastructure.monitoring.records.run_list import RUN_FILE
 from infrastructure.run.directory import RunDirectory
-from infrastructure.run.find import is_same, settings_in
+from infrastructure.run.find import is_same, settings_in, wanted_beside
 from infrastructure.run.output_dir import writable
 from infrastructure.run.progress_bar import byte_bar
 
@@ -41,10 +40,9 @@ def run_at_place(config: DeploymentConfig, accepted: Collection[str]) -> str | N
         StorageError: the place does not answer, so nobody knows what lies there.
     """
     place = open_place(str(config.backup.place))
-    wanted = result_settings(config)
     for run_id in reversed(answer_of(place, lambda: runs_at(place))):
         settings = answer_of(place, partial(newest_settings, place, run_id))
-        if settings and is_same(settings, wanted, accepted):
+        if settings and is_same(settings, wanted_beside(settings, config), accepted):
             return run_id
     return None
 

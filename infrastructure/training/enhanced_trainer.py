@@ -14,6 +14,7 @@ from infrastructure.backup.format.retention import retention_of
 from infrastructure.backup.state.random_state import seed_everything
 from infrastructure.config.auto import learning_rate_for, num_epochs_for
 from infrastructure.config.deployment_config import check_sections
+from infrastructure.config.fingerprint import EARLIER_DEFAULTS
 from infrastructure.config.merging.declared_settings import declare_settings
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
@@ -514,6 +515,10 @@ class EnhancedTrainer:
         """
         snapshot = load_checkpoint(checkpoint)
         was = snapshot.values.get("identity", {})
+        if self.data is None and "over_length" not in self.data_config.model_fields_set:
+            began_with = was.get("settings", {}).get("data.over_length")
+            if began_with == EARLIER_DEFAULTS["data.over_length"]:
+                self.data_config.over_length = began_with
         if self.loop is None:
             self.planner.repeat(was.get("resolved", {}))
         self.initialize_model()

@@ -5,8 +5,14 @@ from pathlib import Path
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.fingerprint import affects_result, differing_keys, result_settings
+from infrastructure.config.fingerprint import (
+    affects_result,
+    differing_keys,
+    earlier_settings,
+    result_settings,
+)
 from infrastructure.config.schema import schema_of
+from infrastructure.run.find import is_same, wanted_beside
 from tests.config.field_values import other_value
 
 FIELDS = schema_of(DeploymentConfig).fields
@@ -74,6 +80,21 @@ def test_a_purpose_that_was_recorded_under_older_keys_is_the_same() -> None:
     assert list(differing_keys(older, now)) == []
     older["resources.quantum.solver"] = "exact"
     assert list(differing_keys(older, now)) == ["quantum.solver"]
+
+
+def test_a_run_keeps_the_default_of_the_time_when_it_was_begun() -> None:
+    key, earlier = "data.over_length", "quarantine"
+    recorded = result_settings(DeploymentConfig(**{key: earlier}))
+    without = {name: value for name, value in recorded.items() if name != key}
+    config = DeploymentConfig()
+    assert earlier_settings(config, recorded) == earlier_settings(config, without) == {key: earlier}
+    assert earlier_settings(config, result_settings(config)) == {}
+    for value in ("keep_start", "truncate"):  # whoever gives one has another purpose
+        assert earlier_settings(DeploymentConfig(**{key: value}), recorded) == {}
+    assert is_same(recorded, wanted_beside(recorded, config), ())
+    given = DeploymentConfig(**{key: "keep_start"})
+    assert not is_same(recorded, wanted_beside(recorded, given), ())
+    assert is_same(recorded, wanted_beside(recorded, given), {"over_length"})
 
 
 def test_the_quantum_step_counts_where_there_is_one() -> None:

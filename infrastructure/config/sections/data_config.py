@@ -62,8 +62,9 @@ class DataConfig(ConfigSection):
     max_length: Annotated[int, Ge(2), Le(1 << 20)] = Field(
         default=512, description="Longest example, in tokens."
     )
-    over_length: Literal["quarantine", "truncate"] = Field(
-        default="quarantine", description="What happens to a longer example: set aside or cut."
+    over_length: Literal["keep_start", "truncate", "quarantine"] = Field(
+        default="keep_start",
+        description="A longer example: its end is cut, its prompt's beginning, or it is set aside.",
     )
     packing: bool = Field(
         default=True,

@@ -21,7 +21,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
 from infrastructure.training.data.encoding.augmentation import Augmentation, get_augmentation
 from infrastructure.training.data.encoding.chat_format import special_tokens
-from infrastructure.training.data.encoding.tokenization import ConversationEncoder
+from infrastructure.training.data.encoding.tokenization import KEEP_START, ConversationEncoder
 from infrastructure.training.data.preparation.data_report import DataReport
 from infrastructure.training.data.preparation.plan import (
     memory_bytes,
@@ -293,9 +293,10 @@ class DataPipeline:
         ]
 
     def questions(self, max_questions: int | None = None) -> list[GenerationPrompt]:
-        """The same rows with their prompts tokenised as in training, for generation."""
+        """The same rows with their prompts tokenised as in training, for generation; without those
+        whose prompts alone are as long as an example may be."""
         encoder = self._ready().encoder
-        return [
+        questions = [
             GenerationPrompt(
                 prompt=conversation.prompt[-1].text,
                 prompt_ids=encoder.prompt_ids(conversation.prompt, conversation.inputs),
@@ -305,6 +306,9 @@ class DataPipeline:
             )
             for conversation in self._held_out(max_questions)
         ]
+        if encoder.over_length != KEEP_START:
+            return questions
+        return [q for q in questions if len(q.prompt_ids) < encoder.max_length]
 
     def release_memory(self, unused_seconds: float = 0.0) -> int:
         """Read prepared data from the disk from now on, where it was not used for so long.

@@ -152,7 +152,7 @@ def test_the_cache_is_found_and_depends_on_what_matters(data: Path, cache: Path)
         assert pipeline(data, cache, **{name: value}).report.from_cache, name
     matters = {
         "max_length": 100,
-        "over_length": "truncate",
+        "over_length": "quarantine",
         "train_on": "all",
         "validation_split": 0.2,
         "task_column": "task",

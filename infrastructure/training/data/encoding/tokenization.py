@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 # token after a marked answer was learnt too.
 LABELS_VERSION = 2
 
+KEEP_START = "keep_start"
+
 PROBES = (("a b\n", "c d"), ("1.\n", "2 3"), ("é:\n", "é è"), ("a\n", "(b)"))
 
 LONGEST_JOINT = 4  # tokens of a prompt's end that may be others before an answer
@@ -72,7 +74,8 @@ class ConversationEncoder:
     Args:
         tokenizer: a transformers tokenizer, fast or slow, with or without a chat template.
         max_length: longest example, in tokens.
-        over_length: "quarantine" refuses longer ones, "truncate" cuts them (see `truncate`).
+        over_length: "quarantine" refuses longer ones, "keep_start" cuts their ends off as TRL does,
+            "truncate" the beginnings of their prompts (see `truncate`).
         train_on: "answers", or "all" for every token but the first.
 
     Raises:
@@ -257,7 +260,16 @@ class ConversationEncoder:
         if is_over_long and self.over_length == "quarantine":
             detail = f"{len(tokens)} tokens, data.max_length is {self.max_length}"
             return _bad(conversation, OVER_LONG, detail)
-        if is_over_long and mask.any():
+        if is_over_long and self.over_length == KEEP_START and mask.any():
+            first_learnt = int(np.flatnonzero(mask)[0])
+            if first_learnt >= self.max_length:
+                detail = (
+                    f"{len(tokens)} tokens, of which all that are learnt lie behind"
+                    f" data.max_length={self.max_length}"
+                )
+                return _bad(conversation, OVER_LONG, detail)
+            tokens, mask = tokens[: self.max_length].copy(), mask[: self.max_length].copy()
+        elif is_over_long and mask.any():
             tokens, mask = truncate(tokens, mask, self.max_length, self.tokenizer.bos_token_id)
         if not mask.any():
             return _bad(conversation, NOT_SUPERVISED, "no token of an answer is left to learn")

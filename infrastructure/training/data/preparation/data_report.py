@@ -114,7 +114,12 @@ class DataReport:
         lines = []
         if self.truncated:
             where = ", ".join(self.truncated_examples)
-            lines.append(f"{self.truncated:,} rows were cut to {self.max_length} tokens: {where}")
+            rows = "row was" if self.truncated == 1 else "rows were"
+            lines.append(
+                f"{self.truncated:,} {rows} cut to data.max_length={self.max_length} tokens"
+                f" ({where}): a higher one keeps them whole, data.over_length=quarantine leaves"
+                " them out"
+            )
         if self.duplicates:
             lines.append(f"{self.duplicates:,} training rows repeat an earlier one")
         if self.leaked:

@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from infrastructure.core.files import write_text
-from infrastructure.training.data.readers.rows import OVER_LONG, BadRow
+from infrastructure.training.data.readers.rows import OVER_LONG, REMEDIES, BadRow, excerpt
 
 MAX_KEPT = 10_000
 NUM_EXAMPLES = 3
+NUM_SHOWN, DETAIL_CHARACTERS = 2, 50
 
 
 @dataclass
@@ -42,13 +43,10 @@ class Quarantine:
 
     @property
     def examples(self) -> list[BadRow]:
-        """The first few, of different reasons where there are several."""
+        """The first row of each reason, as far as it is kept; the most frequent reasons first."""
         firsts = {row.reason: row for row in reversed(self.bad_rows)}
-        chosen = sorted(firsts.values(), key=self.bad_rows.index)[:NUM_EXAMPLES]
-        others = (row for row in self.bad_rows if row not in chosen)
-        return [*chosen, *(row for row, _ in zip(others, range(NUM_EXAMPLES), strict=False))][
-            :NUM_EXAMPLES
-        ]
+        common = [firsts[reason] for reason, _ in self.counts.most_common() if reason in firsts]
+        return common[:NUM_EXAMPLES]
 
     def write(self, path: Path) -> None:
         """Write one JSON object a row: source, line, reason, detail, excerpt."""
@@ -77,16 +75,25 @@ class Quarantine:
         percent = 100 * self.total / max(1, num_rows)
         if percent <= max_percent:
             return
-        reasons = ", ".join(f"{count} {reason}" for reason, count in self.counts.most_common())
-        examples = "; ".join(map(str, self.examples))
-        remedy = "mend them"
-        if self.counts.most_common(1)[0][0] == OVER_LONG:
-            remedy = "raise data.max_length, set data.over_length=truncate"
+        common = self.counts.most_common(1)[0][0]
+        remedy = REMEDIES.get(common, "mend them")
+        if common == OVER_LONG:
+            remedy = "raise data.max_length, set data.over_length=truncate to cut prompts instead"
         raise ValueError(
-            f"{self.total} of {num_rows} rows ({percent:.1f} %) cannot be used, which is more than"
-            f" data.max_bad_rows_percent={max_percent:g} ({reasons}); the first: {examples}:"
-            f" {remedy}, or raise data.max_bad_rows_percent (all are listed in {listed})"
+            f"{self.total} of {num_rows} rows ({percent:.1f} %) cannot be used: {self._shown()}:"
+            f" {remedy}, or raise data.max_bad_rows_percent={max_percent:g} (all are listed in"
+            f" {listed})"
         )
+
+    def _shown(self) -> str:
+        """Each reason once, with how often it holds and the first row that it holds for."""
+        shown = [
+            f"{self.counts[row.reason]} {row.reason} ({row.place}"
+            + (f", {excerpt(row.detail, DETAIL_CHARACTERS)})" if row.detail else ")")
+            for row in self.examples[:NUM_SHOWN]
+        ]
+        others = len(self.counts) - len(shown)
+        return "; ".join(shown) + (f"; {others} more reasons" if others > 0 else "")
 
 
 def _plain(row: BadRow) -> dict[str, object]:

@@ -31,6 +31,7 @@ class RowFacts:
     length: "array[int]" = field(default_factory=lambda: array("i"))
     supervised: "array[int]" = field(default_factory=lambda: array("i"))
     end_token: "array[int]" = field(default_factory=lambda: array("i"))
+    is_truncated: "array[int]" = field(default_factory=lambda: array("b"))
     task: list[str] = field(default_factory=list)
     group: list[str] = field(default_factory=list)
 
@@ -42,6 +43,7 @@ class RowFacts:
         self.length.append(len(example.input_ids))
         self.supervised.append(int(example.supervised.sum()))
         self.end_token.append(row.end_token)
+        self.is_truncated.append(row.is_truncated)
         self.task.append(sys.intern(row.conversation.task))
         self.group.append(sys.intern(row.conversation.group))
 
@@ -68,7 +70,9 @@ class RowFacts:
         report.leaked = int(np.isin(content[train], content[is_evaluation]).sum())
         tasks = (task for task, used in zip(self.task, train, strict=True) if used)
         report.task_counts = dict(sorted(Counter(tasks).items()))
-        ends = Counter(self.end_token).most_common(NUM_END_TOKENS)
+        tokens = zip(self.end_token, self.is_truncated, strict=True)
+        whole = [token for token, is_truncated in tokens if not is_truncated]
+        ends = Counter(whole or self.end_token).most_common(NUM_END_TOKENS)
         report.end_tokens = {
             str(tokenizer.convert_ids_to_tokens(token)): count for token, count in ends
         }

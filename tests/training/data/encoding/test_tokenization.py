@@ -210,6 +210,33 @@ def test_long_rows_are_refused_or_cut_as_configured() -> None:
     assert learnt_texts(tokenizer, cut)[-1] == "Ich heiße Jörg.<|im_end|>"
 
 
+@pytest.mark.parametrize("build", TOKENIZERS)
+@pytest.mark.parametrize("template", [None, CHATML, MARKED])
+def test_a_cut_row_is_the_beginning_of_the_whole_one(build: Any, template: str | None) -> None:
+    """Tokens and mask of each length are those of the whole row, as TRL's `keep_start` has them; a
+    row of which nothing is left to learn is refused."""
+    tokenizer = build(template)
+    whole = encode(tokenizer, TWO).example
+    first_learnt = int(np.flatnonzero(whole.supervised)[0])
+    for length in range(2, len(whole.input_ids)):
+        given = {"max_length": length, "over_length": "keep_start"}
+        if length <= first_learnt:
+            bad = refusal(tokenizer, TWO, **given)
+            assert (bad.reason, bad.detail) == (
+                reasons.OVER_LONG,
+                f"{len(whole.input_ids)} tokens, of which all that are learnt lie behind"
+                f" data.max_length={length}",
+            )
+            continue
+        cut = encode(tokenizer, TWO, **given)
+        assert cut.is_truncated
+        assert cut.example.input_ids.tolist() == whole.input_ids[:length].tolist()
+        assert cut.example.supervised.tolist() == whole.supervised[:length].tolist()
+    assert not encode(
+        tokenizer, TWO, max_length=len(whole.input_ids), over_length="keep_start"
+    ).is_truncated
+
+
 def mask(text: str) -> Any:
     return np.array([character == "1" for character in text])
 

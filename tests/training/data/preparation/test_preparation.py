@@ -93,14 +93,14 @@ def write_with_bad_rows(path: Path) -> None:
 def test_bad_rows_are_reported_with_file_and_line(tmp_path: Path, cache: Path) -> None:
     data = tmp_path / "bad.jsonl"
     write_with_bad_rows(data)
-    prepared = pipeline(data, cache, max_bad_rows_percent=10)
+    prepared = pipeline(data, cache, over_length="quarantine", max_bad_rows_percent=10)
     for _ in range(2):  # built, then found
         found = {row.place: row.reason for row in prepared.report.quarantine.bad_rows}
         expected = {f"bad.jsonl:{line}": reason for line, (_, reason) in BAD_ROWS.items()}
         assert found == expected | {"bad.jsonl:71": reasons.INVALID_UTF8}
         assert rows_used(prepared.report) == 92
         assert prepared.report.rows_read == 100
-        prepared = pipeline(data, cache, max_bad_rows_percent=10)
+        prepared = pipeline(data, cache, over_length="quarantine", max_bad_rows_percent=10)
     text = "\n".join(prepared.report.lines())
     assert "8 rows set aside (8 %): 2 wrong type, 2 invalid UTF-8" in text
     assert "bad.jsonl:1: broken JSON (Expecting property name" in text
@@ -111,23 +111,41 @@ def test_bad_rows_are_reported_with_file_and_line(tmp_path: Path, cache: Path) -
 def test_too_many_bad_rows_refuse_the_start(tmp_path: Path, cache: Path) -> None:
     data = tmp_path / "bad.jsonl"
     write_with_bad_rows(data)
-    sentence = r"8 of 100 rows \(8\.0 %\).*bad\.jsonl:1: broken JSON.*listed in (.*)\)"
+    sentence = r"8 of 100 rows \(8\.0 %\).*2 wrong type \(bad\.jsonl:.*listed in (.*)\)"
     with pytest.raises(ValueError, match=sentence) as caught:
-        pipeline(data, cache).prepare()
+        pipeline(data, cache, over_length="quarantine").prepare()
     listed = Path(str(caught.value).rpartition("listed in ")[2].rstrip(")"))
     assert len(listed.read_text("utf-8").splitlines()) == 8
-    assert pipeline(data, cache, max_bad_rows_percent=8).report.from_cache
+    again = pipeline(data, cache, over_length="quarantine", max_bad_rows_percent=8)
+    assert again.report.from_cache
 
 
-def test_over_long_rows_are_cut_only_if_configured(tmp_path: Path, cache: Path) -> None:
+def test_over_long_rows_lose_their_end_and_are_counted(tmp_path: Path, cache: Path) -> None:
+    long = "word " * 300
+    extra = [{"question": "Q", "answer": long}, {"question": long, "answer": "A"}]
+    data = write_jsonl(tmp_path / "a.jsonl", [*pairs(60), *extra])
+    cut = pipeline(data, cache)
+    assert rows_used(cut.report) == 61
+    assert cut.report.truncated == 1
+    assert cut.report.quarantine.counts == {reasons.OVER_LONG: 1}  # its whole answer is cut off
+    lines = "\n".join(cut.report.lines())
+    assert "1 row was cut to data.max_length=512 tokens (a.jsonl:61)" in lines
+    assert "a.jsonl:62: over-long" in lines
+    assert max(len(e.input_ids) for b in cut.train_batches(0, 0, 8) for e in b) <= 512
+    assert list(cut.report.end_tokens) == ["<|endoftext|>"]  # not what the cut answer ends with
+
+
+def test_over_long_rows_can_be_set_aside_or_lose_their_beginning(
+    tmp_path: Path, cache: Path
+) -> None:
     rows = [*pairs(30), {"question": "Q", "answer": "word " * 300}]
     data = write_jsonl(tmp_path / "a.jsonl", rows)
-    kept = pipeline(data, cache)
+    kept = pipeline(data, cache, over_length="quarantine")
     assert kept.report.quarantine.counts == {reasons.OVER_LONG: 1}
     cut = pipeline(data, cache, over_length="truncate", max_length=64)
     assert rows_used(cut.report) == 31
     assert (cut.report.truncated, cut.report.truncated_examples) == (1, ["a.jsonl:31"])
-    assert "1 rows were cut to 64 tokens: a.jsonl:31" in cut.report.lines()
+    assert "1 row was cut to data.max_length=64 tokens (a.jsonl:31)" in str(cut.report.lines())
     assert cut.stop_token_ids == [cut.tokenizer.eos_token_id]  # not what the cut answer ends with
     assert max(len(e.input_ids) for b in cut.train_batches(0, 0, 8) for e in b) <= 64
 
