@@ -1,13 +1,15 @@
 """One setting of a form: its name, its input, what it does, and what is wrong with it.
 
 Made of widgets that ipywidgets 7 and 8 have alike. None of them changes a value by itself: numbers
-are typed as text, because a bounded number would be moved to its bound without a word.
+are typed as text, because a bounded number would be moved to its bound without a word. A slider
+shows what has two natural ends, and sends back only what somebody has moved it to.
 """
 
 import html
 from collections.abc import Callable
 from typing import Any
 
+from colab.form_labels import label_of
 from infrastructure.config.field_help import choices, words_taken
 from infrastructure.config.merging.precedence import Layer, Source
 from infrastructure.config.schema import FieldSpec
@@ -16,6 +18,15 @@ from infrastructure.core.optional import require
 NAME_WIDTH, INPUT_WIDTH, HELP_WIDTH = "18em", "15em", "15em"  # of the help: at least
 WRONG = "color:#d93025"
 QUIET = "opacity:.65;font-size:90%"
+# What has two natural ends, and a step that is fine enough: first, last, step, format.
+SLIDERS = {
+    **dict.fromkeys(
+        ("model.lora_config.dropout", "training.qlora_dropout", "data.validation_split"),
+        (0.0, 0.99, 0.01, ".2f"),
+    ),
+    "quantum.rank_budget": (0.01, 1.0, 0.01, ".2f"),
+    "max_memory_percent": (0.0, 100.0, 1.0, ".0f"),
+}
 DENSE = "line-height:1.35"  # ipywidgets gives every line of text the height of an input
 
 
@@ -43,8 +54,8 @@ class FieldRow:
     def __init__(self, spec: FieldSpec, entered: Callable[[str, str], None], make: "Maker") -> None:
         self.spec = spec
         self.input = _input_of(spec, make)
-        self._notes = make("HTML", "told")
-        name = make("Label", "name", value=spec.key)
+        self._notes = make("HTML", "notes")
+        name = make("HTML", "name", value=_name_of(spec))
         self.box = make("HBox", "row", children=[name, self.input, self._notes])
         self._entered = entered
         self._is_drawing = False
@@ -54,8 +65,7 @@ class FieldRow:
         """Show what holds now."""
         self._is_drawing = True
         try:
-            is_box = isinstance(self.input.value, bool)
-            self.input.value = text == "true" if is_box else text
+            self.input.value = _shown_as(self.input.value, text)
             self.input.disabled = is_absent
             self._notes.value = _notes_of(self.spec, source, message)
         finally:
@@ -78,7 +88,7 @@ class Maker:
         self._layouts = {
             "name": layout(width=NAME_WIDTH, min_width=NAME_WIDTH),
             "input": layout(width=INPUT_WIDTH, min_width=INPUT_WIDTH),
-            "told": layout(flex=f"1 1 {HELP_WIDTH}", margin="0 0 0 1em"),
+            "notes": layout(flex=f"1 1 {HELP_WIDTH}", margin="0 0 0 1em"),
             "row": layout(align_items="center", width="100%", flex_flow="row wrap"),
         }
         self._styles: dict[str, object] = {}
@@ -99,10 +109,26 @@ def _input_of(spec: FieldSpec, make: Maker) -> Any:
         return make("Checkbox", "input", value=False, indent=False)
     if words:
         return make("Dropdown", "input", options=words)
+    if spec.key in SLIDERS:
+        names = ("min", "max", "step", "readout_format")
+        ends = dict(zip(names, SLIDERS[spec.key], strict=True))
+        return make("FloatSlider", "input", continuous_update=False, **ends)
     if known := words_taken(spec.info):
         line = {"options": tuple(known), "ensure_option": False, "continuous_update": False}
         return make("Combobox", "input", **line)
     return make("Text", "input", continuous_update=False)
+
+
+def _shown_as(value: object, text: str) -> object:
+    """A field's text as the value of its input, which has one of this kind now."""
+    if isinstance(value, bool):
+        return text == "true"
+    return float(text) if isinstance(value, float) else text
+
+
+def _name_of(spec: FieldSpec) -> str:
+    """Its name; the key, by which files and cells know it, appears under the mouse."""
+    return f'<span title="{html.escape(spec.key)}">{html.escape(label_of(spec.key))}</span>'
 
 
 def _notes_of(spec: FieldSpec, source: Source, message: str | None) -> str:

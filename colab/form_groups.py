@@ -29,7 +29,7 @@ _LOOKS = ("validation_", "log_frequency", "early_stopping", "metrics_sinks")
 
 
 def groups() -> dict[str, list[str]]:
-    """Title → canonical keys, for every setting; those that wait for a later part come last."""
+    """Group → canonical keys, for every setting; those that wait for a later part come last."""
     by_title: dict[str, list[str]] = {}
     waiting: list[str] = []
     for key, spec in FIELDS.items():

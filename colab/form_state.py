@@ -12,6 +12,7 @@ from typing import Any
 from infrastructure.config.base import ConfigurationError, kinds
 from infrastructure.config.deployment_config import DEFAULT_SOURCE, DeploymentConfig
 from infrastructure.config.field_help import plain
+from infrastructure.config.merging.effect import has_effect
 from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten
 from infrastructure.config.merging.presets import PRESET
 from infrastructure.config.schema import FieldSpec, schema_of
@@ -65,6 +66,12 @@ class FormState:
         """Whether a key lies in a section that is switched off, such as model.lora_config."""
         switch = key.rpartition(".")[0]
         return switch in SCHEMA.fields and not self.config.value(switch)
+
+    def is_shown(self, key: str) -> bool:
+        """Whether a setting could have an effect; one that somebody has given is always shown."""
+        if key in self.wrong or self.source(key).layer is not Layer.DEFAULT:
+            return True
+        return not self.is_absent(key) and has_effect(self.config, SCHEMA.fields[key])
 
     def enter(self, key: str, text: str) -> None:
         """Take what was typed into the field of a canonical key."""

@@ -1,17 +1,19 @@
 """The form as widgets: presets, a few settings, all others in groups, and what it will cost."""
 
 import html
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from colab.field_widgets import DENSE, QUIET, WRONG, FieldRow, Maker, ipywidgets
 from colab.form_groups import BASIC, FIELDS, groups
+from colab.form_labels import title_of
 from colab.form_state import FormState
-from infrastructure.config.merging.presets import PRESET, PRESETS
+from infrastructure.config.merging.presets import PRESETS
 from infrastructure.core.redact import redact
 
 NO_CHOICE = "as the cell says"
+NOTHING = "Nothing here has an effect with the other settings as they are."
 RIGHT = "color:#188038"
 
 
@@ -56,6 +58,9 @@ class FormView:
         self.measure.on_click(lambda _: actions.measure())
         self._status, self._cost, self._line = (widgets.HTML() for _ in range(3))
         self._secrets = widgets.HTML(_quiet(html.escape(f"secrets: {'; '.join(secrets)}")))
+        self._basic = widgets.VBox()
+        self._groups = {group: (widgets.VBox(), keys) for group, keys in groups().items() if keys}
+        self._nothing = widgets.HTML(_quiet(NOTHING))
         self.box = widgets.VBox(self._parts(widgets))
 
     def _parts(self, widgets: Any) -> list[Any]:
@@ -63,9 +68,9 @@ class FormView:
             self._make(
                 "HBox",
                 "row",
-                children=[self._make("Label", "name", value=PRESET), self.presets, self.reset],
+                children=[self._make("Label", "name", value="Preset"), self.presets, self.reset],
             ),
-            *(self.rows[key].box for key in BASIC),
+            self._basic,
             self._status,
             widgets.HBox([self._cost, self.measure], layout=widgets.Layout(align_items="center")),
             self._secrets,
@@ -75,11 +80,8 @@ class FormView:
 
     def _all_settings(self, widgets: Any) -> object:
         """Every setting in its group; those of above are there once more, and are the same."""
-        named = {title: keys for title, keys in groups().items() if keys}
-        inner = _accordion(
-            widgets, {t: widgets.VBox([self.rows[k].box for k in ks]) for t, ks in named.items()}
-        )
-        return _accordion(widgets, {f"all {len(FIELDS)} settings": inner})
+        inner = _accordion(widgets, {title_of(g): box for g, (box, _) in self._groups.items()})
+        return _accordion(widgets, {f"All {len(FIELDS)} settings": inner})
 
     def draw(self, state: FormState, cost: list[str]) -> None:
         """Show what holds now."""
@@ -87,6 +89,9 @@ class FormView:
         for key, row in self.rows.items():
             message, is_absent = messages.get(key), state.is_absent(key)
             row.draw(state.text(key), state.source(key), message, is_absent)
+        _fill(self._basic, self._rows_of(BASIC, state))
+        for box, keys in self._groups.values():
+            _fill(box, self._rows_of(keys, state) or (self._nothing,))
         self._is_drawing = True
         try:
             self.presets.value = state.preset or ""
@@ -96,6 +101,10 @@ class FormView:
         self.draw_cost(cost)
         self._line.value = _line(state)
 
+    def _rows_of(self, keys: Iterable[str], state: FormState) -> tuple[Any, ...]:
+        """The rows of what can be set as everything else stands."""
+        return tuple(self.rows[key].box for key in keys if state.is_shown(key))
+
     def draw_cost(self, lines: list[str]) -> None:
         """Show what the run will take."""
         text = "<br>".join(html.escape(redact(line)) for line in lines)
@@ -104,6 +113,11 @@ class FormView:
     def _on_preset(self, change: Any) -> None:
         if not self._is_drawing:
             self._actions.choose(change["new"] or None)
+
+
+def _fill(box: Any, rows: tuple[Any, ...]) -> None:
+    if box.children != rows:  # else the browser would draw it anew
+        box.children = rows
 
 
 def _accordion(widgets: Any, parts: dict[str, Any]) -> object:

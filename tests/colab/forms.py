@@ -4,7 +4,7 @@ import json
 
 from ipywidgets.embed import dependency_state, embed_data
 
-from colab.field_widgets import FieldRow
+from colab.field_widgets import FieldRow, _shown_as
 from colab.form import ConfigForm
 
 
@@ -15,7 +15,15 @@ def row_of(form: ConfigForm, key: str) -> FieldRow:
 def type_into(form: ConfigForm, key: str, text: str) -> None:
     """What the browser does when somebody has typed or chosen."""
     field = row_of(form, key).input
-    field.value = text == "true" if isinstance(field.value, bool) else text
+    field.value = _shown_as(field.value, text)
+
+
+def boxes_of(form: ConfigForm) -> list[object]:
+    """All widgets that a form shows, those of closed groups too."""
+    boxes: list[object] = [form.make_view().box]
+    for box in boxes:
+        boxes += getattr(box, "children", ())
+    return boxes
 
 
 def note_of(form: ConfigForm, key: str) -> str:

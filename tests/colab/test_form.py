@@ -10,11 +10,12 @@ import pytest
 import colab.form
 from colab import configure, show_form
 from colab.form import ConfigForm, Edits
+from colab.form_labels import LABELS, label_of
 from colab.form_state import SCHEMA
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
-from tests.colab.forms import note_of, row_of, shown, type_into
+from tests.colab.forms import boxes_of, note_of, row_of, shown, type_into
 from tests.config.field_values import as_text, other_value
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,6 +49,43 @@ def test_every_setting_shows_what_it_does_and_can_be_set(key: str, one_form: Con
     assert config.value(key) == value
     assert config.source(key).place == f"form {key}"
     assert f"<i>form {key}</i>" in note_of(one_form, key)
+
+
+def test_what_can_have_no_effect_is_not_shown_until_it_can() -> None:
+    form = ConfigForm(DeploymentConfig())
+    rank = row_of(form, "model.lora_config.r").box
+    assert rank not in boxes_of(form)
+    type_into(form, "model.lora_config", "true")
+    assert rank in boxes_of(form)
+    assert row_of(form, "training.block_size").box not in boxes_of(form)
+    type_into(form, "training.mode", "blockwise")
+    assert row_of(form, "training.block_size").box in boxes_of(form)
+
+
+def test_what_somebody_has_given_is_shown_in_any_case() -> None:
+    form = ConfigForm(
+        DeploymentConfig(**{"data.eval_path": "held_out.jsonl", "data.validation_split": 0.1})
+    )
+    assert row_of(form, "data.validation_split").box in boxes_of(form)
+
+
+def test_settings_have_names_that_a_person_reads_and_keys_under_the_mouse() -> None:
+    labels = [label_of(key) for key in SCHEMA.fields]
+    assert [label for label in labels if "_" in label or "." in label] == []
+    assert set(LABELS) <= set(SCHEMA.fields)
+    name = row_of(ConfigForm(DeploymentConfig()), "model.lora_config").box.children[0].value
+    assert name == '<span title="model.lora_config">LoRA</span>'
+
+
+def test_a_slider_sends_only_what_it_was_moved_to() -> None:
+    form = ConfigForm(
+        DeploymentConfig(**{"data.path": "rows.jsonl", "data.validation_split": 0.12345})
+    )
+    slider = row_of(form, "data.validation_split").input
+    assert (slider.min, slider.max, slider.value) == (0.0, 0.99, 0.12345)
+    assert form.config.data.validation_split == 0.12345
+    slider.value = 0.2
+    assert form.config.data.validation_split == 0.2
 
 
 def test_every_choice_that_is_offered_is_taken(one_form: ConfigForm) -> None:

@@ -39,11 +39,20 @@ def noted_without_effect(config: ConfigSection, source_of: SourceOf) -> Iterator
             yield _sentence(spec, condition, value, source_of)
 
 
+def has_effect(config: ConfigSection, spec: FieldSpec) -> bool:
+    """Whether a field has an effect in this configuration."""
+    return _unmet(config, spec) is None
+
+
 def _without_effect(config: ConfigSection) -> Iterator[tuple[FieldSpec, UsedWhen, object]]:
     for spec in schema_of(type(config)).fields.values():
-        unmet = next((one for one in conditions_of(spec) if not one.holds(config)), None)
+        unmet = _unmet(config, spec)
         if unmet is not None:
             yield spec, unmet, value_at(config, spec.key)
+
+
+def _unmet(config: ConfigSection, spec: FieldSpec) -> UsedWhen | None:
+    return next((one for one in conditions_of(spec) if not one.holds(config)), None)
 
 
 def _sentence(spec: FieldSpec, unmet: UsedWhen, value: object, source_of: SourceOf) -> str:
