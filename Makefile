@@ -7,7 +7,7 @@ ENVIRONMENT := infrastructure/deployment/environment.sh
 PYTHON := .venv/bin/python
 TEMPER := .venv/bin/temper
 SOURCES := infrastructure colab temper notebooks tests benchmarks
-TEST_FLAGS := -n 3 --dist worksteal --durations 25 # processes of one thread each; some wait for others that they have started
+TEST_FLAGS := -n 4 --dist worksteal --durations 25 # processes of one thread each; some wait for others that they have started
 
 # What a notebook's side does before there is any PyTorch: installing, Drive, secrets, form, panel.
 LIGHT := bootstrap cost_line drive form_groups form_state live_panel needed_packages runtime secrets

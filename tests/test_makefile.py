@@ -64,7 +64,7 @@ def last_command(project: Path, *arguments: str) -> list[str]:
 
 
 PYTEST = ["-m", "pytest"]
-WORKERS = ["-n", "3", "--dist", "worksteal", "--durations", "25"]
+WORKERS = ["-n", "4", "--dist", "worksteal", "--durations", "25"]
 
 
 @pytest.mark.parametrize(
