@@ -21,10 +21,8 @@ from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.core.checksums import write_record
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.monitoring.drawing.formatting import format_duration, format_number
-from infrastructure.monitoring.report.quantum_section import (
-    COMPARISON_FILE,
-)
-from infrastructure.monitoring.report.report import write_report
+from infrastructure.monitoring.report.quantum_section import COMPARISON_FILE
+from infrastructure.monitoring.report.report import REPORT_FILE, write_report
 from infrastructure.run.record_types import Summary
 from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.quantum.step_records import read_records
@@ -70,24 +68,34 @@ def compared(
 ) -> tuple[list[Row], Summary | None]:
     """A row for each answer; and the summary of a training that was stopped, None if none was.
 
-    The rows are written into each run, whose report then shows them.
+    The rows are written into each run, whose report then shows them. Of each training there is a
+    line before and one after: what it would say by itself stands in its report.
     """
     config = with_quantum_step(config)
     config.check_supported()  # before an answer that nobody can give is replaced
     rows: list[Row] = []
     steps: int | None = None
-    for answer in (SAMPLER, *PLAIN[config.quantum.problem], NONE):
-        report(f"Quantum compare: training with {answer}")
-        summary = TrainingDeployment(answered_by(config, answer, steps), say=report).run()
+    answers = (SAMPLER, *PLAIN[config.quantum.problem], NONE)
+    for number, answer in enumerate(answers, 1):
+        report(f"Training {number} of {len(answers)}: {_what(answer)}")
+        own = answered_by(config, answer, steps)
+        summary = TrainingDeployment(own, say=lambda _: None).run()
         if summary["status"] != "finished":
             return rows, summary
         steps = steps or summary["steps"]
         rows.append(row_of(answer, summary))
+        report(f"  {steps:,} steps; its report: {Path(rows[-1]['run']) / REPORT_FILE}")
     for row in rows:
         run = Path(row["run"])
         write_record(run / COMPARISON_FILE, {"rows": rows})
         write_report(run)
     return rows, None
+
+
+def _what(answer: str) -> str:
+    if answer == NONE:
+        return "without a quantum step"
+    return f"chosen by {'the solver' if answer == SAMPLER else answer.replace('_', ' ')}"
 
 
 def with_quantum_step(config: DeploymentConfig) -> DeploymentConfig:
