@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Collection
 
 from infrastructure.commands.arguments import accepted, add_accept, add_data
+from infrastructure.commands.questions import confirmed
 from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
@@ -36,9 +37,17 @@ def run(options: argparse.Namespace) -> int:
 
 
 def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
-    """Go on with the run of this purpose, or start one; see `exit_code_of_training`."""
+    """Go on with the run of this purpose, or start one; see `exit_code_of_training`. A person at
+    the terminal is asked about data that is hardly what was meant."""
     from infrastructure.deployment.one_call import train_configured
+    from infrastructure.training.data.preparation.doubts import UnconfirmedDataError
 
+    try:
+        return exit_code_of_training(train_configured(config, accept))
+    except UnconfirmedDataError as error:
+        if not confirmed(f"{error.doubt}. Train on it?"):
+            raise
+    config.data.accept_small_data = True
     return exit_code_of_training(train_configured(config, accept))
 
 
@@ -62,8 +71,13 @@ def detach(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
         ValueError: the configuration cannot be carried out, or the same is prepared already.
     """
     from infrastructure.deployment import detached
+    from infrastructure.training.data.preparation.doubts import UnconfirmedDataError, check_meant
 
     make_ready(config)
+    try:
+        check_meant(config.data)
+    except UnconfirmedDataError as error:  # nobody can be asked there
+        config.data.accept_small_data = confirmed(f"{error.doubt}. Train on it?")
     same = None if config.new_run else detached.preparing_the_same(config)
     if same is not None:
         raise ValueError(

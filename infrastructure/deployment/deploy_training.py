@@ -57,6 +57,7 @@ from infrastructure.testing.results import CheckResult
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.defaults import make_ready
+from infrastructure.training.data.preparation.doubts import check_meant
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.loop.loop import TrainingLoop
@@ -289,6 +290,8 @@ class TrainingDeployment:
     def _begin(self, run: RunDirectory) -> Summary:
         """Train `run` from its first step; its directory is there if it was begun before. A new one
         is made when model and data are in order."""
+        if not run.path.is_dir():
+            check_meant(self.config.data)
         self._check_place(run)
         trainer = None if run.path.is_dir() else self._prepare()
         make_directory(run.path)

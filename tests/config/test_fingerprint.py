@@ -42,7 +42,7 @@ solver max_qubits fallback
 """
 # These say where, how fast, how safely and how visibly the same is computed.
 SAME_RESULT = """
-data.num_workers prefetch_factor pin_memory max_bad_rows_percent
+data.num_workers prefetch_factor pin_memory max_bad_rows_percent accept_small_data
 training.checkpoint_interval checkpoint_frequency checkpoint_seconds keep_checkpoints
 gradient_checkpointing_mode keep_best keep_every compress_checkpoints deadline validation_prompts
 log_frequency metrics metrics_sinks

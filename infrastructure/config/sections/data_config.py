@@ -105,6 +105,10 @@ class DataConfig(ConfigSection):
     max_bad_rows_percent: Annotated[Percent, SAME_RESULT] = Field(
         default=5.0, description="Share of unusable rows above which training does not start."
     )
+    accept_small_data: Annotated[bool, SAME_RESULT] = Field(
+        default=False,
+        description="Train on a single row, or on the readme of a folder, without a question.",
+    )
     chat_template: Annotated[str | None, PathLike] = Field(
         default=None, description="Chat template: Jinja text or a file; none: the tokenizer's own."
     )

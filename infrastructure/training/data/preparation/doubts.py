@@ -1,0 +1,54 @@
+"""Data that is hardly what somebody meant: looked at before anything is loaded or trained."""
+
+from itertools import islice
+from pathlib import Path, PurePosixPath
+
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.training.data.readers.rows import Row
+from infrastructure.training.data.readers.sources import HUGGINGFACE, DataFile, discover
+
+READMES = ("readme", "license", "licence", "changelog", "contributing", "requirements", "notice")
+
+
+class UnconfirmedDataError(ValueError):
+    """Data that is trained on only where somebody says that it is meant.
+
+    Attributes:
+        doubt: what is strange about it, as a sentence without an end.
+    """
+
+    def __init__(self, doubt: str) -> None:
+        super().__init__(
+            f"{doubt}: give the data that was meant, or set data.accept_small_data to train on this"
+        )
+        self.doubt = doubt
+
+
+def check_meant(config: DataConfig) -> None:
+    """Refuse a folder with nothing but a readme, and a file with one row.
+
+    Raises:
+        UnconfirmedDataError: it is one, and `accept_small_data` does not say that it is meant.
+    """
+    if config.path is None or config.accept_small_data:
+        return
+    try:
+        files = discover(config.path, config.format)
+        doubt = _doubt(config.path, files)
+    except ValueError:
+        return  # what is wrong is told where the data is read
+    if doubt:
+        raise UnconfirmedDataError(doubt)
+
+
+def _doubt(place: str, files: list[DataFile]) -> str:
+    first = files[0]
+    if first.format == HUGGINGFACE:
+        return ""
+    stem = PurePosixPath(first.name).stem.lower()
+    if len(files) == 1 and first.format == "text" and Path(place).is_dir() and stem in READMES:
+        return f"the folder {place} holds no data but {first.name}, which would be learnt as text"
+    rows = (row for file in files for row in file.rows() if isinstance(row, Row))
+    if len(list(islice(rows, 2))) == 1:
+        return f"{first.name} holds one row, and the model would learn nothing else"
+    return ""
