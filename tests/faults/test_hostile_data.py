@@ -26,12 +26,14 @@ def test_what_stands_for_gigabytes_takes_little_memory(tmp_path: Path) -> None:
     assert measured["files"]["pages.parquet"].startswith("refused: pages.parquet: a page of column")
     assert measured["files"]["claim.parquet"].startswith("refused: claim.parquet: a page of column")
     assert measured["files"]["lists.jsonl.gz"] == "3 BadRow"
+    assert measured["files"]["one_line.jsonl.zst"] == "1 BadRow"
+    assert measured["files"]["one_text.xlsx"] == "498 BadRow"
     assert measured["files"]["passage.txt.gz"] == "1 BadRow, 1 Row"
 
 
 @slow
 def test_no_kind_of_file_takes_more_than_it_may(tmp_path: Path) -> None:
-    """Slow, because 23 files are read, and 2,000 that are damaged."""
+    """Slow, because 34 files are read, and 2,000 that are damaged."""
     check(figures(tmp_path, [*BOMBS], 2000), [*BOMBS], tmp_path)
 
 

@@ -71,7 +71,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(("answer", "is_trained"), [("y\n", True), ("\n", False), ("", False)])
-def test_a_person_at_the_terminal_is_asked(
+def test_a_person_at_the_terminal_answers(
     answer: str, is_trained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = DeploymentConfig(data={"path": str(one_row(tmp_path))})
@@ -94,7 +94,7 @@ def test_a_person_at_the_terminal_is_asked(
     assert "one.jsonl holds one row" in sys.stdout.getvalue()  # type: ignore[attr-defined]
 
 
-def test_nobody_is_asked_where_nobody_sits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_question_where_nobody_sits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = DeploymentConfig(data={"path": str(one_row(tmp_path))})
     monkeypatch.setattr(one_call, "train_configured", lambda given, _: check_meant(given.data))
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from infrastructure.training.data.readers import json_format, row_limits
+from infrastructure.training.data.readers import compressed, excel_format, json_format, row_limits
 from infrastructure.training.data.readers import rows as reasons
 from infrastructure.training.data.readers.line_reader import MAX_LINE_BYTES, Start
 from infrastructure.training.data.readers.row_limits import (
@@ -150,6 +151,30 @@ def test_lines_are_those_of_the_file(tmp_path: Path) -> None:
     assert [row.line for row in one_file(tmp_path / "a.json").rows()] == [2, 4]
     (tmp_path / "a.json").write_text("[{}, {}, 3]\n")  # one line: rows are numbered
     assert [row.line for row in one_file(tmp_path / "a.json").rows()] == [1, 2, 3]
+
+
+def test_an_archive_is_bounded_before_it_is_listed(tmp_path: Path, monkeypatch: Any) -> None:
+    path = written(tmp_path, "data.zip")
+    monkeypatch.setattr(compressed, "MAX_LISTING_BYTES", 50)
+    with pytest.raises(ValueError, match="a zip archive that is too large to be read: unpack it"):
+        one_file(path)
+
+
+def test_the_size_of_a_workbook_is_counted_not_believed(tmp_path: Path, monkeypatch: Any) -> None:
+    path = written(tmp_path, "data.xlsx")
+    whole = path.read_bytes()
+    assert compressed.inflated_bytes(path, 1 << 20) > 1500
+    with zipfile.ZipFile(path) as archive:
+        sizes = [info.file_size for info in archive.infolist()]
+    lied = whole
+    for size in sizes:
+        lied = lied.replace(size.to_bytes(4, "little"), (1).to_bytes(4, "little"))
+    path.write_bytes(lied)
+    assert compressed.inflated_bytes(path, 1 << 20) > 1500
+    path.write_bytes(whole)
+    monkeypatch.setattr(excel_format, "MAX_WORKBOOK_BYTES", 1000)
+    with pytest.raises(ValueError, match="a workbook of more than 0 MiB: save it as CSV"):
+        one_file(path)
 
 
 @pytest.mark.parametrize("ending", ["jsonl.gz", "jsonl.bz2", "jsonl.zst", "zip", "xlsx"])
