@@ -4,12 +4,15 @@
 The names below can be taken from here; what is behind them is loaded when it is asked for.
 """
 
+import importlib.util
+
 try:
     from infrastructure.core.lazy_exports import lazy_names
-except ModuleNotFoundError as error:
+except Exception as error:  # whatever another package of that name raises, as in `temper`
+    _found = getattr(importlib.util.find_spec("infrastructure"), "origin", None)
     raise ImportError(
-        "Temper's package `infrastructure` is hidden by another of that name, which Python finds"
-        f" first ({error}): rename that folder, or start the notebook in another one"
+        f"Temper's package `infrastructure` is hidden by another of that name, {_found}, which"
+        f" Python finds first ({error}): rename that folder, or start the notebook in another one"
     ) from None
 
 _PLACES: dict[str, str] = {

@@ -1,12 +1,28 @@
 """`import temper`: what people use and what they add to, in one place. No code of its own.
 
-A name is loaded when it is asked for, so that importing costs nothing.
+A name is loaded when it is asked for, so that importing costs nothing. The command begins here,
+too, where it can be told that somebody else's folder hides what all of it is made of.
 """
 
 import importlib
+import importlib.util
+import sys
+from pathlib import Path
 from typing import Any
 
-from infrastructure.core.lazy_exports import lazy_names
+try:
+    from infrastructure.core.lazy_exports import lazy_names
+except Exception as error:  # whatever another package of that name raises
+    _found = getattr(importlib.util.find_spec("infrastructure"), "origin", None)
+    _hidden = (
+        f"Temper's package `infrastructure` is hidden by another of that name, {_found}, which"
+        f" Python finds first ({error}): rename that folder, or start where it is not found (in"
+        " another folder, or without it in PYTHONPATH)"
+    )
+    if Path(sys.argv[0]).name in ("temper", "-m"):  # a command has no traceback
+        print(f"temper: {_hidden}", file=sys.stderr)
+        sys.exit(2)
+    raise ImportError(_hidden) from None
 
 _TRAINING = "infrastructure.training"
 _PLACES = {

@@ -13,6 +13,7 @@ from infrastructure.commands.main import create_parser
 from infrastructure.commands.parser import subcommands
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
+from notebooks.build import REPOSITORY
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -54,10 +55,7 @@ def test_the_reference_has_every_setting_command_and_name(site: Path) -> None:
 def test_links_out_of_the_pages_lead_to_the_repository(site: Path) -> None:
     page = text_of(site, "when-the-machine-goes-away")
     (address,) = re.findall(r'href="([^"]+/benchmarks/results/durability.md)"', page)
-    assert (
-        address
-        == "https://github.com/temper-training/temper/blob/main/benchmarks/results/durability.md"
-    )
+    assert address == f"{REPOSITORY}/blob/main/benchmarks/results/durability.md"
 
 
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:

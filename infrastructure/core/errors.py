@@ -69,6 +69,10 @@ class MemoryLimitError(TemperError):
 class RestartNeededError(TemperError):
     """Packages were replaced that this process has loaded: restart the notebook's kernel."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the text alone."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 class MissingSecretError(TemperError):
     """A token or password is nowhere to be found; the text says where it can be put."""

@@ -54,6 +54,10 @@ NO_MATTER = {
 class InstallError(Exception):
     """The environment cannot be made; the text is for the person who asked for it."""
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows: the text alone."""
+        return [f"{type(self).__name__}: {self}"]
+
 
 def report(text: str, end: str = "\n") -> None:
     """Tell the person, at once; on standard error, which leaves standard output to the command."""

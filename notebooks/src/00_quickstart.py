@@ -1,6 +1,4 @@
 # %% [markdown]
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/temper-training/temper/blob/main/notebooks/00_quickstart.ipynb)
-#
 # # Temper: a first training that cannot get lost
 #
 # Choose **Runtime → Run all** (outside Colab: **Run → Run All Cells**) and read along.
@@ -15,16 +13,7 @@
 # A minute the first time, nothing the next. It changes neither PyTorch nor anything else that the
 # notebook has already loaded, so there is nothing to restart.
 
-# %% cellView="form" nbmake={"post_cell_execute": ["assert colab.install"]}
-# @title Install { display-mode: "form" }
-import importlib.metadata, subprocess, sys
-
-SOURCE = "git+https://github.com/temper-training/temper@main"
-installed = importlib.metadata.distributions(name="temper-train")
-if not any(package.read_text("RECORD") for package in installed):  # none, or broken off half-way
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
-    subprocess.run([*pip, SOURCE], check=True)
-
+# %% cellView="form" tags=["install"] nbmake={"post_cell_execute": ["assert colab.install"]}
 import colab
 
 colab.install()

@@ -1,6 +1,4 @@
 # %% [markdown]
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/temper-training/temper/blob/main/notebooks/04_stackwise.ipynb)
-#
 # # A model that is trained a stack of layers at a time
 #
 # A deep model need not train all at once. It can begin with its first layers and grow. Or one block of
@@ -11,16 +9,7 @@
 # %% [markdown]
 # ## 1 · Install, and see where we are
 
-# %% cellView="form" nbmake={"post_cell_execute": ["assert colab.install"]}
-# @title Install { display-mode: "form" }
-import importlib.metadata, subprocess, sys
-
-SOURCE = "git+https://github.com/temper-training/temper@main"
-installed = importlib.metadata.distributions(name="temper-train")
-if not any(package.read_text("RECORD") for package in installed):  # none, or broken off half-way
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
-    subprocess.run([*pip, SOURCE], check=True)
-
+# %% cellView="form" tags=["install"] nbmake={"post_cell_execute": ["assert colab.install"]}
 import colab
 
 colab.install()

@@ -1,6 +1,4 @@
 # %% [markdown]
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/temper-training/temper/blob/main/notebooks/05_watch_and_tune.ipynb)
-#
 # # Watch a training, then make it faster
 #
 # The first half trains in a process of its own and looks on from here. The second half measures
@@ -9,16 +7,7 @@
 # %% [markdown]
 # ## 1 · Install, and see where we are
 
-# %% cellView="form" nbmake={"post_cell_execute": ["assert colab.install"]}
-# @title Install { display-mode: "form" }
-import importlib.metadata, subprocess, sys
-
-SOURCE = "git+https://github.com/temper-training/temper@main"
-installed = importlib.metadata.distributions(name="temper-train")
-if not any(package.read_text("RECORD") for package in installed):  # none, or broken off half-way
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
-    subprocess.run([*pip, SOURCE], check=True)
-
+# %% cellView="form" tags=["install"] nbmake={"post_cell_execute": ["assert colab.install"]}
 import colab
 
 colab.install()

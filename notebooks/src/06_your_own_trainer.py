@@ -1,6 +1,4 @@
 # %% [markdown]
-# [![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)](https://colab.research.google.com/github/temper-training/temper/blob/main/notebooks/06_your_own_trainer.ipynb)
-#
 # # Your own trainer, and nothing of it lost
 #
 # You have a notebook with a Trainer of transformers, TRL or Unsloth, and want to keep it. Add three
@@ -11,16 +9,7 @@
 # %% [markdown]
 # ## 1 · Install, and see where we are
 
-# %% cellView="form" nbmake={"post_cell_execute": ["assert colab.install"]}
-# @title Install { display-mode: "form" }
-import importlib.metadata, subprocess, sys
-
-SOURCE = "git+https://github.com/temper-training/temper@main"
-installed = importlib.metadata.distributions(name="temper-train")
-if not any(package.read_text("RECORD") for package in installed):  # none, or broken off half-way
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
-    subprocess.run([*pip, SOURCE], check=True)
-
+# %% cellView="form" tags=["install"] nbmake={"post_cell_execute": ["assert colab.install"]}
 import colab
 
 colab.install()

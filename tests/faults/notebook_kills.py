@@ -29,12 +29,12 @@ from pathlib import Path
 import psutil
 
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
+from notebooks.build import REPOSITORY, VERSION
 from tests.faults.judge import ROOT, print_figures
 from tests.notebooks.kernels import CellError, RunningNotebook, notebook_in_kernel
 from tests.notebooks.notebook_files import NOTEBOOKS, copy_into, variables
 
 QUICKSTART = NOTEBOOKS[0]
-REPOSITORY = "https://github.com/temper-training/temper"
 TRAINING_CELL = 4
 MAX_TRIES = 4
 MAX_OCCURRENCE = 8  # of what comes again and again
@@ -117,7 +117,7 @@ class Rehearsal:
     def begin(self, name: str) -> Place:
         """A folder with the notebook; Temper is not installed."""
         for found in self.packages.glob("*"):
-            if found.name in ("colab", "infrastructure") or found.name.startswith("temper-"):
+            if found.name in ("colab", "infrastructure") or found.name.startswith("temper"):
                 shutil.rmtree(found)
         at = Place(self.directory / name)
         copy_into(at.folder, QUICKSTART)
@@ -184,7 +184,7 @@ class Rehearsal:
 
 
 def make_repository(path: Path) -> Path:
-    """The working tree as it is now, committed to `main` of a repository of its own."""
+    """The working tree as it is now, committed to a repository of its own, as its version."""
     names = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
     for name in filter(None, names):
         if (ROOT / name).is_file():
@@ -194,6 +194,7 @@ def make_repository(path: Path) -> Path:
     git(path, "add", "--all")
     author = ("-c", "user.name=Test", "-c", "user.email=test@localhost")
     git(path, *author, "commit", "--quiet", "--message", "As it is now")
+    git(path, "tag", f"v{VERSION}")
     return path
 
 
