@@ -9,9 +9,9 @@ import importlib.util
 try:
     from infrastructure.core.lazy_exports import lazy_names
 except Exception as error:  # whatever another package of that name raises, as in `temper`
-    _found = getattr(importlib.util.find_spec("infrastructure"), "origin", None)
+    _origin = getattr(importlib.util.find_spec("infrastructure"), "origin", None)
     raise ImportError(
-        f"Temper's package `infrastructure` is hidden by another of that name, {_found}, which"
+        f"Temper's package `infrastructure` is hidden by another of that name, {_origin}, which"
         f" Python finds first ({error}): rename that folder, or start the notebook in another one"
     ) from None
 

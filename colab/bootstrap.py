@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
+from typing import Literal
 
 from colab.needed_packages import (
     Column,
@@ -33,7 +34,7 @@ from infrastructure.deployment.environment import (
     only_one_installer,
     remove_half_installed,
 )
-from infrastructure.deployment.installers import Installer, installer_for
+from infrastructure.deployment.installers import Installer, InstallError, installer_for
 
 FOLDER = Path.home() / ".cache" / "temper"
 UNFINISHED = "installing"  # there meanwhile: what a killed one left is removed the next time
@@ -41,11 +42,12 @@ PIN = "torch=="
 _stale: set[str] = set()  # what this process has loaded, and is another version on the disk by now
 
 
-def install(with_unsloth: bool = False) -> None:
+def install(with_unsloth: bool | Literal["on_gpu"] = False) -> None:
     """Install what Temper needs and this environment lacks; nothing, and at once, the next time.
 
     Args:
-        with_unsloth: also unsloth and what it imports.
+        with_unsloth: also unsloth and what it imports; "on_gpu": where there is an NVIDIA GPU, and
+            where that fails a sentence says so, because a training does without.
 
     Raises:
         InstallError: that failed, with its last words; or torch, numpy or ipywidgets is too old.
@@ -54,7 +56,10 @@ def install(with_unsloth: bool = False) -> None:
     column: Column = "colab" if platform() is Platform.COLAB else "tested"
     FOLDER.mkdir(parents=True, exist_ok=True)
     with redirect_stderr(sys.stdout), only_one_installer():
-        replaced = _install(column, with_unsloth)
+        if with_unsloth == "on_gpu":
+            replaced = _install(column, False) | _install_for_gpu(column)
+        else:
+            replaced = _install(column, with_unsloth)
     _stale.update(loaded_of(replaced))
     if _stale:
         raise RestartNeededError(
@@ -62,6 +67,17 @@ def install(with_unsloth: bool = False) -> None:
             " (Runtime > Restart session) and run all cells again; nothing is installed twice"
         )
     print("Everything that Temper needs is installed")
+
+
+def _install_for_gpu(column: Column) -> set[str]:
+    """As `_install`, with unsloth, where there is a GPU that it could use."""
+    if not nvidia_driver_present():
+        return set()
+    try:
+        return _install(column, True)
+    except InstallError as error:
+        print(f"Unsloth could not be installed, so transformers loads the model: {error}")
+        return set()
 
 
 def _install(column: Column, with_unsloth: bool) -> set[str]:

@@ -51,7 +51,7 @@ def show_data(config: DeploymentConfig) -> None:
     Raises:
         ValueError: the data or the model cannot be used.
     """
-    trainer = TrainerFactory().for_run(config.changed([]))
+    trainer = TrainerFactory().for_run(config.changed([]), "transformers")
     trainer.initialize_model()
     data: Any = trainer.initialize_data()
     print(*data.report.lines(), sep="\n")

@@ -13,9 +13,9 @@ from typing import Any
 try:
     from infrastructure.core.lazy_exports import lazy_names
 except Exception as error:  # whatever another package of that name raises
-    _found = getattr(importlib.util.find_spec("infrastructure"), "origin", None)
+    _origin = getattr(importlib.util.find_spec("infrastructure"), "origin", None)
     _hidden = (
-        f"Temper's package `infrastructure` is hidden by another of that name, {_found}, which"
+        f"Temper's package `infrastructure` is hidden by another of that name, {_origin}, which"
         f" Python finds first ({error}): rename that folder, or start where it is not found (in"
         " another folder, or without it in PYTHONPATH)"
     )

@@ -24,6 +24,7 @@ from infrastructure.deployment.forecast import RunForecast, bytes_of_version
 from infrastructure.deployment.model_repair import repair_finished
 from infrastructure.deployment.resuming import (
     as_begun,
+    backend_of,
     commit_of_base,
     describe_differences,
     has_other_data,
@@ -64,6 +65,7 @@ from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import MakeProgress, make_progress
 from infrastructure.training.metrics.sinks import check_sinks, make_sinks
+from infrastructure.training.models.backend_choice import Backend
 from infrastructure.training.observers.monitoring_setup import check_watching, monitoring_hooks
 from infrastructure.training.observers.run_observers import (
     CopiesObserver,
@@ -145,7 +147,6 @@ class TrainingDeployment:
             name = self.config.run_name or self.config.model.name
             return self._begin(plan_run(Path(self.config.output_dir), name))
         self._others_may_begin()  # they find this run
-        self.config = as_begun(run, self.config)
         return self._go_on(run)
 
     def go_on(self, run: RunDirectory) -> Summary:
@@ -155,6 +156,7 @@ class TrainingDeployment:
             return self._go_on(run)
 
     def _go_on(self, run: RunDirectory) -> Summary:
+        self.config = as_begun(run, self.config)
         options = place_options(self.config)
         if run.is_finished():
             repair_finished(run, options, self.report)
@@ -186,7 +188,8 @@ class TrainingDeployment:
             has_record = run.has_record()
             if has_record and (commit := commit_of_base(run, self.config)):
                 self.config.model.revision = commit
-            trainer = self._prepare(run.tokenizer if run.tokenizer.is_dir() else None)
+            tokenizer = run.tokenizer if run.tokenizer.is_dir() else None
+            trainer = self._prepare(tokenizer, backend_of(run))
             self.report(f"Run {run.run_id}: going on from step {step_of(checkpoint)}")
             if not has_record:
                 record_run(run, self.config, trainer)
@@ -322,7 +325,9 @@ class TrainingDeployment:
         if self._beginning is not None:
             self._beginning.end()
 
-    def _prepare(self, saved_tokenizer: Path | None = None) -> EnhancedTrainer:
+    def _prepare(
+        self, saved_tokenizer: Path | None = None, began_with: Backend | None = None
+    ) -> EnhancedTrainer:
         """Model and data, read and checked, so that whatever is wrong with them is told now."""
         check_watching(self.config)
         check_sinks(self.config.training.metrics_sinks)
@@ -331,7 +336,9 @@ class TrainingDeployment:
         config = self.config
         data_named = f" and data {config.data.path}" if config.data.path else ""
         self.report(f"Preparing model {config.model.name}{data_named}")
-        trainer = TrainerFactory().for_run(config, saved_tokenizer=saved_tokenizer)
+        trainer = TrainerFactory().for_run(config, began_with, saved_tokenizer=saved_tokenizer)
+        if trainer.backend_sentence:
+            self.report(trainer.backend_sentence)
         with self.stages.stage("model"):
             trainer.initialize_model()
         with self.stages.stage("data"):

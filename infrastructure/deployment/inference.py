@@ -62,7 +62,7 @@ def find_fastest_inference(
     notes = set_aside(config)
     repair_model(Path(config.model.name))
     config.data.max_length = 2  # rows are made here, of any length that the model has positions for
-    trainer = TrainerFactory().for_run(config)
+    trainer = TrainerFactory().for_run(config, "transformers")
     model = Logits(_merged(trainer.initialize_model()))
     _refuse_too_long(model.model, length)
     num_tokens = model.model.get_input_embeddings().num_embeddings  # type: ignore[operator]

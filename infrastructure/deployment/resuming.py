@@ -21,6 +21,7 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.find import settings_in, settings_now
 from infrastructure.run.record_types import AcceptedRecord
 from infrastructure.training.data.readers.sources import discover
+from infrastructure.training.models.backend_choice import Backend
 from infrastructure.training.resume.overrides import explain
 
 AS_IT_BEGAN = Source(Layer.KEYWORD, "the default when the run was begun")
@@ -55,6 +56,12 @@ def as_begun(run: RunDirectory, config: DeploymentConfig) -> DeploymentConfig:
     if not kept:
         return config
     return config.changed([Setting(key, value, AS_IT_BEGAN) for key, value in kept.items()])
+
+
+def backend_of(run: RunDirectory) -> Backend | None:
+    """What has loaded the model of a run; None where it has no version that says so."""
+    name = settings_now(run, {}).get("model.backend")
+    return None if name is None else "unsloth" if name == "unsloth" else "transformers"
 
 
 def commit_of_base(run: RunDirectory, config: DeploymentConfig) -> str | None:

@@ -50,7 +50,7 @@ def measure_model(config: DeploymentConfig) -> tuple[HeldOut, list[str]]:
     inherited = inherit_from_run(config)
     notes = set_aside(config)
     config.data.eval_path = config.data.path
-    trainer = TrainerFactory().for_run(config)
+    trainer = TrainerFactory().for_run(config, "transformers")
     held_out = measure(trainer)
     path = _write(config, held_out)
     rows = [[name, f"{value:.4f}"] for name, value in held_out.metrics.items()]

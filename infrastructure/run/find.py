@@ -23,6 +23,7 @@ from infrastructure.monitoring.records.run_owner import this_process
 from infrastructure.run.configuration_judge import shown_name
 from infrastructure.run.directory import RunDirectory
 
+BACKEND = "model.backend"
 BEGINNING = ".beginning"  # in the output folder: a file for each training that begins now
 
 log = logging.getLogger(__name__)
@@ -114,8 +115,11 @@ def wanted_beside(recorded: Mapping[str, object], config: DeploymentConfig) -> M
 def is_same(
     recorded: Mapping[str, object], wanted: Mapping[str, object], accepted: Collection[str]
 ) -> bool:
-    """Whether two purposes differ in nothing but what is accepted."""
-    return all(shown_name(key) in accepted for key in differing_keys(recorded, wanted))
+    """Whether two purposes differ in nothing but what is accepted. Where the library that loads the
+    model is left open, it is the one that the run began with."""
+    is_open = wanted.get(BACKEND) == "auto"
+    differing = (k for k in differing_keys(recorded, wanted) if not (is_open and k == BACKEND))
+    return all(shown_name(key) in accepted for key in differing)
 
 
 def settings_now(run: RunDirectory, began_with: Mapping[str, object]) -> Mapping[str, object]:

@@ -164,7 +164,7 @@ def initialize_training(
     for note in config.notes():
         log.warning(note)
     options.setdefault("checkpoint_directory", own_loop_checkpoints(config))
-    context = TrainingContext(TrainerFactory().for_run(config, **options))
+    context = TrainingContext(TrainerFactory().for_run(config, None, **options))
     config.note_num_epochs(context.num_epochs)
     return context
 

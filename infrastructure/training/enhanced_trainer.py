@@ -160,6 +160,7 @@ class EnhancedTrainer:
         extensions = create_extensions(training_config.extensions, self, own)
         self.hooks = ExtensionManager([*extensions, *hooks, *early_stopping(training_config)])
         self.team: Team | None = None
+        self.backend_sentence: str | None = None  # why this library loads the model
         self.schedule = SaveSchedule(training_config.checkpoint_seconds, training_config.deadline)
         self.checkpoints: CheckpointManager | None = None
         if checkpoint_directory is not None:

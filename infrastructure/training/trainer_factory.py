@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.launcher import LaunchedProcess, launched_process
 from infrastructure.optimization.memory_prediction import MemoryBudget
+from infrastructure.training.core.precision import choose_device
 from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.models.backend_choice import Backend, choose_backend
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.parallel.team import Team
 from infrastructure.training.setup.resource_limits import apply_resource_limits, caches_within
@@ -29,18 +32,43 @@ PACKAGE = "infrastructure"  # the logger above all of ours; what other libraries
 class TrainerFactory:
     """Makes trainers; holds nothing."""
 
-    def for_run(self, config: DeploymentConfig, **options: object) -> EnhancedTrainer:
+    def for_run(
+        self, config: DeploymentConfig, began_with: Backend | None = None, **options: object
+    ) -> EnhancedTrainer:
         """The trainer that a whole configuration asks for, on its device and with its cache.
+
+        Args:
+            began_with: what loads the model where `model.backend` is `auto`, because the run or the
+                model began with it; None: see `choose_backend`.
 
         Raises:
             ConfigurationError: a sentence for each setting that cannot be carried out.
         """
-        trainer = self.for_one_process(config, **options)
+        make_ready(config)
+        config.know_models(MODELS)
+        show_gpus(config.cuda_visible_devices)
+        device, directory = choose_device(config.device), config.cache.directory
+        choice = choose_backend(
+            config.model,
+            config.training,
+            device,
+            num_processes=num_processes_for(config, device, launched_process()),
+            began_with=began_with,
+            cache_directory=Path(directory) if directory else None,
+        )
+        trainer = self.for_one_process(config, choice.backend, **options)
+        trainer.backend_sentence = choice.sentence
         trainer.team = self._team(config, trainer, options)
         return trainer
 
-    def for_one_process(self, config: DeploymentConfig, **options: object) -> EnhancedTrainer:
-        """The same, without the other processes that the configuration may ask for."""
+    def for_one_process(
+        self, config: DeploymentConfig, backend: Backend = "transformers", **options: object
+    ) -> EnhancedTrainer:
+        """The same, without the other processes that the configuration may ask for.
+
+        Args:
+            backend: what loads the model where `model.backend` is `auto`.
+        """
         make_ready(config)
         config.know_models(MODELS)
         show_gpus(config.cuda_visible_devices)
@@ -55,6 +83,7 @@ class TrainerFactory:
             memory_config=config.memory,
             memory_budget=MemoryBudget.of(config),
             quantum_config=config.quantum,
+            backend=backend,
             **options,
         )
         apply_resource_limits(trainer, config)
@@ -87,15 +116,17 @@ class TrainerFactory:
         model_config: ModelConfig,
         training_config: TrainingConfig,
         data_config: DataConfig,
+        backend: Backend = "transformers",
         **options: Any,
     ) -> EnhancedTrainer:
-        """The trainer for `model_config.backend`; `options` are EnhancedTrainer's keywords.
+        """The trainer for `model_config.backend`, or where that is `auto` for `backend`; `options`
+        are EnhancedTrainer's keywords.
 
         Raises:
             ConfigurationError: a sentence for each setting that cannot be carried out.
         """
         check_sections(model_config, training_config, data_config, options.get("quantum_config"))
-        if model_config.backend == "unsloth":
+        if (backend if model_config.backend == "auto" else model_config.backend) == "unsloth":
             return UnslothTrainer(model_config, training_config, data_config, **options)
         return EnhancedTrainer(model_config, training_config, data_config, **options)
 

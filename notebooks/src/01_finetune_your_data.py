@@ -21,6 +21,7 @@ import colab
 colab.install()
 
 # %%
+colab.install(with_unsloth="on_gpu")  # where there is a GPU, Unsloth is faster
 session = colab.begin()
 
 # %% [markdown]

@@ -242,6 +242,26 @@ def test_unsloth_only_where_it_is_requested(ready: Notebook) -> None:
     ready.has(unsloth=None)
 
 
+ON_GPU = """
+import colab
+from colab import bootstrap
+bootstrap.nvidia_driver_present = lambda: {there}
+colab.install(with_unsloth="on_gpu")
+"""
+
+
+def test_a_gpu_gets_unsloth_and_does_without_where_that_fails(ready: Notebook) -> None:
+    ready.has(leaf="1.5", numpy="2.1", extra="1.0")
+    assert ready.python(ON_GPU.format(there=False)).code == 0
+    assert "unsloth" not in ready.versions()
+    done = ready.python(ON_GPU.format(there=True), wheels="nowhere")
+    assert (done.code, done.err) == (0, "")
+    assert "Unsloth could not be installed, so transformers loads the model: " in done.out
+    assert ready.python(ON_GPU.format(there=True)).code == 0
+    assert ready.versions()["unsloth"] == "1.0"
+    ready.has(unsloth=None)
+
+
 def test_an_old_package_of_which_files_are_missing_is_not_the_installer_s(
     ready: Notebook,
 ) -> None:

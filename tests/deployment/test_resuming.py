@@ -12,12 +12,14 @@ from infrastructure.commands.train import train
 from infrastructure.commands.train_resume import resume
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError
+from infrastructure.deployment import resuming
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.resuming import commit_of_base, data_files_hash
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.lock import only_trainer_of
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import (
     deploy,
     end,
@@ -74,6 +76,24 @@ def test_the_same_command_goes_on_to_the_same_numbers(stopped: Path, tmp_path: P
     whole, _ = deploy(fresh)
     assert losses(again) == losses(whole)
     assert runs_of(tmp_path) == [stopped, whole]
+
+
+def test_a_run_goes_on_with_the_library_that_it_began_with(
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is installed by now, and `auto` would choose."""
+    chosen: list[object] = []
+
+    def for_run(self: TrainerFactory, config: object, began_with: object, **_: object) -> None:
+        chosen.append(began_with)
+        raise ValueError("far enough")
+
+    monkeypatch.setattr(TrainerFactory, "for_run", for_run)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="far enough"):
+            deploy(small_config(tmp_path))
+        monkeypatch.setattr(resuming, "settings_now", lambda *_: {"model.backend": "unsloth"})
+    assert chosen == ["transformers", "unsloth"]
 
 
 def test_what_does_not_change_the_result_may_be_given_anew(stopped: Path, tmp_path: Path) -> None:

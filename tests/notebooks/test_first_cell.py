@@ -202,7 +202,7 @@ print("stopped:", type(result.error_in_exec).__name__)
 """
 
 
-def test_where_nothing_can_be_installed_one_sentence_says_what_to_do(
+def test_where_nothing_can_be_installed_one_sentence_has_what_to_do(
     tmp_path: Path, index: Index
 ) -> None:
     """As a notebook shows it; there is neither the version in the index nor a repository."""

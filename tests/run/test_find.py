@@ -11,7 +11,7 @@ import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.run.find import BEGINNING, Beginning
+from infrastructure.run.find import BEGINNING, Beginning, is_same
 from tests.deployment.runs import ROOT, runs_of, small_config
 
 # Begins again and again; what it finds inside is somebody who is inside too.
@@ -105,3 +105,12 @@ def test_an_output_folder_that_cannot_be_made_is_no_matter_of_this(tmp_path: Pat
     begun = time.monotonic()
     Beginning(DeploymentConfig(output_dir=str(tmp_path / "file/runs"))).end()
     assert time.monotonic() - begun < 5
+
+
+def test_where_the_library_is_left_open_it_is_the_one_that_the_run_began_with() -> None:
+    """A run whose checkpoints say Unsloth is found by who lets it choose, and by no other."""
+    taken = {"model.backend": "unsloth"}
+    assert is_same(taken, {"model.backend": "auto"}, [])
+    assert is_same({"model.backend": "auto"}, {"model.backend": "auto"}, [])
+    assert not is_same(taken, {"model.backend": "transformers"}, [])
+    assert not is_same({"model.backend": "auto"}, taken, [])

@@ -1,5 +1,6 @@
 import logging
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training import trainer_factory, unsloth_trainer
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.models.backend_choice import BackendChoice
+from infrastructure.training.resume.fingerprint import settings_of
 from infrastructure.training.trainer_factory import TrainerFactory, show_gpus
 from infrastructure.training.unsloth_trainer import UnslothTrainer
 
@@ -29,6 +32,22 @@ def test_the_backend_chooses_the_trainer(
     assert type(trainer) is kind
     assert trainer.model_config.backend == backend
     assert trainer.training_config.seed == 7
+
+
+def test_a_run_takes_what_is_chosen_for_it_and_stays_with_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = DeploymentConfig(device="cpu", output_dir=str(tmp_path))
+    monkeypatch.setattr(unsloth_trainer, "prepare_backend", lambda *arguments: None)
+    assert type(TrainerFactory().for_run(config, "unsloth")) is UnslothTrainer
+    choice = BackendChoice("unsloth", "it was chosen")
+    monkeypatch.setattr(trainer_factory, "choose_backend", lambda *_, **__: choice)
+    trainer = TrainerFactory().for_run(config)
+    assert isinstance(trainer, UnslothTrainer)
+    assert trainer.backend_sentence == "it was chosen"
+    assert settings_of(trainer)["model.backend"] == "unsloth"  # which a checkpoint records
+    config.model.backend = "transformers"
+    assert type(TrainerFactory().for_run(config)) is EnhancedTrainer
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,9 @@ class ModelConfig(ConfigSection):
         description='Model to train: "embedded", a registered name, a hub name or a folder.',
     )
     backend: Literal["auto", "transformers", "unsloth"] = Field(
-        default="auto", description="Library that loads the model; auto: transformers."
+        default="auto",
+        description="Library that loads the model; auto: Unsloth on a CUDA GPU where it is"
+        " installed and supports model and training, else transformers.",
     )
     adapter: Annotated[
         str,

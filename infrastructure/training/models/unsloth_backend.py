@@ -5,8 +5,7 @@ imports transformers. It sends no usage statistics, keeps its compiled code in t
 and never gets a token as an argument, because it would write it to the disk. What it prints goes to
 stderr.
 
-Limits on a CPU: no 8-bit. Tested there with 2026.10.9; its GPU path is not tested here, so
-`backend: auto` does not choose it.
+Limits on a CPU: no 8-bit. Tested there with 2026.10.9; its GPU path was not seen yet.
 """
 
 import contextlib

@@ -1,0 +1,140 @@
+"""Which library loads the model where `model.backend` is `auto`: Unsloth on a CUDA GPU, where it is
+installed and supports the model and the training, else transformers; and the reason, for people.
+
+Looks at names, files and versions alone: nothing that Unsloth changes may be imported before it.
+"""
+
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from infrastructure.config.auto import attention_for, trains_from_scratch
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.errors import MissingPackageError
+from infrastructure.core.json_text import as_object, parse_json
+from infrastructure.core.optional import PIP_LINES, is_installed
+from infrastructure.training.models.source import ModelSource, SourceKind, find_source
+from infrastructure.training.models.transformers_backend import base_of_lora
+from infrastructure.training.models.unsloth_backend import check_versions, prepare_backend
+
+Backend = Literal["transformers", "unsloth"]
+# Those that Unsloth has kernels of its own for; what else it loads, transformers computes.
+MODEL_TYPES = (
+    *("llama", "mistral", "gemma", "gemma2", "qwen2", "qwen3", "qwen3_moe"),
+    *("cohere", "granite", "falcon_h1"),
+)
+STRATEGIES = ("standard", "finetune")
+LONGEST_REASON = 200  # characters of what a package says of itself
+
+
+@dataclass(frozen=True)
+class BackendChoice:
+    """The library, and a sentence where somebody wants to know why; None: there was no choice."""
+
+    backend: Backend
+    sentence: str | None = None
+
+
+def choose_backend(
+    model_config: ModelConfig,
+    training_config: TrainingConfig,
+    device: torch.device,
+    num_processes: int = 1,
+    began_with: Backend | None = None,
+    cache_directory: Path | None = None,
+) -> BackendChoice:
+    """What loads the model. Where Unsloth is chosen, it is imported now.
+
+    Args:
+        began_with: what the run began with, which it goes on with; None: it begins.
+        cache_directory: where Unsloth's compiled code goes.
+    """
+    configured = model_config.backend if model_config.backend != "auto" else began_with
+    if configured is not None:
+        return BackendChoice(configured)
+    if device.type != "cuda" or trains_from_scratch(model_config):
+        return BackendChoice("transformers")
+    reason = (
+        _not_supported(training_config, model_config, num_processes)
+        or _not_usable()
+        or _not_importable(model_config, cache_directory)
+    )
+    if reason is None:
+        return BackendChoice(
+            "unsloth",
+            "Unsloth loads the model: there is a CUDA GPU, and it supports the model and the"
+            " training; --backend transformers does without",
+        )
+    return BackendChoice("transformers", f"transformers loads the model, not Unsloth: {reason}")
+
+
+def _not_supported(
+    training: TrainingConfig, model_config: ModelConfig, num_processes: int
+) -> str | None:
+    """Why this training is none for Unsloth."""
+    strategy = training.strategy_for(model_config)
+    if strategy not in STRATEGIES:
+        return f"it does not know the strategy {strategy}"
+    if training.time_step_masking:
+        return "it has no masked diffusion"
+    if num_processes > 1:
+        return "several processes train"
+    if model_config.adapter != "standard":
+        return f"the adapter {model_config.adapter} loads the model"
+    if training.gradient_checkpointing and training.gradient_checkpointing_mode != "all":
+        return "it recomputes activations in a way of its own"
+    if attention_for(model_config, training) not in ("auto", "sdpa"):
+        return "it chooses the attention itself"
+    source = find_source(model_config.name)
+    if source.kind not in (SourceKind.HUB, SourceKind.FOLDER, SourceKind.LORA_FOLDER):
+        return f"{model_config.name} is a registered model"
+    if model_config.trust_remote_code:
+        return "the model comes with code of its own"
+    model_type = _model_type(source, model_config)
+    if model_type is None:
+        return "the model's config.json cannot be read before it is loaded"
+    return None if model_type in MODEL_TYPES else f"it has no kernels for {model_type} models"
+
+
+def _model_type(source: ModelSource, model_config: ModelConfig) -> str | None:
+    """What config.json says; that of a hub model is fetched, and nothing else of it."""
+    try:
+        if source.kind is SourceKind.LORA_FOLDER:
+            source = base_of_lora(source.folder)
+        path = source.folder / "config.json"
+        if source.kind is SourceKind.HUB:
+            hub = importlib.import_module("huggingface_hub")
+            revision = source.revision or model_config.revision
+            path = Path(hub.hf_hub_download(source.location, "config.json", revision=revision))
+        model_type = as_object(parse_json(path.read_bytes())).get("model_type")
+    except (OSError, ValueError, TypeError):  # what is wrong with it, loading it says
+        return None
+    return model_type if isinstance(model_type, str) else None
+
+
+def _not_usable() -> str | None:
+    """Why the installed packages do not let it load anything."""
+    if not is_installed("unsloth"):
+        return f"it is not installed ({PIP_LINES['unsloth']})"
+    if "unsloth" not in sys.modules and "transformers" in sys.modules:
+        return "transformers was imported before it in this process: restart that"
+    try:
+        check_versions()
+    except (MissingPackageError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def _not_importable(model_config: ModelConfig, cache_directory: Path | None) -> str | None:
+    """Import it; what it says where that fails, on a GPU that is too old for it, say."""
+    try:
+        prepare_backend(model_config.model_copy(update={"backend": "unsloth"}), cache_directory)
+    except Exception as error:  # of any package that it imports
+        words = " ".join(str(error).split())[:LONGEST_REASON]
+        return f"it cannot be imported ({type(error).__name__}: {words})"
+    return None
