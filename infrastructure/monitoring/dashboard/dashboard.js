@@ -1,6 +1,6 @@
 "use strict";
-// Asks for the page's parts again and again, puts in place those that changed, counts ages up, and
-// tells the value under the pointer. Polling, because the proxies of notebooks hold streams back.
+// Asks for the page's parts again and again, changes in them what is new, counts ages up, and lays
+// other runs over this one. Polling, because the proxies of notebooks hold streams back.
 (() => {
   const query = new URLSearchParams(location.search);
   const page = document.body;
@@ -10,7 +10,6 @@
   let version = `"${page.dataset.version}"`;
   let timer = 0;
   let failures = 0;
-  let pointer = null;
 
   const duration = (seconds) => {
     const whole = Math.max(0, Math.round(seconds));
@@ -39,20 +38,47 @@
       to.set("run", link.dataset.run);
       link.href = `?${to}`;
     }
+    for (const box of document.querySelectorAll("input[data-with]")) {
+      box.checked = others.has(box.dataset.with);
+    }
+  };
+
+  // Make `live` what `wanted` is, and leave alone what is so already: focus, zoom and what was opened
+  // stay. Parts that a script added are marked `isOwn`.
+  const morph = (live, wanted) => {
+    for (const { name } of [...live.attributes]) {
+      if (!wanted.hasAttribute(name) && name !== "open") live.removeAttribute(name);
+    }
+    for (const { name, value } of wanted.attributes) {
+      if (live.getAttribute(name) !== value) live.setAttribute(name, value);
+    }
+    if (live.isDrawn) live.classList.add("drawn");
+    const there = [...live.childNodes].filter((node) => !node.isOwn);
+    const next = [...wanted.childNodes];
+    next.forEach((node, i) => {
+      const old = there[i];
+      if (!old) live.append(node);
+      else if (old.nodeName !== node.nodeName || old.dataset?.key !== node.dataset?.key) old.replaceWith(node);
+      else if (old.nodeType === Node.TEXT_NODE) {
+        if (old.nodeValue !== node.nodeValue) old.nodeValue = node.nodeValue;
+      } else morph(old, node);
+    });
+    there.slice(next.length).forEach((node) => node.remove());
   };
 
   const put = (sections) => {
     for (const [id, html] of Object.entries(sections)) {
       const part = document.getElementById(id);
-      if (!part || part.received === html) continue;
-      const open = [...part.querySelectorAll("details")].map((details) => details.open);
-      part.innerHTML = html;
+      if (!part || part.received === html || id === "compared") continue;
+      const wanted = document.createElement("div");
+      wanted.innerHTML = html;
+      wanted.id = id;
+      morph(part, wanted);
       part.received = html;
-      part.querySelectorAll("details").forEach((details, i) => { details.open = !!open[i]; });
     }
     linkRuns();
     tellAges();
-    if (pointer) showValue(pointer);
+    temperCharts.draw(document);
   };
 
   const look = async () => {
@@ -69,6 +95,7 @@
       } else if (answer.status !== 304) {
         throw new Error(String(answer.status));
       }
+      if ([...others.values()].some((known) => known)) await layOver();
       const now = Number(answer.headers.get("X-Now"));
       if (now) clockAhead = Date.now() / 1000 - now;
       failures = 0;
@@ -82,70 +109,100 @@
     if (!document.hidden) timer = setTimeout(look, 1000 * wait);
   };
 
-  const numbers = (text) => (text || "").trim().split(/[\s,]+/).map(Number);
+  // Other runs beside this one: what they drew, where they stand, and what was set otherwise.
+  const others = new Map(); // name → {charts, settings, state, next}: null until it was asked for
+  for (const name of query.getAll("with")) others.set(name, null);
 
-  const nearest = (svg, x) => {
-    let best = null;
-    const take = (px, py) => {
-      if (!best || Math.abs(px - x) < Math.abs(best[0] - x)) best = [px, py];
-    };
-    const lines = svg.querySelectorAll("polyline.main");
-    for (const line of lines.length ? lines : svg.querySelectorAll("polyline.mark-line")) {
-      const flat = numbers(line.getAttribute("points"));
-      for (let i = 0; i + 1 < flat.length; i += 2) take(flat[i], flat[i + 1]);
+  const partsOf = (sections) => {
+    const parts = document.createElement("template");
+    parts.innerHTML = `${sections.curves}${sections.machine}${sections.configuration}`;
+    const charts = {}, settings = {};
+    for (const figure of parts.content.querySelectorAll("figure[data-chart]")) {
+      charts[figure.dataset.key] = JSON.parse(figure.dataset.chart);
     }
-    return best;
+    for (const row of parts.content.querySelectorAll("table.config tbody tr")) {
+      settings[row.cells[0].textContent] = row.cells[1].textContent;
+    }
+    return { charts, settings };
   };
 
-  const draw = (svg, name, attributes, text) => {
-    const drawn = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const [key, value] of Object.entries(attributes)) drawn.setAttribute(key, value);
-    if (text) drawn.textContent = text;
-    svg.append(drawn);
+  const lookAtOthers = async () => {
+    const now = Date.now() / 1000;
+    await Promise.all([...others].map(async ([name, known]) => {
+      if (known && now < known.next) return;
+      const asked = new URLSearchParams(query);
+      asked.set("run", name);
+      const answer = await fetch(`look?${asked}`, { cache: "no-store" });
+      if (!answer.ok) { others.delete(name); return; }
+      const look = await answer.json();
+      if (others.has(name)) others.set(name, { ...partsOf(look.sections), next: now + look.next_seconds });
+    }));
   };
 
-  const valueAt = (data, y) => {
-    const [, , top, bottom] = numbers(data.box);
-    let [low, high] = numbers(data.values);
-    if (data.log) [low, high] = [Math.log10(low), Math.log10(high)];
-    const value = low + ((bottom - y) / (bottom - top)) * (high - low);
-    const scaled = (data.log ? 10 ** value : value) * Number(data.scale);
-    const size = Math.abs(scaled);
-    const told = size && (size < 1e-3 || size >= 1e6) ? scaled.toExponential(2)
-      : size >= 1000 ? Math.round(scaled).toLocaleString("en") : Number(scaled.toPrecision(3));
-    return `${told}${data.unit || ""}`;
+  const rowOf = (name) => [...document.querySelectorAll("#runs a[data-run]")]
+    .find((link) => link.dataset.run === name)?.closest("tr");
+
+  const tellCompared = () => {
+    const part = document.getElementById("compared");
+    part.replaceChildren();
+    const shown = [...others].filter(([, known]) => known);
+    if (!shown.length) return;
+    const here = document.querySelector("#runs a[aria-current]")?.dataset.run || "this run";
+    const settings = partsOf({
+      curves: "", machine: "", configuration: document.getElementById("configuration").innerHTML,
+    }).settings;
+    const runs = [[here, { settings }], ...shown];
+    const all = new Set(runs.flatMap(([, run]) => Object.keys(run.settings)));
+    const differing = [...all].filter((key) => new Set(runs.map(([, run]) => run.settings[key])).size > 1);
+    const { own, colourOf } = temperCharts;
+    const section = own("section"), scroll = own("div", "scroll"), table = own("table", "numbers compare");
+    const line = (heading, cells) => {
+      const row = own("tr");
+      row.append(own("th", "", heading), ...cells.map((text) => own("td", "", text)));
+      table.append(row);
+      return row;
+    };
+    const names = line("", runs.map(([name]) => rowOf(name)?.querySelector("a").textContent || name));
+    runs.forEach((_, i) => {
+      const swatch = own("i", "swatch");
+      swatch.style.background = `var(${i ? colourOf([...others.keys()].indexOf(runs[i][0])) : "--main"})`;
+      names.cells[i + 1].prepend(swatch);
+    });
+    ["state", "step", "loss", "held-out loss"].forEach((what, i) => {
+      line(what, runs.map(([name]) => rowOf(name)?.cells[i + 1]?.textContent || "–"));
+    });
+    for (const key of differing) line(key, runs.map(([, run]) => run.settings[key] ?? "–"));
+    if (!differing.length) line("settings", runs.map(() => "the same"));
+    scroll.append(table);
+    section.append(own("h2", "", "Compared"), scroll);
+    part.append(section);
   };
 
-  const showValue = (event) => {
-    document.querySelectorAll(".hover").forEach((drawn) => drawn.remove());
-    const under = document.elementFromPoint(event.clientX, event.clientY);
-    const svg = under && under.closest("svg.chart[data-box]");
-    pointer = svg ? event : null;
-    if (!svg) return;
-    const at = new DOMPoint(event.clientX, event.clientY)
-      .matrixTransform(svg.getScreenCTM().inverse());
-    const [left, right, top, bottom] = numbers(svg.dataset.box);
-    const found = nearest(svg, at.x);
-    if (!found || at.x < left - 8 || at.x > right + 8) return;
-    const [x, y] = found;
-    const [first, last] = numbers(svg.dataset.steps);
-    const step = first + ((x - left) / (right - left)) * (last - first);
-    const where = svg.dataset.axis === "step" ? `step ${Math.round(step).toLocaleString("en")}`
-      : `${Number(step.toPrecision(3))} ${svg.dataset.axis}`;
-    const isLate = x > (left + right) / 2;
-    draw(svg, "line", { class: "hover", x1: x, x2: x, y1: top, y2: bottom });
-    draw(svg, "circle", { class: "hover", cx: x, cy: y, r: 3.5 });
-    draw(svg, "text", {
-      class: "hover", x: x + (isLate ? -8 : 8), y: top + 10,
-      "text-anchor": isLate ? "end" : "start",
-    }, `${valueAt(svg.dataset, y)} · ${where}`);
+  const layOver = async () => {
+    await lookAtOthers();
+    temperCharts.lay([...others].filter(([, known]) => known)
+      .map(([name, { charts }]) => ({ name: rowOf(name)?.querySelector("a").textContent || name, charts })));
+    tellCompared();
   };
 
-  document.addEventListener("pointermove", showValue, { passive: true });
-  document.addEventListener("pointerdown", showValue, { passive: true });
+  document.addEventListener("change", (event) => {
+    const name = event.target.dataset?.with;
+    if (!name) return;
+    if (event.target.checked) others.set(name, null);
+    else others.delete(name);
+    query.delete("with");
+    for (const other of others.keys()) query.append("with", other);
+    history.replaceState(null, "", query.size ? `?${query}` : location.pathname);
+    linkRuns();
+    layOver().catch(() => {});
+  });
+
   document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
+  page.classList.add("alive");
   linkRuns();
   tellAges();
+  temperCharts.draw(document);
+  layOver().catch(() => {});
   setInterval(tellAges, 1000);
   timer = setTimeout(look, 1000 * nextSeconds);
 })();

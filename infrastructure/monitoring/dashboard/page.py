@@ -5,7 +5,6 @@ to where it came from, nothing else. All addresses are relative, so it works beh
 puts a path before them, as notebooks do.
 """
 
-import base64
 import gzip
 import hashlib
 import json
@@ -16,10 +15,27 @@ from pathlib import Path
 
 from infrastructure.monitoring.drawing.css import COLOURS, RULES
 from infrastructure.monitoring.drawing.html import Markup, element, raw_markup
+from infrastructure.monitoring.drawing.html_page import (
+    allowed_by_hash,
+    chart_rules,
+    chart_script,
+)
 
+COMPARED = "compared"  # filled by the script: runs that are laid over
 SECTIONS = (
-    *("head", "progress", "tiles", "notices", "alerts", "result", "curves", "stacks"),
-    *("machine", "errors", "safety", "next", "runs", "configuration"),
+    *(
+        "head",
+        "runs",
+        COMPARED,
+        "progress",
+        "tiles",
+        "notices",
+        "alerts",
+        "result",
+        "curves",
+        "stacks",
+    ),
+    *("machine", "errors", "safety", "next", "configuration"),
 )
 
 
@@ -64,8 +80,9 @@ class Page:
     """The document around the looks; made once, because style and script do not change."""
 
     def __init__(self) -> None:
-        self.style = COLOURS + live_rules()
-        self.script = (Path(__file__).parent / "dashboard.js").read_text(encoding="utf-8")
+        self.style = COLOURS + live_rules() + chart_rules()
+        live_script = (Path(__file__).parent / "dashboard.js").read_text(encoding="utf-8")
+        self.script = f"{chart_script()}\n{live_script}"
 
     @property
     def policy(self) -> str:
@@ -73,8 +90,8 @@ class Page:
         addresses that nobody knows beforehand, and there is nothing on it to be clicked by mistake.
         """
         return (
-            f"default-src 'none'; style-src '{_hash(self.style)}';"
-            f" script-src '{_hash(self.script)}'; connect-src 'self'; base-uri 'none';"
+            f"default-src 'none'; style-src {allowed_by_hash(self.style)};"
+            f" script-src {allowed_by_hash(self.script)}; connect-src 'self'; base-uri 'none';"
             " form-action 'none'"
         )
 
@@ -106,7 +123,3 @@ class Page:
             element("title", look.title),
             element("style", raw_markup(self.style)),
         )
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from infrastructure.monitoring.drawing.charts import render_chart
-from infrastructure.monitoring.drawing.curves import curves, holes
+from infrastructure.monitoring.drawing.charts import figure
+from infrastructure.monitoring.drawing.curves import curves, holes, single_numbers
 from infrastructure.monitoring.drawing.formatting import (
     format_bytes,
     format_duration,
@@ -39,6 +39,7 @@ from infrastructure.monitoring.report.stack_section import stack_section
 
 MAX_ALERTS = 8
 MAX_RUNS = 60
+MAX_OPEN_RUNS = 5
 BAR_WIDTH = 1000
 NUM_SMALL_BUCKETS = 150  # a page that is sent every few seconds is kept small
 
@@ -48,6 +49,7 @@ def sections_of(run: LiveRun, runs: Sequence[RunRow]) -> dict[str, Markup]:
     facts = replace(run.facts, problems=run.problems)
     return {
         "head": head(run),
+        "runs": run_list(runs, run.directory.name),
         "progress": progress(run),
         "tiles": tiles(run),
         "notices": notices(facts, holes(run.curves)),
@@ -59,7 +61,6 @@ def sections_of(run: LiveRun, runs: Sequence[RunRow]) -> dict[str, Markup]:
         "errors": errors(facts),
         "safety": safety(facts),
         "next": next_steps(facts) if run.has_ended else NOTHING,
-        "runs": run_list(runs, run.directory.name),
         "configuration": configuration(facts),
     }
 
@@ -233,12 +234,13 @@ def alerts(run: LiveRun) -> Markup:
 def curve_section(run: LiveRun) -> Markup:
     """The curves of the run, or why there are none yet."""
     figures = curves(run.curves, run.evaluated, NUM_SMALL_BUCKETS)
-    if not figures:
+    numbers = single_numbers(run.curves, run.evaluated)
+    if not figures and not numbers:
         waits = "Before the first step the model and the data are prepared and measured."
         text = "No step has been logged yet. " + ("" if run.has_ended else waits)
         return section("Curves", element("p", text, css_class="soft"))
     small = element("div", *figures[1:], css_class="columns three") if figures[1:] else NOTHING
-    return section("Curves", figures[0], small)
+    return section("Curves", *figures[:1], small, numbers)
 
 
 def meters(run: LiveRun) -> Markup:
@@ -249,10 +251,7 @@ def meters(run: LiveRun) -> Markup:
 
 def machine(run: LiveRun) -> Markup:
     """How full the machine is now, and its curves over time."""
-    figures = [
-        element("figure", element("h3", chart.title), raw_markup(render_chart(chart)))
-        for chart in run.machine.charts(NUM_SMALL_BUCKETS)
-    ]
+    figures = [figure(*shown) for shown in run.machine.charts(NUM_SMALL_BUCKETS)]
     parts = [meters(run)]
     if figures:
         parts.append(element("div", *figures, css_class="columns three"))
@@ -266,21 +265,34 @@ def _meter(meter: Meter) -> Markup:
 
 
 def run_list(runs: Sequence[RunRow], shown: str) -> Markup:
-    """All runs of the folder, the newest first; a click shows one."""
+    """All runs of the folder, the newest first; a click shows one, a check mark lays it over."""
     if len(runs) < 2:
         return NOTHING
     rows = [_run_row(row, shown) for row in list(runs)[:MAX_RUNS]]
     headings = ("run", "", "step", "loss", "held out")
-    more = f", the newest {MAX_RUNS}" if len(runs) > MAX_RUNS else ""
-    return section(f"Runs in this folder{more}", table(headings, rows, "numbers runs"))
+    parts = [table(headings, rows[:MAX_OPEN_RUNS], "numbers runs")]
+    if earlier := rows[MAX_OPEN_RUNS:]:
+        most = f" (the newest {MAX_RUNS} of {len(runs)} are listed)" if len(runs) > MAX_RUNS else ""
+        label = element("summary", f"{len(earlier)} earlier runs{most}")
+        parts.append(element("details", label, table((), earlier, "numbers runs")))
+    return section("Runs in this folder", *parts)
 
 
 def _run_row(row: RunRow, shown: str) -> tuple[object, ...]:
-    here = {"aria-current": "true"} if row.name == shown else {}
+    is_shown = row.name == shown
+    here = {"aria-current": "true"} if is_shown else {}
     link = element("a", row.name, **{"data-run": row.name, "href": "?"}, **here)
     state = element("span", row.status, css_class=f"status {row.status}")
     step = "" if row.step is None else f"{row.step:,}"
-    return (link, state, step, _number(row.loss), _number(row.held_out_loss))
+    name = joined([NOTHING if is_shown else _overlay_box(row.name), link])
+    return (name, state, step, _number(row.loss), _number(row.held_out_loss))
+
+
+def _overlay_box(name: str) -> Markup:
+    """What lays a run over the one that is shown; seen where the page's script runs."""
+    label = f"compare with {name}"
+    attributes = {"data-with": name, "aria-label": label, "title": label}
+    return element("input", type="checkbox", css_class="with", **attributes)
 
 
 def _number(value: float | None) -> str:

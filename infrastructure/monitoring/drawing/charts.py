@@ -1,30 +1,36 @@
 """Line charts as SVG text that lives inside a page: its colours are the page's CSS classes.
 
-No drawing package, no script, no ids: a chart is a few kilobytes, follows light and dark, and any
-number of them stand in one page. Knows nothing of training.
+No drawing package, no ids: a chart is a few kilobytes, follows light and dark, and any number of
+them stand in one page. `figure` puts the numbers beside the picture, for the script of our pages
+(`charts.js`); where none runs, in a notebook's cell and on paper, the picture stays. Knows nothing
+of training.
 """
 
+import json
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from infrastructure.monitoring.drawing.downsampling import (
+    BoundedPoints,
     Bucket,
     Curve,
     Gap,
     Points,
+    find_gaps,
     linear_ticks,
     log_ticks,
     make_curve,
 )
 from infrastructure.monitoring.drawing.formatting import format_number
-from infrastructure.monitoring.drawing.html import escape_text
+from infrastructure.monitoring.drawing.html import Markup, element, escape_text, raw_markup
 
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 34
 LOG_SCALE_FROM_RATIO = 30.0
 MAX_DOTS = 80
 BAND_MARGIN = 2
+MAX_POINTS, MAX_SMALL_POINTS = 2000, 800  # that a page carries of a wide chart, and of another
 LEADING_NUMBER = re.compile(r"([\d.]*)(.*)")
 
 
@@ -39,6 +45,7 @@ class Chart:
         from_zero: the value axis begins at 0.
         may_be_log: use a logarithmic value axis where the values span much.
         axis: what the other axis counts; in whole numbers.
+        is_noisy: an average over neighbours says more than each value.
     """
 
     title: str
@@ -48,6 +55,12 @@ class Chart:
     from_zero: bool = False
     may_be_log: bool = False
     axis: str = "step"
+    is_noisy: bool = True
+
+    @property
+    def is_one_dot(self) -> bool:
+        """Whether there is no line to be seen: a number says as much."""
+        return sum(len(piece) for piece in self.curve.pieces) < 2 and len(self.marks) < 2
 
 
 @dataclass(frozen=True)
@@ -80,7 +93,7 @@ def render_chart(chart: Chart, width: int = 440, height: int = 220) -> str:
     frame = _frame(chart, width, height)
     parts = [
         f'<svg class="chart" viewBox="0 0 {width} {height}" role="img"'
-        f' aria-label="{escape_text(chart.title)}"{_scales(chart, frame)}>'
+        f' aria-label="{escape_text(chart.title)}">'
     ]
     if frame is None:
         parts.append(_text(width / 2, height / 2, "no finite number", "middle"))
@@ -90,23 +103,62 @@ def render_chart(chart: Chart, width: int = 440, height: int = 220) -> str:
     return "\n".join([*parts, "</svg>"])
 
 
-def _scales(chart: Chart, frame: Frame | None) -> str:
-    """What a script needs to tell the step and the value at a point of the picture."""
-    if frame is None:
-        return ""
+def figure(
+    key: str,
+    chart: Chart,
+    points: Points,
+    now: str = "",
+    caption: Markup | None = None,
+    is_wide: bool = False,
+) -> Markup:
+    """A chart with its heading: the picture, and the numbers for the page's script.
+
+    Args:
+        key: what is drawn; the same in every run.
+        points: of the curve, in the unit of the chart.
+        now: the newest value, beside the heading.
+    """
+    heading = element("h3", element("span", chart.title), element("span", now, css_class="now"))
+    picture = raw_markup(render_chart(chart, 720, 260) if is_wide else render_chart(chart))
+    attributes = {"data-key": key, "data-chart": chart_json(chart, points, is_wide)}
+    css_class = "wide" if is_wide else None
+    return element("figure", heading, picture, caption or "", css_class=css_class, **attributes)
+
+
+def chart_json(chart: Chart, points: Points, is_wide: bool = False) -> str:
+    """What `charts.js` draws: the points, thinned where they are many, and how they are shown."""
     of_one, unit = LEADING_NUMBER.fullmatch(chart.format_value(1.0)).groups()  # type: ignore[union-attr]
-    attributes = {
-        "box": f"{LEFT} {frame.width - RIGHT} {TOP} {frame.bottom}",
-        "steps": "{:.6g} {:.6g}".format(*frame.steps),
-        "values": "{:.6g} {:.6g}".format(*frame.values),
-        "scale": of_one,
-        "unit": unit,
+    points = sorted(points, key=lambda point: point[0])
+    gaps = [(gap.first_step, gap.last_step) for gap in find_gaps(points)]
+    x, y = _columns(points, MAX_POINTS if is_wide else MAX_SMALL_POINTS)
+    marks_x, marks_y = _columns(chart.marks, MAX_SMALL_POINTS)
+    low, _ = value_range(chart) or (0.0, 0.0)
+    content = {
+        "x": x,
+        "y": y,
+        "marks_x": marks_x,
+        "marks_y": marks_y,
+        "gaps": gaps,
         "axis": chart.axis,
-        "log": "1" if frame.is_log else "",
+        "scale": float(of_one),
+        "unit": unit,
+        "zero": chart.from_zero,
+        "log": uses_log_scale(chart),
+        "may_log": low > 0 and not chart.from_zero,
+        "noisy": chart.is_noisy and len(points) > 2,
     }
-    return "".join(
-        f' data-{name}="{escape_text(text)}"' for name, text in attributes.items() if text
-    )
+    return json.dumps(content, separators=(",", ":"))
+
+
+def _columns(points: Points, max_points: int) -> tuple[list[float], list[float | None]]:
+    """Positions and values; a value that is not finite is null."""
+    if len(points) > max_points:
+        bounded = BoundedPoints(max_points)
+        for position, value in points:
+            bounded.add(position, value)
+        points = bounded.kept
+    values = [float(f"{value:.5g}") if math.isfinite(value) else None for _, value in points]
+    return [float(f"{position:.8g}") for position, _ in points], values
 
 
 def value_range(chart: Chart) -> tuple[float, float] | None:

@@ -10,12 +10,16 @@ COLOURS = """
   --grid: #eceff3; --main: #2463c4; --faint: #2463c43d; --mark: #c65d0e; --bad: #c0322b;
   --bad-soft: #c0322b1f; --good: #1b7f4b; --warn: #96660a; --code: #f1f3f6;
   --mono: ui-monospace, "SF Mono", "Cascadia Mono", Menlo, "DejaVu Sans Mono", monospace;
+  --run1: #8a3fc0; --run2: #1b7f4b; --run3: #c2327f; --run4: #b8860b; --run5: #0a8a9a;
+  --run6: #7a4a1e;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --paper: #12161b; --card: #1a2027; --ink: #e4e9ef; --soft: #98a4b2; --line: #2c353f;
     --grid: #252d36; --main: #7aaaf5; --faint: #7aaaf53d; --mark: #f0a05a; --bad: #f2827b;
     --bad-soft: #f2827b2e; --good: #62c793; --warn: #e3b45c; --code: #222a33;
+    --run1: #c79bf2; --run2: #62c793; --run3: #f28bc0; --run4: #e3c75c; --run5: #5cc9d6;
+    --run6: #c9a27e;
   }
 }
 """
@@ -51,6 +55,9 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .tile .value { font-size: 21px; font-weight: 620; font-variant-numeric: tabular-nums;
                white-space: nowrap; }
 .tile .from { color: var(--soft); font-weight: 450; font-size: 16px; }
+.tile .more { color: var(--soft); font-size: 12.5px; white-space: nowrap; }
+.tiles.numbers { border: 1px solid var(--line); border-radius: 8px; margin-top: 14px; }
+.tiles.numbers .value { font-size: 17px; }
 .notice { border-left: 4px solid var(--bad); }
 ul { margin: 0 0 14px; padding-left: 20px; }
 .scroll { overflow-x: auto; margin-bottom: 14px; } .scroll:last-child { margin-bottom: 0; }
@@ -101,22 +108,22 @@ figcaption { font-size: 13px; color: var(--soft); }
 .chart .planned { fill-opacity: .3; }
 .chart .answer { stroke: var(--main); stroke-width: 2.4; }
 .chart .other { stroke: var(--soft); stroke-width: 1; }
-.narrow { display: none; }
 @media (max-width: 640px) {
   main { padding: 24px 14px 40px; } section { padding: 16px; }
   section.tiles { padding: 0; }
   .tile { padding: 12px 14px; } .tile .value { font-size: 18px; } h1 { font-size: 23px; }
   .status { margin-left: 0; } h1 { display: flex; flex-wrap: wrap; gap: 8px; }
   table.numbers th, table.numbers td { padding-right: 10px; }
-  table.change th:last-child, table.change td:last-child { display: none; }
-  table.change th:nth-child(3), table.change td:nth-child(3) { padding-right: 0; }
+  table.change { font-size: 13px; } table.change td:first-child { overflow-wrap: anywhere; }
+  table.change th, table.change td { padding-right: 8px; }
+  table.change td:last-child, table.change th:last-child { padding-right: 0; }
+  table.change tr.part td:first-child { padding-left: 8px; }
   table.stack thead { display: none; }
   table.stack tr, table.stack td { display: block; border: 0; padding: 0; }
   table.stack td:first-child { font-weight: 550; min-width: 0; }
   table.stack tr { border-bottom: 1px solid var(--line); padding: 7px 0; }
   table.stack tr:last-child { border: 0; }
   .chart text { font-size: 13px; }
-  .wide { display: none; } .narrow { display: block; }
 }
 .key { display: inline-block; margin-right: 16px; white-space: nowrap; }
 .key::before { content: ""; display: inline-block; width: 14px; height: 3px; border-radius: 2px;
@@ -128,6 +135,8 @@ figcaption { font-size: 13px; color: var(--soft); }
 .key.none::before { display: none; }
 .bad { color: var(--bad); } .good { color: var(--good); } .soft { color: var(--soft); }
 .warn { color: var(--warn); }
+div.narrow { display: none; }
+@media (max-width: 640px) { div.wide { display: none; } div.narrow { display: block; } }
 details { margin-top: 14px; }
 summary { cursor: pointer; color: var(--soft); font-size: 14px; }
 details[open] > summary { margin-bottom: 10px; }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from infrastructure.monitoring.drawing.charts import (
     Chart,
     describe_gaps,
-    render_chart,
+    figure,
     uses_log_scale,
 )
 from infrastructure.monitoring.drawing.downsampling import (
@@ -20,7 +20,7 @@ from infrastructure.monitoring.drawing.formatting import (
     format_share,
     not_finite_name,
 )
-from infrastructure.monitoring.drawing.html import Markup, element, joined, raw_markup, readable_key
+from infrastructure.monitoring.drawing.html import Markup, element, raw_markup, readable_key
 from infrastructure.monitoring.drawing.metrics_file import Record
 
 EVALUATION = "evaluation"
@@ -72,18 +72,49 @@ def curves(
     num_buckets: int = NUM_BUCKETS,
     wide: str | None = WIDE,
 ) -> list[Markup]:
-    """A figure for each quantity that there are points of; the loss first, and wide.
+    """A figure for each quantity of more than one point; the loss first, and wide.
 
     Args:
         evaluated: the keys that evaluations gave, see `evaluated_keys`.
         num_buckets: the most pieces of a curve, but for the wide one.
         wide: the key of the wide one; None: none is.
     """
-    figures = [_figure(quantity, points, num_buckets, wide) for quantity in QUANTITIES]
+    drawn = _charts(points, evaluated, num_buckets, wide)
+    return [_draw(key, *pair, key == wide) for key, pair in drawn.items() if not pair[0].is_one_dot]
+
+
+def single_numbers(points: PointsByKey, evaluated: Collection[str]) -> Markup:
+    """The quantities of which there is one point, as numbers; nothing where there is none."""
+    tiles = []
+    for chart, pairs in _charts(points, evaluated, NUM_BUCKETS, None).values():
+        for (step, value), name in zip(
+            [*pairs[-1:], *chart.marks[-1:]], ("", ", held out"), strict=False
+        ):
+            if not chart.is_one_dot:
+                continue
+            parts = [
+                element("div", f"{chart.title}{name if pairs else ''}", css_class="name"),
+                element("div", chart.format_value(value), css_class="value"),
+                element("div", f"at step {step:,.0f}", css_class="more"),
+            ]
+            tiles.append(element("div", *parts, css_class="tile"))
+    return element("div", *tiles, css_class="tiles numbers") if tiles else raw_markup("")
+
+
+def _charts(
+    points: PointsByKey, evaluated: Collection[str], num_buckets: int, wide: str | None
+) -> dict[str, tuple[Chart, Points]]:
+    """Key → its chart, and the points of the curve in the chart's unit."""
+    charts: dict[str, tuple[Chart, Points]] = {}
+    for quantity in QUANTITIES:
+        buckets = NUM_BUCKETS if quantity.key == wide else num_buckets
+        if (chart := chart_of(quantity, points, buckets)) is not None:
+            charts[quantity.key] = (chart, _in_units(quantity.key, points.get(quantity.key, []))[0])
     known = {key for q in QUANTITIES for key in (q.key, q.marks_key)} | POSITION_KEYS
     further = [key for key in points if key not in known][:MAX_FURTHER_CHARTS]
-    figures += [_further_figure(key, points[key], key in evaluated, num_buckets) for key in further]
-    return [figure for figure in figures if figure]
+    return charts | {
+        key: _further(key, points[key], key in evaluated, num_buckets) for key in further
+    }
 
 
 def evaluated_keys(records: Iterable[Record]) -> set[str]:
@@ -99,17 +130,6 @@ def holes(points: PointsByKey) -> list[str]:
         for key, gaps in gaps_by_key.items()
         if gaps
     ]
-
-
-def _figure(
-    quantity: Quantity, points_of: PointsByKey, num_buckets: int, wide: str | None
-) -> Markup:
-    is_wide = quantity.key == wide
-    chart = chart_of(quantity, points_of, NUM_BUCKETS if is_wide else num_buckets)
-    if chart is None:
-        return raw_markup("")
-    points, _ = _in_units(quantity.key, points_of.get(quantity.key, []))
-    return _draw(chart, points, is_wide)
 
 
 def chart_of(
@@ -128,17 +148,20 @@ def chart_of(
         format_value,
         from_zero=quantity.from_zero,
         may_be_log=quantity.may_be_log,
+        is_noisy=quantity.is_noisy,
     )
 
 
-def _further_figure(key: str, points: Points, is_evaluation: bool, num_buckets: int) -> Markup:
+def _further(
+    key: str, points: Points, is_evaluation: bool, num_buckets: int
+) -> tuple[Chart, Points]:
     """A number that an evaluation or an extension added; an evaluation's are drawn as dots."""
     format_value = format_share if "exact_match" in key else format_number
     title = readable_key(key.removeprefix("eval_")).capitalize()
     title += ", seconds" if key.endswith("_seconds") else ""
     if is_evaluation:
-        return _draw(Chart(f"{title}, held out", make_curve([]), points, format_value), [])
-    return _draw(Chart(title, make_curve(points, num_buckets), [], format_value), points)
+        return Chart(f"{title}, held out", make_curve([]), points, format_value), []
+    return Chart(title, make_curve(points, num_buckets), [], format_value), points
 
 
 def _in_units(key: str, points: Points) -> tuple[Points, Callable[[float], str]]:
@@ -151,16 +174,10 @@ def _in_units(key: str, points: Points) -> tuple[Points, Callable[[float], str]]
     return scaled, lambda value: f"{format_number(value, 3)} {unit}"
 
 
-def _draw(chart: Chart, points: Points, is_wide: bool = False) -> Markup:
-    picture = raw_markup(render_chart(chart))
-    if is_wide:
-        wide = raw_markup(render_chart(chart, 980, 300))
-        picture = joined(
-            [element("div", wide, css_class="wide"), element("div", picture, css_class="narrow")]
-        )
+def _draw(key: str, chart: Chart, points: Points, is_wide: bool = False) -> Markup:
     last = [chart.format_value(p[-1][1]) for p in (points, chart.marks) if p]
-    now = element("span", "last " + " · held out ".join(last), css_class="now")
-    return element("figure", element("h3", chart.title, now), picture, _caption(chart, points))
+    now = "last " + " · held out ".join(last)
+    return figure(key, chart, points, now, _caption(chart, points), is_wide)
 
 
 def _caption(chart: Chart, points: Points) -> Markup:

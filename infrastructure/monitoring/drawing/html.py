@@ -21,7 +21,7 @@ MAX_TEXT_CHARACTERS = 4000
 INVISIBLE = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-VOID_TAGS = {"br", "meta"}
+VOID_TAGS = {"br", "input", "meta"}
 
 
 class Markup(str):

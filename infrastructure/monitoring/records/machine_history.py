@@ -110,13 +110,13 @@ class MachineHistory:
             meters.append(_memory_meter(f"{name} memory", used, total))
         return [meter for meter in meters if meter is not None]
 
-    def charts(self, num_buckets: int = NUM_BUCKETS) -> list[Chart]:
-        """A chart for each quantity that was sampled and is not always zero."""
+    def charts(self, num_buckets: int = NUM_BUCKETS) -> list[tuple[str, Chart, Points]]:
+        """Key, chart and points of each quantity that was sampled and is not always zero."""
         charts = []
         for key, title, is_percent in self._wanted():
             points = self.points[key].kept
             if any(value for _, value in points):
-                charts.append(_chart(title, points, key, is_percent, num_buckets))
+                charts.append((key, *_chart(title, points, key, is_percent, num_buckets)))
         return charts
 
     def _wanted(self) -> Iterable[tuple[str, str, bool]]:
@@ -174,19 +174,24 @@ def _heat(gpu: Mapping[str, object]) -> str:
     return text
 
 
-def _chart(title: str, points: Points, key: str, is_percent: bool, num_buckets: int) -> Chart:
+def _chart(
+    title: str, points: Points, key: str, is_percent: bool, num_buckets: int
+) -> tuple[Chart, Points]:
     """Over the time since the first sample, in the unit that gives round numbers."""
     first, last = points[0][0], points[-1][0]
     seconds, unit = next((s, u) for least, s, u in TIME_UNITS if last - first >= least)
     size, measure = _unit(key, points, is_percent)
     moved = [((moment - first) / seconds, value / size) for moment, value in points]
-    return Chart(
+    is_noisy = "memory" not in key
+    chart = Chart(
         f"{title}, {measure}",
-        make_curve(moved, num_buckets, is_noisy="memory" not in key),
+        make_curve(moved, num_buckets, is_noisy),
         format_value=lambda value: format_number(value, 3),
         from_zero=True,
         axis=unit,
+        is_noisy=is_noisy,
     )
+    return chart, moved
 
 
 def _unit(key: str, points: Points, is_percent: bool) -> tuple[float, str]:

@@ -1,8 +1,9 @@
 """`report.html`: one self-contained page of a run, for people who would rather look.
 
-Needs no network, no script and no drawing package; the page carries a policy that forbids all
-three. Works for unfinished and failed runs too, and says what they are. Shows the configuration as
-it stands in `run.json`: secrets are taken out before they are written there.
+Needs no network and no drawing package; the page's policy forbids the network and any script but
+ours, which makes the charts answer. Works for unfinished and failed runs too, and says what they
+are. Shows the configuration as it stands in `run.json`: secrets are taken out before they are
+written there.
 """
 
 from pathlib import Path

@@ -13,7 +13,7 @@ from infrastructure.core.json_text import (
     parse_json,
 )
 from infrastructure.core.line_file import rotated_files
-from infrastructure.monitoring.drawing.charts import Chart, render_chart
+from infrastructure.monitoring.drawing.charts import Chart, figure
 from infrastructure.monitoring.drawing.downsampling import Points, make_curve
 from infrastructure.monitoring.drawing.formatting import (
     clip,
@@ -22,7 +22,7 @@ from infrastructure.monitoring.drawing.formatting import (
     format_number,
     format_share,
 )
-from infrastructure.monitoring.drawing.html import Markup, element, raw_markup, readable_key, table
+from infrastructure.monitoring.drawing.html import Markup, element, readable_key, table
 from infrastructure.monitoring.drawing.metrics_file import Record, parse_metrics
 from infrastructure.monitoring.report.report_sections import NOTHING, section
 from infrastructure.monitoring.training_monitor import ALERTS_FILE, PERFORMANCE_FILE, SYSTEM_FILE
@@ -177,8 +177,7 @@ def _figure(title: str, key: str, records: Sequence[Record]) -> Markup:
     ]
     if len(points) < 2:
         return NOTHING
-    chart = Chart(title, make_curve(points), from_zero=True)
-    return element("figure", element("h3", title), raw_markup(render_chart(chart)))
+    return figure(key, Chart(title, make_curve(points), from_zero=True), points)
 
 
 def _profile(path: Path) -> Markup:

@@ -6,7 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infrastructure.monitoring.drawing.curves import curves, evaluated_keys, points_by_key
+from infrastructure.monitoring.drawing.curves import (
+    curves,
+    evaluated_keys,
+    points_by_key,
+    single_numbers,
+)
 from infrastructure.monitoring.drawing.formatting import (
     clip,
     format_duration,
@@ -232,11 +237,12 @@ def _as_text(value: object) -> str:
 
 def curve_section(run: RunFacts) -> Markup:
     """The curves of the training."""
-    figures = curves(points_by_key(run.records), evaluated_keys(run.records))
-    if not figures:
+    points, evaluated = points_by_key(run.records), evaluated_keys(run.records)
+    figures, numbers = curves(points, evaluated), single_numbers(points, evaluated)
+    if not figures and not numbers:
         return section("Curves", element("p", "No step has been logged yet.", css_class="soft"))
     small = element("div", *figures[1:], css_class="columns") if figures[1:] else NOTHING
-    return section("Curves", figures[0], small)
+    return section("Curves", *figures[:1], small, numbers)
 
 
 def data(run: RunFacts) -> Markup:

@@ -66,7 +66,7 @@ def test_the_page_follows_the_training_by_itself(runs: Path, browser: Browser) -
         browser.open(url)
         assert browser.evaluate(NAMED_LOSS) == "1.069"
         assert browser.evaluate("document.title") == "75.0 % · 20260101-a · Temper"
-        assert browser.evaluate("document.querySelectorAll('#curves svg.chart').length") == 6
+        assert browser.evaluate("document.querySelectorAll('#curves .uplot').length") == 5
         add(runs / "20260101-a", step_record(36, 0.25))
         browser.wait_for(f"{NAMED_LOSS} === '0.2500'")
         assert "step 36 of 40" in browser.evaluate("document.body.innerText")
@@ -84,19 +84,45 @@ def test_a_click_shows_another_run(runs: Path, browser: Browser) -> None:
         assert browser.evaluate("location.search") == "?run=20250101-done"
 
 
-def test_the_value_under_the_pointer_is_shown(runs: Path, browser: Browser) -> None:
+def test_values_zoom_log_scale_and_overlays_of_a_chart(runs: Path, browser: Browser) -> None:
+    """By pointer and by keys; what somebody has set stays when new numbers come."""
+    loss = "document.querySelector('figure[data-key=loss]')"
+    now = f"{loss}.querySelector('.now').textContent"
+
+    def press(key: str) -> None:
+        event = f"new KeyboardEvent('keydown', {{key: '{key}', bubbles: true}})"
+        browser.evaluate(f"{loss}.querySelector('.plot').dispatchEvent({event})")
+
     with page_of(runs) as url:
         browser.open(url)
-        box = json.loads(
-            browser.evaluate(
-                "JSON.stringify(document.querySelector('#curves svg').getBoundingClientRect())"
-            )
-        )
-        browser.move_to(box["right"] - 30, box["top"] + box["height"] / 2)
-        text = browser.evaluate("document.querySelector('text.hover').textContent")
-        assert text == "1.07 · step 30"
+        browser.evaluate(f"{loss}.scrollIntoView()")
+        over = f"JSON.stringify({loss}.querySelector('.u-over').getBoundingClientRect())"
+        box = json.loads(browser.evaluate(over))
+        browser.move_to(box["right"] - 3, box["top"] + box["height"] / 2)
+        browser.wait_for(f"{now} === 'step 30 · 1.07 · held out 1.25'")
+        press("ArrowLeft")
+        browser.wait_for(f"{now} === 'step 29 · 1.1 · held out 1.25'")
         browser.move_to(5, 5)
-        assert browser.evaluate("document.querySelector('.hover')") is None
+        browser.wait_for(f"{now}.startsWith('last ')")
+        zoom, log = (f"{loss}.querySelectorAll('.chart-buttons button')[{i}]" for i in (0, 1))
+        assert browser.evaluate(f"{zoom}.hidden")
+        press("+")
+        browser.wait_for(f"!{zoom}.hidden")
+        browser.evaluate(f"{log}.click()")
+        browser.wait_for(f"{log}.getAttribute('aria-pressed') === 'true'")
+        browser.evaluate("document.querySelector('input[data-with=\"20250101-done\"]').click()")
+        browser.wait_for(f"{loss}.querySelector('.run-keys').textContent.includes('20250101-done')")
+        assert browser.evaluate("location.search") == "?with=20250101-done"
+        compared = browser.evaluate("document.getElementById('compared').innerText")
+        assert "finished" in compared
+        assert "running" in compared
+        add(runs / "20260101-a", step_record(34, 0.5))
+        browser.wait_for(f"{NAMED_LOSS} === '0.5000'")
+        assert not browser.evaluate(f"{zoom}.hidden")
+        assert browser.evaluate(f"{log}.getAttribute('aria-pressed')") == "true"
+        press("Escape")
+        browser.wait_for(f"{zoom}.hidden")
+        assert browser.complaints == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

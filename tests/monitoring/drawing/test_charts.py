@@ -1,11 +1,15 @@
 import math
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
+from infrastructure.core.json_text import parse_json
 from infrastructure.monitoring.drawing.charts import (
     Chart,
+    chart_json,
     describe_gaps,
+    figure,
     render_chart,
     uses_log_scale,
 )
@@ -107,14 +111,40 @@ def test_gaps_are_named_up_to_a_limit() -> None:
     )
 
 
-def test_a_picture_gives_scripts_its_scales() -> None:
-    """A value under the pointer is read from these and from the line's own points."""
-    curve = make_curve([(10.0, 0.25), (20.0, 0.75)])
-    svg = render_chart(Chart("Exact match", curve, format_value=format_share, from_zero=True))
-    assert 'data-steps="10 20" data-values="0 0.81" data-scale="100" data-unit=" %"' in svg
-    assert 'data-axis="step"' in svg
-    assert "data-log" not in svg
-    assert "data-" not in render_chart(Chart("Nothing", make_curve([])))
+def numbers_of(chart: Chart, points: Points) -> dict[str, Any]:
+    """What the page's script draws of a chart."""
+    content = parse_json(chart_json(chart, points).encode())
+    assert isinstance(content, dict)
+    return content
+
+
+def test_a_figure_gives_scripts_its_numbers_and_units() -> None:
+    points = [(20.0, 0.75), (10.0, 0.25), (15.0, math.nan)]
+    chart = Chart("Exact match", make_curve(points), [(20, 0.5)], format_share, from_zero=True)
+    shown = numbers_of(chart, points)
+    assert (shown["x"], shown["y"]) == ([10, 15, 20], [0.25, None, 0.75])
+    assert (shown["marks_x"], shown["marks_y"], shown["gaps"]) == ([20], [0.5], [[15, 15]])
+    assert (shown["scale"], shown["unit"], shown["axis"]) == (100, " %", "step")
+    assert (shown["zero"], shown["log"], shown["may_log"]) == (True, False, False)
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_spikes() -> None:
+    points = [(step, 50.0 if step == 7777 else 1.0) for step in range(20_000)]
+    shown = numbers_of(Chart("Loss", make_curve(points)), points)
+    assert len(shown["x"]) <= 801
+    assert max(shown["y"]) == 50.0
+
+
+def test_text_in_a_figure_is_never_markup() -> None:
+    title = "</script><script>alert('x')\u2028"
+    html = figure(title, Chart(title, make_curve([(1, 1.0), (2, 2.0)]), axis=title), [(1, 1.0)])
+    assert "<script" not in html
+    assert "\u2028" not in html.partition('data-chart="')[2].partition('"')[0]
+
+
+def test_one_point_is_no_chart() -> None:
+    assert Chart("x", make_curve([(1, 1.0)]), [(1, 2.0)]).is_one_dot
+    assert not Chart("x", make_curve([(1, 1.0), (2, 1.0)])).is_one_dot
 
 
 def test_an_axis_may_count_something_else_than_steps() -> None:

@@ -191,6 +191,6 @@ def test_how_well_the_steps_use_the_machine_is_among_its_curves(tmp_path: Path) 
         use = {"time": 1000.0 + second, "step": second, "data_wait_percent": 5.0 + second}
         add(directory, {**use, "model_flops_utilization": 0.4}, file=str(PERFORMANCE_FILE))
     run = LiveRun(directory)
-    titles = [chart.title for chart in run.machine.charts()]
+    titles = [chart.title for _, chart, _ in run.machine.charts()]
     assert titles == ["Waiting for data, %", "Model FLOPs utilization, %"]
     run.close()

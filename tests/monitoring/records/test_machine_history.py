@@ -21,7 +21,7 @@ def test_curves_are_over_time_in_round_units() -> None:
     history.add(
         [sample(seconds, cpu_percent=40.0 + seconds / 60) for seconds in range(600, -1, -5)]
     )
-    charts = {chart.title: chart for chart in history.charts()}
+    charts = {chart.title: chart for _, chart, _ in history.charts()}
     assert list(charts) == [
         "GPU load, %",
         "GPU memory, GiB",
@@ -41,7 +41,7 @@ def test_each_card_has_its_own_curve() -> None:
     history = MachineHistory()
     cards = [GPU, {**GPU, "index": 1, "utilization_percent": 12.0}]
     history.add([sample(10, gpus=cards), sample(0, gpus=cards)])
-    titles = [chart.title for chart in history.charts()]
+    titles = [chart.title for _, chart, _ in history.charts()]
     assert titles[:2] == ["GPU load, %", "GPU load, card 1, %"]
     assert [meter.text for meter in history.meters() if meter.name == "GPU 1"] == [
         "12 % · 71 °C · 65 W"
@@ -51,6 +51,6 @@ def test_each_card_has_its_own_curve() -> None:
 def test_odd_samples_are_left_out_and_nothing_always_zero_is_drawn() -> None:
     history = MachineHistory()
     history.add([{"cpu_percent": 1.0}, {"time": "x"}, sample(0, gpus="none", cpu_percent=0.0)])
-    assert "Processor load, %" not in [chart.title for chart in history.charts()]
+    assert "Processor load, %" not in [chart.title for _, chart, _ in history.charts()]
     assert [meter.name for meter in history.meters()] == ["processor", "memory"]
     assert len(history.points["cpu_percent"].kept) == 1

@@ -1,0 +1,296 @@
+"use strict";
+// Charts that answer: values under the pointer, zoom, smoothing, a logarithmic scale, other runs
+// beside. A figure has its numbers in data-chart, and a still picture for who runs no script.
+const temperCharts = (() => {
+  const figures = new Map(); // figure → its chart
+  let smoothing = null; // as somebody has chosen it; null: as fits the number of points
+  let others = []; // {name, charts: key → numbers}: runs that are laid over
+
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const colourOf = (position) => `--run${(position % 6) + 1}`;
+  const own = (tag, className, text) => {
+    const made = document.createElement(tag);
+    made.isOwn = true; // not from the server, so it stays when a part is told anew
+    if (className) made.className = className;
+    if (text) made.textContent = text;
+    return made;
+  };
+
+  const format = (value, data) => {
+    const scaled = value * data.scale;
+    const size = Math.abs(scaled);
+    const text = size && (size < 1e-3 || size >= 1e6) ? Number(scaled.toPrecision(3)).toExponential()
+      : size >= 1000 ? Math.round(scaled).toLocaleString("en") : String(Number(scaled.toPrecision(3)));
+    return `${text.replace("e+", "e")}${data.unit}`;
+  };
+  const formatPlace = (x, data) => (data.axis === "step"
+    ? `step ${Math.round(x).toLocaleString("en")}` : `${Number(x.toPrecision(3))} ${data.axis}`);
+
+  const movingAverage = (values, weight) => {
+    let average = 0, total = 0;
+    return values.map((value) => {
+      if (value !== null) {
+        average = weight * average + (1 - weight) * value;
+        total = weight * total + (1 - weight);
+      }
+      return value === null || !total ? null : average / total;
+    });
+  };
+  // From both ends, because an average from the start alone lags behind a falling curve.
+  const smooth = (values, weight) => {
+    if (!weight) return values;
+    const forward = movingAverage(values, weight);
+    const backward = movingAverage([...values].reverse(), weight).reverse();
+    return forward.map((value, i) => (value === null ? null : (value + backward[i]) / 2));
+  };
+  const weightOf = (data) => {
+    if (!data.noisy) return 0;
+    return smoothing === null ? Math.max(0, 1 - 100 / Math.max(1, data.y.length)) : smoothing;
+  };
+
+  const nearest = (values, index) => {
+    for (let far = 0; far < values.length; far++) {
+      if (values[index - far] != null) return index - far;
+      if (values[index + far] != null) return index + far;
+    }
+    return null;
+  };
+
+  class Live {
+    constructor(figure) {
+      this.figure = figure;
+      this.data = JSON.parse(figure.dataset.chart);
+      this.isLog = this.data.log;
+      this.box = own("div", "plot");
+      this.box.tabIndex = 0;
+      this.box.setAttribute("role", "application");
+      this.box.setAttribute("aria-label", `${figure.querySelector("h3").firstChild.textContent}, a`
+        + " chart: arrow keys tell the values, plus and minus zoom, Escape shows all of it");
+      this.keys = own("div", "run-keys");
+      this.buttons = own("span", "chart-buttons");
+      figure.querySelector("h3").append(this.buttons);
+      figure.querySelector("svg").after(this.box, this.keys);
+      this.make();
+      this.listen();
+      new ResizeObserver(() => this.plot.setSize(this.size())).observe(this.box);
+    }
+
+    get laid() { return others.filter((run) => run.charts[this.figure.dataset.key]); }
+
+    size() {
+      const height = this.figure.classList.contains("wide") ? 300 : 200;
+      return { width: Math.max(200, this.box.clientWidth), height };
+    }
+
+    joined() {
+      const table = (data) => [
+        [data.x, data.y, smooth(data.y, weightOf(data))], [data.marks_x, data.marks_y]];
+      const tables = table(this.data);
+      for (const run of this.laid) {
+        const data = run.charts[this.figure.dataset.key];
+        const [line, marks] = table(data);
+        tables.push([line[0], line[2]], marks);
+      }
+      return uPlot.join(tables);
+    }
+
+    make() {
+      const zoom = this.isZoomed ? { ...this.plot.scales.x } : null;
+      this.plot?.destroy();
+      const { data } = this;
+      const line = (name, width, more) => ({ stroke: () => colour(name), width, points: { show: false }, ...more });
+      const marks = (name) => ({ ...line(name, 1.4), points: { show: true, size: 6, fill: () => colour(name) } });
+      const series = [{}, line("--faint", 1), line("--main", 1.8, { points: { show: false } }), marks("--mark")];
+      this.laid.forEach((run) => {
+        const name = colourOf(others.indexOf(run));
+        series.push(line(name, 1.8), { ...marks(name), dash: [4, 3] });
+      });
+      const axis = { stroke: () => colour("--soft"), ticks: { show: false }, font: "11px system-ui, sans-serif" };
+      const range = data.zero && !this.isLog ? (_, low, high) => [Math.min(0, low ?? 0), (high ?? 0) * 1.08 || 1] : undefined;
+      this.plot = new uPlot({
+        ...this.size(),
+        padding: [8, 12, 0, 0],
+        series,
+        legend: { show: false },
+        cursor: {
+          drag: { x: true, y: false },
+          dataIdx: (plot, i, index) => nearest(plot.data[i], index) ?? index,
+          points: { size: 7, show: (plot, i) => i > 1 },
+          sync: { key: data.axis, filters: { pub: (kind) => ["mousemove", "mouseleave"].includes(kind) } },
+        },
+        scales: { x: { time: false }, y: { distr: this.isLog ? 3 : 1, range } },
+        axes: [
+          { ...axis, grid: { show: false }, space: 70, size: 30,
+            values: (_, ticks) => ticks.map((tick, i) => (tick === Math.round(tick) ? tick.toLocaleString("en")
+              : data.axis === "step" ? "" : String(tick)) + (i === ticks.length - 1 ? ` ${data.axis}` : "")) },
+          { ...axis, grid: { stroke: () => colour("--grid") }, size: 62,
+            values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : format(tick, data))) },
+        ],
+        hooks: {
+          drawClear: [(plot) => this.shadeGaps(plot)],
+          setCursor: [(plot) => this.tell(plot.cursor.idx)],
+          setScale: [(plot, name) => { if (name === "x") this.tellButtons(); }],
+        },
+      }, this.joined(), this.box);
+      if (zoom) this.plot.setScale("x", { min: zoom.min, max: zoom.max });
+      this.tellButtons();
+      this.tell(null);
+    }
+
+    get isZoomed() {
+      const { plot } = this;
+      if (!plot?.data[0].length) return false;
+      const [first, last] = [plot.data[0][0], plot.data[0].at(-1)];
+      return plot.scales.x.min > first || plot.scales.x.max < last;
+    }
+
+    showAll() {
+      const x = this.plot.data[0];
+      this.plot.setScale("x", { min: x[0], max: x.at(-1) });
+    }
+
+    shadeGaps(plot) {
+      plot.ctx.save();
+      plot.ctx.fillStyle = colour("--bad-soft");
+      for (const [first, last] of this.data.gaps) {
+        const left = plot.valToPos(first, "x", true) - 2;
+        const right = plot.valToPos(last, "x", true) + 2;
+        plot.ctx.fillRect(left, plot.bbox.top, right - left, plot.bbox.height);
+      }
+      plot.ctx.restore();
+    }
+
+    // What lies under the pointer, in the place where the last value stands otherwise.
+    tell(index) {
+      const now = this.figure.querySelector("h3 .now");
+      if (now) {
+        this.last ??= now.textContent;
+        now.textContent = index == null ? this.last : this.words(index);
+      }
+      this.keys.replaceChildren(...(this.laid.length ? [this.keyOf("this run", "--main", 2, index)] : []),
+        ...this.laid.map((run, i) => this.keyOf(run.name, colourOf(others.indexOf(run)), 4 + 2 * i, index)));
+    }
+
+    words(index) {
+      const { data, plot } = this;
+      const parts = [formatPlace(plot.data[0][index], data)];
+      [["", 1], ["held out ", 3]].forEach(([name, i]) => {
+        const found = nearest(plot.data[i], index);
+        if (found !== null) parts.push(name + format(plot.data[i][found], data));
+      });
+      return parts.join(" · ");
+    }
+
+    keyOf(name, colourName, i, index) {
+      const key = own("span", "run-key");
+      const swatch = own("i", "swatch");
+      swatch.style.background = `var(${colourName})`;
+      const values = this.plot?.data[i] ?? [];
+      const found = nearest(values, index ?? values.length - 1);
+      key.append(swatch, found === null ? name : `${name} ${format(values[found], this.data)}`);
+      return key;
+    }
+
+    tellButtons() {
+      const zoom = own("button", "", "show all");
+      zoom.hidden = !this.isZoomed;
+      zoom.onclick = () => this.showAll();
+      const log = own("button", "", "log");
+      log.setAttribute("aria-pressed", String(this.isLog));
+      log.title = "logarithmic scale";
+      log.hidden = !this.data.may_log;
+      log.onclick = () => {
+        this.isLog = !this.isLog;
+        this.make();
+        this.buttons.lastChild.focus();
+      };
+      for (const button of [zoom, log]) button.type = "button";
+      if (this.buttons.childElementCount && this.buttons.firstChild.hidden === zoom.hidden
+        && this.buttons.lastChild.getAttribute("aria-pressed") === String(this.isLog)) return;
+      this.buttons.replaceChildren(zoom, log);
+    }
+
+    listen() {
+      this.box.addEventListener("pointermove", (event) => {
+        if (event.pointerType === "mouse") return; // uPlot follows the mouse alone
+        const over = this.plot.over.getBoundingClientRect();
+        this.plot.setCursor({ left: event.clientX - over.left, top: event.clientY - over.top });
+      }, { passive: true });
+      this.box.addEventListener("keydown", (event) => {
+        const { plot } = this;
+        const x = plot.data[0];
+        const { min, max } = plot.scales.x;
+        const index = plot.cursor.idx ?? x.length - 1;
+        const zoomBy = (factor) => {
+          const centre = x[index], low = centre - (centre - min) * factor;
+          plot.setScale("x", { min: Math.max(x[0], low), max: Math.min(x.at(-1), low + (max - min) * factor) });
+        };
+        const move = (by) => {
+          const to = Math.min(x.length - 1, Math.max(0, index + by));
+          plot.setCursor({ left: plot.valToPos(x[to], "x"), top: plot.over.clientHeight / 2 });
+        };
+        const does = {
+          ArrowLeft: () => move(-1), ArrowRight: () => move(1), "+": () => zoomBy(0.5),
+          "-": () => zoomBy(2), Escape: () => this.showAll(),
+        }[event.key];
+        if (!does) return;
+        event.preventDefault();
+        does();
+      });
+    }
+
+    // New numbers in the same chart; where somebody has zoomed, the zoom stays.
+    refresh() {
+      const wasZoomed = this.isZoomed;
+      this.data = JSON.parse(this.figure.dataset.chart);
+      this.last = undefined;
+      this.plot.setData(this.joined(), !wasZoomed);
+      if (wasZoomed) this.plot.redraw();
+      this.tell(this.plot.cursor.idx);
+    }
+  }
+
+  const addSmoothing = () => {
+    const noisy = [...figures.values()].find((chart) => chart.data.noisy && chart.data.y.length > 2);
+    const heading = noisy?.figure.closest("section")?.querySelector("h2");
+    if (!heading || document.querySelector(".chart-tools")) return;
+    const tools = own("div", "chart-tools");
+    const label = own("label", "", "Smoothing ");
+    const slider = own("input");
+    Object.assign(slider, { type: "range", min: 0, max: 0.99, step: 0.01, value: weightOf(noisy.data) });
+    slider.addEventListener("input", () => {
+      smoothing = Number(slider.value);
+      for (const chart of figures.values()) chart.plot.setData(chart.joined(), !chart.isZoomed);
+    });
+    label.append(slider);
+    tools.append(label, own("span", "soft", "drag over a chart to zoom, double click for all of it"));
+    heading.after(tools);
+  };
+
+  // Make the figures below `root` alive that are not yet, and put new numbers into those that are.
+  const draw = (root) => {
+    for (const figure of figures.keys()) if (!figure.isConnected) figures.delete(figure);
+    for (const figure of root.querySelectorAll("figure[data-chart]")) {
+      const chart = figures.get(figure);
+      if (!chart) {
+        figure.isDrawn = true;
+        figure.classList.add("drawn");
+        figures.set(figure, new Live(figure));
+      } else if (chart.text !== figure.dataset.chart) {
+        chart.refresh();
+      }
+      figures.get(figure).text = figure.dataset.chart;
+    }
+    addSmoothing();
+  };
+
+  const lay = (runs) => {
+    others = runs;
+    for (const chart of figures.values()) chart.make();
+  };
+
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    for (const chart of figures.values()) chart.plot.redraw();
+  });
+  return { draw, lay, colourOf, own };
+})();
