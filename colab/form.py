@@ -16,6 +16,7 @@ from infrastructure.config.merging.presets import PRESET, PRESETS
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import is_installed, require
 from infrastructure.core.redact import redact
+from infrastructure.training.data.preparation.doubts import UnconfirmedDataError, check_meant
 
 # A forecast for a form is of the training; how long its model takes to answer, nobody knows before.
 ON_TOP = "Answering held-out prompts, before and after the training, comes on top."
@@ -113,9 +114,17 @@ class ConfigForm:
         except Exception as error:  # of whatever library: it is only told
             return [redact(f"It cannot be measured: {error}")]
 
+    def _doubt(self) -> list[str]:
+        """What would be a question at a terminal: here a box of the form answers it."""
+        try:
+            check_meant(self._state.config.data)
+        except UnconfirmedDataError as error:
+            return [str(error)]
+        return []
+
     def _cost(self) -> list[str]:
         """What is known at once; then what was measured, if that was of these settings."""
-        lines = self._known.lines(self._state.config)
+        lines = [*self._doubt(), *self._known.lines(self._state.config)]
         if self._measured is None:
             return [*lines, NOT_MEASURED]
         settings, measured = self._measured

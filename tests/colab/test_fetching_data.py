@@ -134,7 +134,7 @@ def test_what_is_no_data_is_refused_though_the_server_answers_200(
 
 ARCHIVES = {
     "a zip archive": zipped({"rows.jsonl": ROWS}),
-    "a zip archive (or a Word": zipped({"word/document.xml": b"<w:document/>"}),
+    "a Word document": zipped({"word/document.xml": b"<w:document/>"}),
     "an empty zip archive": zipped({}),
     "a tar archive": tarred({"rows.jsonl": ROWS}),
     "compressed with gzip": gzip.compress(ROWS),
@@ -146,8 +146,18 @@ ARCHIVES = {
 }
 
 
-@pytest.mark.parametrize("what", ARCHIVES)
-@pytest.mark.parametrize("name", ["/rows.jsonl", "/rows.zip", "/rows"])
+def test_a_zip_archive_with_one_data_file_is_data(file_server: FileServer, tmp_path: Path) -> None:
+    file_server.files["/rows.zip"] = Served(ARCHIVES["a zip archive"])
+    path = fetch(web(file_server, "/rows.zip"), tmp_path)
+    [file] = discover(str(path))
+    assert file.format == "jsonl"
+
+
+NAMES = ["/rows.jsonl", "/rows.zip", "/rows"]
+NOT_READ = [(w, n) for w in ARCHIVES for n in NAMES if (w, n) != ("a zip archive", "/rows.zip")]
+
+
+@pytest.mark.parametrize(("what", "name"), NOT_READ)
 def test_an_archive_or_a_document_is_no_data(
     what: str, name: str, file_server: FileServer, tmp_path: Path
 ) -> None:

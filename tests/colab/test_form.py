@@ -212,3 +212,13 @@ def test_help_and_messages_cannot_bring_markup_in() -> None:
     type_into(form, "training.batch_size", "<img src=x onerror=alert(1)>")
     assert "<img" not in note_of(form, "training.batch_size")
     assert "<img" not in form.make_view().box.children[-5].value
+
+
+def test_what_would_be_a_question_at_a_terminal_stands_in_the_form(tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text('{"question": "Who?", "answer": "Me."}\n')
+    form = ConfigForm(DeploymentConfig(data={"path": str(tmp_path / "one.jsonl")}))
+    sentence = "one.jsonl holds one row, and the model would learn nothing else"
+    assert sum(sentence in line for line in form.lines()) == 1
+    type_into(form, "data.accept_small_data", "true")
+    assert form.config.data.accept_small_data
+    assert not any(sentence in line for line in form.lines())

@@ -7,6 +7,11 @@ from tests.mutants.operators import Mutant
 
 # What it is: the module, what stands there, and what is put in its place.
 NAMED = {
+    "a row that is cut learns the tokens before those that it is to learn": (
+        "infrastructure/training/data/encoding/tokenization.py",
+        "mask[: self.max_length].copy()",
+        "mask[1 : self.max_length + 1].copy()",
+    ),
     "the loss is normalised without the batch's last example": (
         "infrastructure/training/loop/optimizer_step.py",
         "self.adapter.count_items(examples))",

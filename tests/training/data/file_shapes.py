@@ -1169,3 +1169,19 @@ def write(shape: Shape, folder: Path) -> Path:
     else:
         path.write_text(json.dumps(content, ensure_ascii=False), "utf-8")
     return path
+
+
+def table() -> str:
+    """All shapes with what becomes of them, in Markdown."""
+    heads = ("shape", "source", "file", "what is learnt, or what the sentence names")
+    lines = ["| " + " | ".join(heads) + " |", "| --- " * 4 + "|"]
+    for shape in FILE_SHAPES:
+        learnt = "; ".join(map(repr, shape.gives[1:])) if shape.gives else f"refused: {shape.words}"
+        kind = f"{shape.gives[0]}: " if shape.gives else ""
+        cells = (shape.name, shape.source, f"`{shape.file}`", f"{kind}{learnt}")
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(table())

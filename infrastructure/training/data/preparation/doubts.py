@@ -30,7 +30,7 @@ def check_meant(config: DataConfig) -> None:
     Raises:
         UnconfirmedDataError: it is one, and `accept_small_data` does not say that it is meant.
     """
-    if config.path is None or config.accept_small_data:
+    if config.path is None or config.accept_small_data or not Path(config.path).exists():
         return
     try:
         files = discover(config.path, config.format)

@@ -20,7 +20,7 @@ ZIP = ".zip"
 COMPRESSED = (".gz", ".bz2", ".zst", ZIP)
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile, zipfile.BadZipFile)
 
-ZIP_BEGINNINGS = (b"PK\x03\x04", b"PK\x05\x06")
+ZIP_BEGINNING = b"PK\x03\x04"
 MAX_LISTING_BYTES = 4 << 20
 END_RECORD, END_BYTES = b"PK\x05\x06", 22
 LARGE_END, LARGE_END_BYTES = b"PK\x06\x07", 20
@@ -47,9 +47,17 @@ def open_bytes(path: Path) -> BinaryIO:
         return cast(BinaryIO, bz2.open(path, "rb"))
     if suffix == ".zst":
         return _rewindable(lambda: _open_zstd(path))
-    if suffix == ZIP:
+    if is_zip(path):
         return _open_member(path)
     return path.open("rb")
+
+
+def is_zip(path: Path) -> bool:
+    """Whether this is a zip archive by its name and by how it begins."""
+    if path.suffix.lower() != ZIP or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(ZIP_BEGINNING)) == ZIP_BEGINNING
 
 
 def is_damaged(error: BaseException) -> bool:
@@ -61,9 +69,9 @@ def is_damaged(error: BaseException) -> bool:
 
 def data_name(path: Path) -> Path:
     """The name that tells what is inside: that of an archive's data file, or without .gz."""
-    if path.suffix.lower() == ZIP and path.is_file():
+    if is_zip(path):
         return Path(PurePosixPath(member_of(path)).name)
-    return path.with_suffix("") if path.suffix.lower() in COMPRESSED else path
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSED[:-1] else path
 
 
 def member_of(path: Path) -> str:
@@ -75,7 +83,7 @@ def member_of(path: Path) -> str:
     with _listed(path) as archive:
         infos = [info for info in archive.infolist() if _may_be_data(info.filename)]
         if (what := document_kind(path)) is not None:
-            raise ValueError(f"{path} is {what}: export it as CSV or text")
+            raise ValueError(f"{path.name} is no data, it is {what}: export it as CSV or text")
     tables = [info for info in infos if not _is_text(info.filename)] or infos
     if len(tables) != 1:
         names = ", ".join(info.filename for info in tables[:3]) or "nothing"

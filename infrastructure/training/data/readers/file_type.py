@@ -10,7 +10,7 @@ from pathlib import Path
 from infrastructure.core.json_text import parse_json
 from infrastructure.training.data.readers.compressed import (
     DAMAGED,
-    ZIP_BEGINNINGS,
+    ZIP_BEGINNING,
     data_name,
     document_kind,
     is_damaged,
@@ -57,7 +57,7 @@ SIGNATURES = {
 }
 TAR_AT, TAR = 257, b"ustar"
 UNICODE_MARKS = {b"\xff\xfe": "UTF-16 text", b"\xfe\xff": "UTF-16 text"}
-BINARY_MAGIC = {"parquet": b"PAR1", "hdf5": b"\x89HDF\r\n\x1a\n", "excel": ZIP_BEGINNINGS[0]}
+BINARY_MAGIC = {"parquet": b"PAR1", "hdf5": b"\x89HDF\r\n\x1a\n", "excel": ZIP_BEGINNING}
 UNPACK = "unpack or export it as JSON lines, CSV or Parquet"
 REMEDIES = {
     PARQUET: "name it .parquet",
