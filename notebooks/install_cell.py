@@ -7,7 +7,7 @@ clone = next((str(f) for f in (here, *here.parents) if (f / "colab/bootstrap.py"
 there = importlib.metadata.distributions(name="temper-train")
 if clone:  # this notebook lies in it, and means it
     sys.path.insert(0, clone)
-elif not any(one.read_text("RECORD") for one in there):  # none, or broken off half-source
+elif not any(one.read_text("RECORD") for one in there):  # none, or broken off half-way
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--ignore-installed"]
     sources = f"temper-train=={VERSION}", f"git+{ADDRESS}@v{VERSION}"
     silent = {"capture_output": True, "stdin": subprocess.DEVNULL}
