@@ -1,4 +1,4 @@
-"""What the documents say can be typed: every *.md file of the repository, as a person reads it.
+"""What the documents say can be typed: every *.md file of the repository, and the page for agents.
 
 Fences close, nothing stands there twice, links lead somewhere; each command line goes through the
 parser that it is meant for, each flag, setting, variable, target, module and name exists.
@@ -71,7 +71,8 @@ def tracked(pattern: str) -> list[str]:
     return names or [path.relative_to(ROOT).as_posix() for path in ROOT.glob(pattern)]
 
 
-DOCUMENTS = tracked("*.md")
+AGENTS_PAGE = "llms.txt"  # Markdown, too
+DOCUMENTS = [*tracked("*.md"), AGENTS_PAGE]
 PRESENT = [name for name in DOCUMENTS if name != HISTORY]
 
 
