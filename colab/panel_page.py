@@ -101,7 +101,7 @@ def panel_text(run: LiveRun, saved: SavedCheckpoint | None, now: float) -> str:
 def head(run: LiveRun) -> Markup:
     """Which run it is, what becomes of it, and who trains it."""
     status = element("span", run.state, css_class=f"status {run.state}")
-    name = element("span", run.facts.run_id, css_class="name-of-run")
+    name = element("span", run.facts.title, css_class="name-of-run", title=run.facts.run_id)
     text = STATES[run.state]
     if run.trainer is not None and not run.has_ended:
         text += f" by {run.trainer}"

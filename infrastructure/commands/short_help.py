@@ -40,6 +40,7 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
     },
     "what is kept, and where": {
         "output_dir": ("FOLDER", f"for the runs ({DEFAULT})"),
+        "run_name": ("NAME", "of a new run, on all pages and in its folder's name"),
         "backup.place": ("PLACE", "copies: a folder, Drive, s3://…, hf://OWNER/NAME"),
         "training.checkpoint_frequency": ("N", "steps between two checkpoints"),
         "training.metrics_sinks": ("NAMES", f"({DEFAULT})"),
@@ -54,7 +55,7 @@ OF_COMMAND = {
         {"model.quantization", "data.max_length", "data.train_on", "training.batch_size"}
         | {"training.seed", "output_dir"}
     ),
-    "temper train-resume": _SETTINGS - {"new_run"},
+    "temper train-resume": _SETTINGS - {"new_run", "run_name"},
 }
 EXAMPLES = {
     "temper train": (

@@ -26,7 +26,7 @@ def run(options: argparse.Namespace) -> int:
     changes = [
         Setting(key, config.value(key), source)
         for key, source in config.sources().items()
-        if key not in ("output_dir", "new_run")
+        if key not in ("output_dir", "new_run", "run_name")
         and (
             source.layer is Layer.FLAG
             or (key in CHANGED_BY_RESUMING and source.layer is not Layer.DEFAULT)

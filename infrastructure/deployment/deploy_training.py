@@ -43,7 +43,7 @@ from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.run.checkpoint_paths import step_of, verify
 from infrastructure.run.configuration_judge import canonical_name
-from infrastructure.run.directory import RunDirectory, plan_run
+from infrastructure.run.directory import RunDirectory, is_called, plan_run
 from infrastructure.run.finalize import complete_finished, record_running
 from infrastructure.run.find import Beginning, newest_of_this_purpose
 from infrastructure.run.lock import only_trainer_of, waited_for
@@ -147,6 +147,11 @@ class TrainingDeployment:
             name = self.config.run_name or self.config.model.name
             return self._begin(plan_run(Path(self.config.output_dir), name))
         self._others_may_begin()  # they find this run
+        if self.config.run_name and not is_called(run, self.config.run_name):
+            self.report(
+                f"--name has no effect on run {run.run_id}, which trains the same;"
+                " --new-run begins one of that name"
+            )
         return self._go_on(run)
 
     def go_on(self, run: RunDirectory) -> Summary:

@@ -156,9 +156,18 @@ def plan_run(output_dir: Path, name: str) -> RunDirectory:
         ValueError: `output_dir` cannot be written to.
     """
     writable(output_dir)
-    readable = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "run"
     started = time.strftime("%Y%m%d-%H%M%S")
-    return RunDirectory(output_dir / f"{started}-{readable[-40:]}-{secrets.token_hex(2)}")
+    return RunDirectory(output_dir / f"{started}-{_in_file_name(name)}-{secrets.token_hex(2)}")
+
+
+def is_called(run: RunDirectory, name: str) -> bool:
+    """Whether a new run of this name would get such a directory."""
+    return run.run_id == name or _in_file_name(name) in run.run_id
+
+
+def _in_file_name(name: str) -> str:
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "run"
+    return readable[-40:]
 
 
 def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | None]:

@@ -7,7 +7,7 @@ import pytest
 
 from infrastructure.backup.format.store import Store
 from infrastructure.run.checkpoint_paths import by_step
-from infrastructure.run.directory import RunDirectory, find_run, plan_run
+from infrastructure.run.directory import RunDirectory, find_run, is_called, plan_run
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 
 
@@ -61,6 +61,8 @@ def test_a_new_run_is_planned_and_not_made(tmp_path: Path) -> None:
     assert run.path.parent == tmp_path / "out"
     assert "owner-name-of-model" in run.run_id
     assert not run.path.exists()
+    assert is_called(run, "owner/name of model")
+    assert not is_called(run, "another")
 
 
 def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:

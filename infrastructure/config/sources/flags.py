@@ -35,6 +35,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "training.cache_dir": ("--stack-cache-dir",),
     "backup.allow_missing_place": ("--allow-missing-place",),
     "output_dir": ("--output", "--output-dir"),
+    "run_name": ("--name", "--run-name"),
 }
 # What fingers know from other tools; help shows it with --help-all.
 ALIASES: dict[str, tuple[str, ...]] = {

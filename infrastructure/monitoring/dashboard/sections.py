@@ -97,7 +97,7 @@ def head(run: LiveRun) -> Markup:
     return element(
         "header",
         over,
-        element("h1", run.facts.run_id, status),
+        element("h1", run.facts.title, status),
         element("p", "; ".join(clauses) + ".", css_class="lead"),
         element("p", subject(run.facts), css_class="soft"),
     )
@@ -281,17 +281,17 @@ def run_list(runs: Sequence[RunRow], shown: str) -> Markup:
 def _run_row(row: RunRow, shown: str) -> tuple[object, ...]:
     is_shown = row.name == shown
     here = {"aria-current": "true"} if is_shown else {}
-    link = element("a", row.name, **{"data-run": row.name, "href": "?"}, **here)
+    link = element("a", row.title, **{"data-run": row.name, "href": "?", "title": row.name}, **here)
     state = element("span", row.status, css_class=f"status {row.status}")
     step = "" if row.step is None else f"{row.step:,}"
-    name = joined([NOTHING if is_shown else _overlay_box(row.name), link])
+    name = joined([NOTHING if is_shown else _overlay_box(row), link])
     return (name, state, step, _number(row.loss), _number(row.held_out_loss))
 
 
-def _overlay_box(name: str) -> Markup:
+def _overlay_box(row: RunRow) -> Markup:
     """What lays a run over the one that is shown; seen where the page's script runs."""
-    label = f"compare with {name}"
-    attributes = {"data-with": name, "aria-label": label, "title": label}
+    label = f"compare with {row.title}"
+    attributes = {"data-with": row.name, "aria-label": label, "title": label}
     return element("input", type="checkbox", css_class="with", **attributes)
 
 

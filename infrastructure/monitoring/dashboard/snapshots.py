@@ -131,9 +131,7 @@ def look_at(run: LiveRun, rows: list[RunRow]) -> Look:
     """The page of one run."""
     share = f"{format_share(run.share_done)} · " if run.share_done is not None else ""
     title = (
-        f"{share}{run.facts.run_id} · Temper"
-        if not run.has_ended
-        else f"{run.facts.run_id} · Temper"
+        f"{share}{run.facts.title} · Temper" if not run.has_ended else f"{run.facts.title} · Temper"
     )
     wait = ENDED_LOOK_SECONDS if run.has_ended else LOOK_SECONDS
     sections = {name: part for name, part in sections_of(run, rows).items() if part}

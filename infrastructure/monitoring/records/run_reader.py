@@ -4,13 +4,16 @@ Each file that is missing or unreadable becomes an empty one and, if it is damag
 `problems`. Changes nothing on the disk.
 """
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from infrastructure.core.json_text import JsonObject, parse_json
+from infrastructure.monitoring.drawing.formatting import clip
 from infrastructure.monitoring.drawing.metrics_file import (
     FINITE_AGAIN,
     ParsedMetrics,
@@ -21,6 +24,12 @@ from infrastructure.monitoring.drawing.metrics_file import (
 METRICS_FILE = "metrics.jsonl"
 ERRORS_FILE = "logs/errors/errors.jsonl"
 SMALL_FILES = ("run.json", "summary.json", "data_report.json", "checkpoints/backup.json")
+
+MAX_NAME_CHARACTERS = 60
+MADE_FROM_THE_TIME = re.compile(r"20\d{6}-\d{6}-.*-[0-9a-f]{4}")
+OWN_MODEL, SAMPLE_TASKS = "new small model", "sample tasks"
+SAMPLES = re.compile(r"samples?$|.*[/\\]infrastructure[/\\]training[/\\]data[/\\]samples[/\\]")
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 FINISHED = "finished"
 STATUSES = (FINISHED, "stopped", "failed", "running")
@@ -50,6 +59,11 @@ class RunFacts:
     @property
     def run_id(self) -> str:
         return str(self.run.get("run_id") or self.directory.resolve().name)
+
+    @property
+    def title(self) -> str:
+        """What people call it: its name; else what is trained on what, and when it began."""
+        return title_of(self.run, self.run_id)
 
     @property
     def status(self) -> str:
@@ -90,14 +104,7 @@ class RunFacts:
     @property
     def config(self) -> dict[str, tuple[object, str]]:
         """Key → (value, where it came from)."""
-        config = self.run.get("config")
-        pairs = config.items() if isinstance(config, Mapping) else []
-        return {
-            str(key): (entry.get("value"), str(entry.get("source", "")))
-            if isinstance(entry, Mapping)
-            else (entry, "")
-            for key, entry in pairs
-        }
+        return config_of(self.run)
 
     def config_value(self, key: str) -> object:
         return self.config.get(key, (None, ""))[0]
@@ -105,6 +112,53 @@ class RunFacts:
     def last(self, key: str) -> Any:
         """The newest value under `key` in the records, or None."""
         return next((r[key] for r in reversed(self.records) if key in r), None)
+
+
+def config_of(run: Mapping[str, object]) -> dict[str, tuple[object, str]]:
+    """The configuration in run.json: key → (value, where it came from)."""
+    config = run.get("config")
+    pairs = config.items() if isinstance(config, Mapping) else []
+    return {
+        str(key): (entry.get("value"), str(entry.get("source", "")))
+        if isinstance(entry, Mapping)
+        else (entry, "")
+        for key, entry in pairs
+    }
+
+
+def title_of(run: Mapping[str, object], run_id: str) -> str:
+    """What a run is called on a page, from its run.json.
+
+    The id stays where nobody has named the run and it does not come from a clock, such as that of
+    a Trainer's run.
+    """
+    config = config_of(run)
+    name, model, data, created = (
+        *(config.get(key, (None, ""))[0] for key in ("run_name", "model.name", "data.path")),
+        run.get("created"),
+    )
+    if isinstance(name, str) and name:
+        return clip(name, MAX_NAME_CHARACTERS)
+    if not MADE_FROM_THE_TIME.fullmatch(run_id) or not isinstance(model, str):
+        return run_id
+    parts = [OWN_MODEL if model == "embedded" else _short(model)]
+    if isinstance(data, str):
+        parts.append(f"on {SAMPLE_TASKS if SAMPLES.match(data) else _short(data)}")
+    return " ".join(parts) + (f", {format_moment(created)}" if isinstance(created, str) else "")
+
+
+def _short(path: str) -> str:
+    """The last part of a path or of a hub's name."""
+    return clip(re.split(r"[/\\]", path.rstrip("/\\"))[-1] or path, MAX_NAME_CHARACTERS)
+
+
+def format_moment(moment: str) -> str:
+    """`2026-11-23T18:25:55+0000` → `23 Nov 2026, 18:25`; what is no such time stays."""
+    try:
+        at = datetime.fromisoformat(moment)
+    except ValueError:
+        return clip(moment, MAX_NAME_CHARACTERS)
+    return f"{at.day} {MONTHS[at.month - 1]} {at.year}, {at:%H:%M}"
 
 
 def _is_positive(value: object) -> bool:

@@ -8,16 +8,21 @@ from infrastructure.core.json_text import JsonObject, parse_json
 from infrastructure.monitoring.drawing.metrics_file import FINITE_AGAIN, Record, decode_record
 from infrastructure.monitoring.records.run_list import runs_in
 from infrastructure.monitoring.records.run_owner import read_trainer
-from infrastructure.monitoring.records.run_reader import METRICS_FILE, STATUSES
+from infrastructure.monitoring.records.run_reader import METRICS_FILE, STATUSES, title_of
 
 TAIL_BYTES = 1 << 14
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run among others; what is not known is None."""
+    """A run among others; what is not known is None.
+
+    Attributes:
+        title: what people call it; the name if nothing better is known.
+    """
 
     name: str
+    title: str
     status: str
     step: int | None
     loss: float | None
@@ -67,6 +72,7 @@ def _row(path: Path, is_left: bool) -> RunRow:
     step = _newest("step", records)
     return RunRow(
         path.name,
+        title_of(_object(path / "run.json"), path.name),
         status,
         int(step) if step is not None else None,
         _newest("loss", records),

@@ -58,7 +58,7 @@ def render_report(run: RunFacts) -> str:
     got_over = errors(run)
     is_finished = run.status == FINISHED
     return page(
-        f"{run.run_id} · Temper",
+        f"{run.title} · Temper",
         header(run),
         tiles(run),
         notices(run, holes(points_by_key(run.records))),

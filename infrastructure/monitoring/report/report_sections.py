@@ -32,7 +32,7 @@ from infrastructure.monitoring.drawing.html import (
     table,
 )
 from infrastructure.monitoring.drawing.tables import before_after_rows
-from infrastructure.monitoring.records.run_reader import FINISHED, RunFacts
+from infrastructure.monitoring.records.run_reader import FINISHED, RunFacts, format_moment
 
 MAX_ROWS = 200
 MAX_PREVIEW_CHARACTERS = 200_000
@@ -77,7 +77,7 @@ def mapping_of(value: object) -> dict[str, object]:
 def header(run: RunFacts) -> Markup:
     """The head of the page: which run, and how it ended."""
     status = element("span", run.status, css_class=f"status {run.status}")
-    title = element("h1", run.run_id, status)
+    title = element("h1", run.title, status)
     return element(
         "header",
         element("div", "Temper · training report", css_class="over"),
@@ -114,7 +114,9 @@ def subject(run: RunFacts) -> str:
     if path := run.config_value("data.path"):
         parts.append(f"data {path}")
     if created := run.run.get("created"):
-        parts.append(f"begun {created}")
+        parts.append(f"begun {format_moment(str(created))}")
+    if run.title != run.run_id:
+        parts.append(f"run {run.run_id}")
     return " · ".join(parts)
 
 

@@ -149,7 +149,7 @@ def test_problems_are_reported_once_however_often_one_looks(tmp_path: Path) -> N
 
 
 def test_runs_beside_it_are_listed_and_the_shown_one_is_marked(tmp_path: Path) -> None:
-    rows = [RunRow("b", "running", 3, 0.5, None), RunRow("a", "finished", 40, 0.25, 0.5)]
+    rows = [RunRow("b", "b", "running", 3, 0.5, None), RunRow("a", "a", "finished", 40, 0.25, 0.5)]
     directory = write_run(tmp_path, "a")
     with opened(directory) as run:
         page = Page(sections_of(run, rows)["runs"])

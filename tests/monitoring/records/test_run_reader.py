@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.monitoring.records.run_reader import read_run_facts
+from infrastructure.monitoring.records.run_reader import read_run_facts, title_of
 
 
 def test_an_empty_directory_is_a_run_without_facts(tmp_path: Path) -> None:
@@ -61,3 +61,18 @@ def test_the_speed_is_that_of_all_steps_together(tmp_path: Path) -> None:
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert read_run_facts(tmp_path).tokens_per_second == 250.0
+
+
+def titled(run_id: str, created: str = "2026-11-23T18:25:55+0000", **config: object) -> str:
+    return title_of({"config": config, "created": created}, run_id)
+
+
+def test_a_run_is_called_by_its_name_or_by_what_it_trains() -> None:
+    by_time = "20261123-182539-embedded-38d5"
+    settings = {"model.name": {"value": "embedded"}, "data.path": {"value": "/home/me/chats.jsonl"}}
+    assert titled(by_time, **settings) == "new small model on chats.jsonl, 23 Nov 2026, 18:25"
+    hub = {"model.name": "org/Llama-3", "data.path": "samples"}
+    assert titled(by_time, "never", **hub) == "Llama-3 on sample tasks, never"
+    assert titled(by_time, **settings, run_name={"value": "first try"}) == "first try"
+    assert titled("outputs", **settings) == "outputs"  # a folder that somebody else has named
+    assert titled(by_time) == by_time

@@ -19,9 +19,9 @@ def test_each_run_is_a_row_and_the_newest_is_first(tmp_path: Path) -> None:
         (left / "trained_by").read_text().replace("process ", "process 99999")
     )
     assert RunRows(tmp_path).read() == [
-        RunRow("2026-c", "interrupted", None, None, None),
-        RunRow("2026-b", "running", 12, 0.75, 1.5),
-        RunRow("2025-a", "finished", 40, 0.5, 0.25),
+        RunRow("2026-c", "2026-c", "interrupted", None, None, None),
+        RunRow("2026-b", "2026-b", "running", 12, 0.75, 1.5),
+        RunRow("2025-a", "2025-a", "finished", 40, 0.5, 0.25),
     ]
 
 
