@@ -22,6 +22,8 @@ _EXTRA = re.compile(r"""extra\s*==\s*["']([\w-]+)["']""")
 HELD = ("torch", "numpy", "ipywidgets")
 # What has to be newer than Colab's own, though no dependency of Temper's asks for it.
 BOUNDS = {"torchao": f"torchao>={OLDEST_TORCHAO_FOR_PEFT}"}
+# What a new torch may want newer than a bare environment has it: that of Python 3.11 is of 2022.
+NEEDED_BY_TORCH = ("setuptools",)
 UNSLOTH_OWN = ("unsloth", "unsloth_zoo")
 # Nearest to Colab's 4.0.0, which unsloth excludes; newer ones need a newer pyarrow than Colab has.
 DATASETS_FOR_UNSLOTH = "datasets==3.6.0"
@@ -60,7 +62,8 @@ def needed(column: Column, with_unsloth: bool) -> Needed:
                 f"{name} {version} is here and Temper needs {base[name]}: install that yourself,"
                 " and restart the kernel"
             )
-    stay = [name for name in dict.fromkeys([*base, *pins, *HELD]) if name not in lines]
+    replaced = {*lines, *(NEEDED_BY_TORCH if "torch" in lines else ())}
+    stay = [name for name in dict.fromkeys([*base, *pins, *HELD]) if name not in replaced]
     held = [
         f"{name}=={version}" for name in stay if (version := installed_version(name)) is not None
     ]

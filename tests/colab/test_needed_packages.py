@@ -12,7 +12,10 @@ from tests.testing.fake_packages import install_temper
 
 REQUIREMENTS = {
     "": ["numpy>=2", "leaf>=1.2", "torch>=2.11,<2.14", "other"],
-    "tested": ["numpy==2.4.6", "leaf==1.5", "torch==2.13.0", "torchao==0.18.0", "trl==1.14.2"],
+    "tested": [
+        *("numpy==2.4.6", "leaf==1.5", "torch==2.13.0", "torchao==0.18.0", "trl==1.14.2"),
+        "setuptools==84.2.1",
+    ],
     "colab": ["torchao==0.18.0", "trl==0.29.1", "numpy==2.1.3", "ipywidgets==7.7.1"],
     "unsloth": ["unsloth==2026.10.9", "einops==0.8.2"],
 }
@@ -29,14 +32,25 @@ def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def test_what_is_missing_comes_in_the_tested_version(here: dict[str, str]) -> None:
     assert needed("tested", with_unsloth=False) == Needed(
-        ("numpy==2.4.6", "leaf==1.5", "torch==2.13.0", "other", "torchao==0.18.0", "trl==1.14.2"),
+        (
+            *("numpy==2.4.6", "leaf==1.5", "torch==2.13.0", "other", "torchao==0.18.0"),
+            *("trl==1.14.2", "setuptools==84.2.1"),
+        ),
         (),
     )
 
 
+def test_what_a_new_torch_needs_newer_is_not_held(here: dict[str, str]) -> None:
+    """A bare environment of Python 3.11 has a setuptools that PyTorch 2.13 refuses."""
+    here |= {"setuptools": "65.5.0", "leaf": "1.5"}
+    assert needed("tested", with_unsloth=False).held == ("leaf==1.5",)
+    here["torch"] = "2.13.0"
+    assert "setuptools==65.5.0" in needed("tested", with_unsloth=False).held
+
+
 def test_what_is_there_and_works_stays_whatever_was_tested(here: dict[str, str]) -> None:
     here |= {"numpy": "2.1.3", "leaf": "1.9", "torch": "2.11.0+cu128", "other": "3"}
-    here |= {"torchao": "0.20", "trl": "0.5", "ipywidgets": "7.7.1"}
+    here |= {"torchao": "0.20", "trl": "0.5", "ipywidgets": "7.7.1", "setuptools": "75"}
     found = needed("tested", with_unsloth=False)
     assert found.lines == ()
     assert "torch==2.11.0+cu128" in found.held
