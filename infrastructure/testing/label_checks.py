@@ -131,8 +131,8 @@ def check_ends(subject: Subject) -> CheckResult:
     ended = [e for e in examples if _learns_to_end(subject, e, stops)]
     numbers = {"ended_share": len(ended) / max(1, len(examples))}
     names = ", ".join(repr(name) for name in sorted(stops.values())[:3])
-    report = getattr(subject.data, "report", None)
-    if not ended and not getattr(report, "truncated", 0):
+    max_length = subject.adapter.data_config.max_length
+    if not ended and any(len(example.input_ids) < max_length for example in examples):
         text = f"no answer ends with a token that stops generation ({names})"
         remedy = "the model would never learn to stop: give data.chat_template its end-of-turn"
         return CheckResult("end of answers", "fail", text, remedy, numbers=numbers)

@@ -112,6 +112,14 @@ def test_answers_that_were_cut_are_reported(folder: Path, tmp_path: Path) -> Non
     assert "were cut and have no end" in answers.text
 
 
+def test_where_every_answer_was_cut_the_training_may_go_on(folder: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{n}", "completion": "y z " * 40} for n in range(40)]
+    given = subject(folder, tmp_path, "plain", rows, max_length=32)
+    result = check_ends(given)
+    assert (result.status, result.numbers["ended_share"]) == ("warn", 0)
+    assert "raise data.max_length" in result.remedy
+
+
 def with_the_next_token(given: Any) -> Any:
     """The mistake that Temper made: what follows an answer's end is learnt, too."""
 
