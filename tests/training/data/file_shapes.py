@@ -721,6 +721,26 @@ QUESTIONS = [
         "data.prompt_column=premise and data.answer_column=hypothesis",
     ),
 ]
+QUESTIONS += [
+    rows(
+        "choices by letters",
+        "GBaker/MedQA-USMLE-4-options: options are an object",
+        {"question": Q, "options": {"A": "Two.", "B": A}, "answer": "B"},
+        ("qa", f"{Q}\n\nA. Two.\nB. {A}", f"B. {A}"),
+        "choices",
+    ),
+    rows(
+        "OpenBookQA",
+        "allenai/openbookqa: question_stem",
+        {
+            "question_stem": Q,
+            "choices": {"text": ["Two.", A], "label": ["A", "B"]},
+            "answerKey": "B",
+        },
+        ("qa", f"{Q}\n\nA. Two.\nB. {A}", f"B. {A}"),
+        "choices",
+    ),
+]
 TRANSLATED = {"translation": {"de": "Wie viele?", "en": Q}}
 OTHERS = [
     rows(
@@ -1100,6 +1120,23 @@ TABLES = [
         b"SQLite format 3\x00" + b"\x00" * 99,
         None,
         "an SQLite database",
+    ),
+]
+TABLES += [
+    Shape(
+        "a line for Excel",
+        "Excel: sep=; above the header",
+        "rows.csv",
+        "sep=;\n" + CSV.replace(",", ";"),
+        None,
+        "remove it",
+    ),
+    Shape(
+        "quoted fields",
+        "LibreOffice: all fields in quotes, semicolons inside",
+        "rows.csv",
+        f'"question";"answer"\n"{Q}; yes";"{A}"\n"{Q}";"{A}"\n',
+        ("qa", f"{Q}; yes", A),
     ),
 ]
 FOLDERS = [

@@ -38,7 +38,8 @@ text translation | source_text target_text | utterance response | input expected
 """
 _QUESTIONS = """
 q a | question answers | query answers | question correct_answer | question best_answer
-question answerkey | question answer_text | question_text answer_text | questions answers
+question answerkey | question_stem answerkey | question answer_text
+question_text answer_text | questions answers
 frage antwort | fragen antworten | question réponse | question reponse | questions réponses
 pregunta respuesta | preguntas respuestas | domanda risposta | domande risposte
 pergunta resposta | perguntas respostas | vraag antwoord | întrebare răspuns | intrebare raspuns

@@ -240,6 +240,8 @@ def _choice(values: RowValues, column: str, answer: str) -> tuple[str, str]:
 
 def choices_in(value: object) -> tuple[list[str], list[str]]:
     """Answers to choose from and the letters before them; none: there are none."""
+    if isinstance(value, Mapping) and "text" not in value:  # {"A": "Two.", "B": "Three."}
+        value = {"text": [*value.values()], "label": [*value]}
     texts = value.get("text") if isinstance(value, Mapping) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return [], []

@@ -469,7 +469,7 @@ def _columns_of(parts: dict[str, str]) -> str:
 
 def _way_on(rows: Sequence[Row], columns: list[str]) -> str:
     """What to set; named where there is no other way to read the columns."""
-    texts = [name for name in _leaves(rows, columns) if plain(name) not in ("id", "title")]
+    texts = [name for name in _leaves(rows, columns) if plain(name) != "id"]
     texts = [name for name in texts if len(name) <= 2 * COLUMN_CHARACTERS]
     nested = (list, dict)
     has_others = any(isinstance(rows[0].values.get(column), nested) for column in columns)

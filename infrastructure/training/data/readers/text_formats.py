@@ -177,6 +177,11 @@ def _check_columns(columns: list[str], name: str) -> None:
         raise ValueError(f"{name}: the table has no header line that names its columns: add one")
     if any(map(has_surrogates, columns)):
         raise ValueError(f"{name}:1: {INVALID_UTF8}: {REMEDIES[INVALID_UTF8]}")
+    if columns[0].lower().startswith("sep="):
+        raise ValueError(
+            f"{name}:1: the line {columns[0]!r} is one for Excel alone: remove it, so that the"
+            " first line names the columns"
+        )
     repeated = sorted({column for column in columns if columns.count(column) > 1})
     if repeated:
         raise ValueError(f"{name}:1: the column {repeated[0]!r} appears twice: rename one of them")
