@@ -39,6 +39,7 @@ from infrastructure.deployment.installers import Installer, InstallError, instal
 FOLDER = Path.home() / ".cache" / "temper"
 UNFINISHED = "installing"  # there meanwhile: what a killed one left is removed the next time
 PIN = "torch=="
+LOADED_BY_EVERY_PYTHON = {"_distutils_hack"}  # by a .pth file of setuptools, which it is not
 _stale: set[str] = set()  # what this process has loaded, and is another version on the disk by now
 
 
@@ -153,5 +154,5 @@ def loaded_of(packages: set[str]) -> set[str]:
     if not packages:
         return set()
     owners = importlib.metadata.packages_distributions()
-    loaded = {name.partition(".")[0] for name in sys.modules}
+    loaded = {name.partition(".")[0] for name in sys.modules} - LOADED_BY_EVERY_PYTHON
     return {owner for name in loaded for owner in owners.get(name, [])} & packages

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from colab.bootstrap import loaded_of
 from tests.deployment.small_project import (
     COPIED,
     NO_UV,
@@ -204,6 +205,16 @@ def test_a_loaded_package_that_was_replaced_needs_a_restart(ready: Notebook) -> 
     assert f"RestartNeededError: {message}" in done.err
     assert ready.versions()["leaf"] == "1.5"
     assert ready.python(f"import leaf; {INSTALL}").code == 0
+
+
+def test_a_new_setuptools_needs_no_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A .pth file of it loads a small module into every Python; it is not loaded itself."""
+    owners = {"_distutils_hack": ["setuptools"], "setuptools": ["setuptools"], "leaf": ["leaf"]}
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: owners)
+    monkeypatch.setattr(sys, "modules", {"_distutils_hack": sys, "leaf.stem": sys})
+    assert loaded_of({"setuptools", "leaf"}) == {"leaf"}
+    monkeypatch.setattr(sys, "modules", {"setuptools.dist": sys})
+    assert loaded_of({"setuptools"}) == {"setuptools"}
 
 
 def test_a_package_that_was_replaced_unloaded_needs_no_restart(ready: Notebook) -> None:
