@@ -49,7 +49,7 @@ RULES = """
   section { border: 0; border-radius: 0; padding: 0; margin: 0 0 14px; }
   section.progress { padding: 0; }
   section.tiles { border: 1px solid var(--line); border-radius: 8px; }
-  section.notice, section.alerts { border-left: 4px solid var(--warn); padding-left: 12px; }
+  section.notice, section.alarm { border-left: 4px solid var(--warn); padding-left: 12px; }
   .tile { padding: 9px 16px; } .tile .value { font-size: 17px; }
   h2 { font-size: 15px; margin: 0 0 8px; } h3 { margin: 0 0 4px; }
   .status { margin-left: 8px; vertical-align: 1px; padding: 0 9px; font-size: 12px; }

@@ -226,8 +226,10 @@ def alerts(run: LiveRun) -> Markup:
     more = (
         f" (the newest {MAX_ALERTS} of {len(run.alerts)})" if len(run.alerts) > MAX_ALERTS else ""
     )
+    is_alarm = any(alert.get("severity") != "info" and "ended_at" not in alert for alert in newest)
+    heading, css_class = ("Alerts", "alerts alarm") if is_alarm else ("Noted", "alerts")
     return element(
-        "section", element("h2", f"Alerts{more}"), table((), rows, "stack"), css_class="alerts"
+        "section", element("h2", f"{heading}{more}"), table((), rows, "stack"), css_class=css_class
     )
 
 

@@ -84,6 +84,10 @@ table.config td:last-child { color: var(--soft); min-width: 110px; }
 code, pre { font-family: var(--mono); font-size: 13px; }
 pre { background: var(--code); border-radius: 7px; padding: 10px 14px; margin: 4px 0 14px;
       white-space: pre-wrap; overflow-wrap: anywhere; max-height: 320px; overflow-y: auto; }
+nav.contents { display: flex; flex-wrap: wrap; gap: 4px 18px; margin: 0 0 20px; font-size: 14px; }
+nav.contents a { color: var(--main); text-decoration: none; }
+nav.contents a:hover { text-decoration: underline; }
+section:target { border-color: var(--main); }
 .columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr));
            gap: 8px 36px; }
 .columns > * { min-width: 0; }
@@ -114,7 +118,7 @@ figcaption { font-size: 13px; color: var(--soft); }
   .tile { padding: 12px 14px; } .tile .value { font-size: 18px; } h1 { font-size: 23px; }
   .status { margin-left: 0; } h1 { display: flex; flex-wrap: wrap; gap: 8px; }
   table.numbers th, table.numbers td { padding-right: 10px; }
-  table.change { font-size: 13px; } table.change td:first-child { overflow-wrap: anywhere; }
+  table.change { font-size: 13px; }
   table.change th, table.change td { padding-right: 8px; }
   table.change td:last-child, table.change th:last-child { padding-right: 0; }
   table.change tr.part td:first-child { padding-left: 8px; }

@@ -26,6 +26,7 @@ from infrastructure.monitoring.drawing.metrics_file import Record
 EVALUATION = "evaluation"
 MAX_FURTHER_CHARTS = 12
 WIDE = "loss"
+OF_QUANTUM = "quantum_"  # one answer has a section of its own
 POSITION_KEYS = {"step", "epoch", "tokens", "seconds"}
 
 
@@ -111,7 +112,11 @@ def _charts(
         if (chart := chart_of(quantity, points, buckets)) is not None:
             charts[quantity.key] = (chart, _in_units(quantity.key, points.get(quantity.key, []))[0])
     known = {key for q in QUANTITIES for key in (q.key, q.marks_key)} | POSITION_KEYS
-    further = [key for key in points if key not in known][:MAX_FURTHER_CHARTS]
+    further = [
+        key
+        for key, pairs in points.items()
+        if key not in known and not (key.startswith(OF_QUANTUM) and len(pairs) < 2)
+    ][:MAX_FURTHER_CHARTS]
     return charts | {
         key: _further(key, points[key], key in evaluated, num_buckets) for key in further
     }

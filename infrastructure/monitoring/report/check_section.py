@@ -18,6 +18,7 @@ from infrastructure.monitoring.drawing.html import (
     readable_key,
     table,
 )
+from infrastructure.monitoring.report.report_sections import section
 
 CHECKS_FILE = "checks.json"
 MAX_ROUNDS = 20
@@ -47,8 +48,8 @@ def checks(run_directory: Path) -> Markup:
     rows = [_row(check) for check in _checks_of(rounds[-1])]
     items = [element("li", _round(one)) for one in rounds]
     details = element("details", element("summary", "every check"), _table(rows))
-    heading = element("h2", "Checked before and while training")
-    return element("section", heading, element("ul", *items[-MAX_ROUNDS:]), details)
+    listed = element("ul", *items[-MAX_ROUNDS:])
+    return section("Checked before and while training", listed, details)
 
 
 def _round(one: Mapping[str, object]) -> Markup:

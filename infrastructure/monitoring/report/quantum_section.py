@@ -28,6 +28,11 @@ QUESTIONS = {
     "block_selection": "Which blocks of the model train until the next answer?",
     "rank_allocation": "Which components of the LoRA matrices stay?",
 }
+DECIDED = {
+    "data_selection": "Chosen to train on",
+    "block_selection": "Chosen to train",
+    "rank_allocation": "Chosen to stay",
+}
 COMPARED = {
     "quantum": "the sampler's answer",
     "random": "a choice by chance",
@@ -47,12 +52,57 @@ def quantum_steps(directory: Path) -> Markup:
     question = QUESTIONS.get(str(records[-1].get("problem")), "")
     return section(
         "The quantum step",
-        element("p", f"{question} {_last(answered, records)}", css_class="lead"),
-        _pictures(answered),
-        _steps(records),
-        _tasks(answered),
+        element("p", f"{_decision(answered, records)} {_worth(answered, compared)}".strip()),
         comparison_table(compared),
-        _words(answered),
+        element(
+            "details",
+            element("summary", "How it was decided"),
+            element("p", f"{question} {_last(answered, records)}"),
+            _pictures(answered),
+            _steps(records),
+            _tasks(answered),
+            _words(answered),
+        ),
+    )
+
+
+def _decision(
+    answered: Sequence[Mapping[str, object]], records: Sequence[Mapping[str, object]]
+) -> str:
+    """What the newest answer decided, in a sentence."""
+    if not answered:
+        why = clip(str(records[-1].get("why", "")), 600)
+        return f"Nothing was decided{f': {why}' if why else ''}."
+    kind, chosen = str(answered[-1].get("problem")), clip(str(answered[-1].get("chosen", "")), 600)
+    return f"{DECIDED.get(kind, 'Decided')}: {chosen}."
+
+
+def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, object]) -> str:
+    """Whether it paid, in a sentence: by a comparison, if there was one; else by plain answers."""
+    if not answered:
+        return ""
+    losses = {
+        str(row.get("answer")): row.get("eval_loss")
+        for row in _list(compared.get("rows"))
+        if isinstance(row, Mapping)
+    }
+    with_it, without = losses.get("quantum"), losses.get("none")
+    cost = sum(_numbers([record.get("seconds") for record in answered]))
+    if _is_number(with_it) and _is_number(without):
+        paid = "It paid" if with_it < without else "It did not pay"
+        losses_text = f"held-out loss {format_number(with_it)}, without it {format_number(without)}"
+        return f"{paid}: {losses_text}, for {format_duration(cost)}."
+    newest = answered[-1]
+    energy, plain = newest.get("energy"), mapping_of(newest.get("alternatives"))
+    best = min(_numbers(list(plain.values())), default=None)
+    if not _is_number(energy) or best is None:
+        return f"It took {format_duration(cost)}; whether it paid was not measured."
+    if best <= energy + 1e-6 * abs(energy):
+        why = "a plain method found as good an answer"
+        return f"It took {format_duration(cost)} and gained nothing: {why}."
+    return (
+        f"It took {format_duration(cost)} and found a better answer than the plain methods;"
+        " whether the model is better for it was not measured."
     )
 
 

@@ -20,6 +20,7 @@ from infrastructure.monitoring.report.report_sections import (
     NOTHING,
     before_after,
     configuration,
+    contents_of,
     curve_section,
     data,
     errors,
@@ -57,12 +58,12 @@ def render_report(run: RunFacts) -> str:
     """The whole page as HTML: of a finished run its result is first, of another what stopped it."""
     got_over = errors(run)
     is_finished = run.status == FINISHED
-    return page(
-        f"{run.title} · Temper",
-        header(run),
+    first = [
         tiles(run),
         notices(run, holes(points_by_key(run.records))),
         NOTHING if is_finished else got_over,
+    ]
+    sections = [
         before_after(run),
         example(run),
         curve_section(run),
@@ -79,4 +80,6 @@ def render_report(run: RunFacts) -> str:
         configuration(run),
         machine(run),
         stages(run),
-    )
+    ]
+    listed = contents_of([*first, *sections])
+    return page(f"{run.title} · Temper", header(run), *first, listed, *sections)

@@ -22,7 +22,7 @@ from infrastructure.monitoring.drawing.formatting import (
     format_number,
     format_share,
 )
-from infrastructure.monitoring.drawing.html import Markup, element, readable_key, table
+from infrastructure.monitoring.drawing.html import Markup, element, table
 from infrastructure.monitoring.drawing.metrics_file import Record, parse_metrics
 from infrastructure.monitoring.report.report_sections import NOTHING, section
 from infrastructure.monitoring.training_monitor import ALERTS_FILE, PERFORMANCE_FILE, SYSTEM_FILE
@@ -32,27 +32,32 @@ PROFILE_FILE = Path("logs") / "performance" / "profile.json"
 MAX_ALERTS = 100
 MAX_OPERATIONS = 15
 # In this order; what else a sample holds is left to the files.
-SHOWN = (
-    "cpu_percent",
-    "memory_percent",
-    "process_memory_bytes",
-    "disk_read_bytes_per_second",
-    "disk_write_bytes_per_second",
-    "network_received_bytes_per_second",
-    "network_sent_bytes_per_second",
-    "disk_free_bytes",
-    "checkpoint_age_seconds",
-    "backup_age_seconds",
-    "cache_bytes",
-    "seconds_per_step",
-    "samples_per_second",
-    "tokens_per_second",
-    "model_flops_utilization",
-    "data_wait_percent",
-    "inference_latency_seconds",
-    "quantum_solver_seconds",
-)
-GPU_SHOWN = ("utilization_percent", "memory_used_bytes", "temperature_celsius", "power_watts")
+SHOWN = {
+    "cpu_percent": "processor",
+    "memory_percent": "memory of the machine",
+    "process_memory_bytes": "memory of the training",
+    "disk_read_bytes_per_second": "read from the disk",
+    "disk_write_bytes_per_second": "written to the disk",
+    "network_received_bytes_per_second": "received from the network",
+    "network_sent_bytes_per_second": "sent to the network",
+    "disk_free_bytes": "free on the disk",
+    "checkpoint_age_seconds": "age of the newest checkpoint",
+    "backup_age_seconds": "age of the newest copy",
+    "cache_bytes": "cache of the data",
+    "seconds_per_step": "time of a step",
+    "samples_per_second": "examples per second",
+    "tokens_per_second": "tokens per second",
+    "model_flops_utilization": "use of the peak FLOPs",
+    "data_wait_percent": "of a step, waiting for data",
+    "inference_latency_seconds": "time of an inference",
+    "quantum_solver_seconds": "a quantum step's solver",
+}
+GPU_SHOWN = {
+    "utilization_percent": "load",
+    "memory_used_bytes": "memory",
+    "temperature_celsius": "temperature",
+    "power_watts": "power",
+}
 DRAWN = {
     "cpu_percent": "Processor, percent",
     "process_memory_bytes": "Memory of the training, GiB",
@@ -109,14 +114,14 @@ def _moment(seconds: object) -> str:
 
 def _numbers(samples: Sequence[Record], performance: Sequence[Record]) -> Markup:
     rows = []
-    for key in SHOWN:
+    for key, words in SHOWN.items():
         values = _values([*samples, *performance], key)
         if values:
-            rows.append([readable_key(key), *_row(key, values)])
+            rows.append([words, *_row(key, values)])
     for name, readings in _by_gpu(samples).items():
         rows += [
-            [f"{name}: {readable_key(key)}", *_row(key, values)]
-            for key in GPU_SHOWN
+            [f"{name}: {words}", *_row(key, values)]
+            for key, words in GPU_SHOWN.items()
             if (values := _values(readings, key))
         ]
     if not rows:
@@ -138,6 +143,8 @@ def _with_unit(key: str, value: float) -> str:
         return format_share(value)
     if key.endswith("_seconds") and value >= 1:
         return format_duration(value)
+    if key == "seconds_per_step":
+        return f"{1000 * value:.0f} ms" if value < 1 else format_duration(value)
     units = {"_percent": " %", "_celsius": " °C", "_watts": " W", "_seconds": " s"}
     unit = next((unit for ending, unit in units.items() if key.endswith(ending)), "")
     return f"{format_number(value, 3)}{unit}"

@@ -1,5 +1,6 @@
 """The sections of a report, each from the plain JSON of a run; a missing key is a missing line."""
 
+import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +38,8 @@ from infrastructure.monitoring.records.run_reader import FINISHED, RunFacts, for
 MAX_ROWS = 200
 MAX_PREVIEW_CHARACTERS = 200_000
 NOTHING = raw_markup("")
+HEADING = re.compile(r'<section id="(at-[a-z0-9-]+)"[^>]*><h2>(.*?)</h2>')
+MIN_CONTENTS = 4
 
 OUTCOMES = {
     "finished": "Finished",
@@ -62,11 +65,23 @@ WHAT_LIES_WHERE = {
 FormatNumber = Callable[[float], str]
 
 
-def section(heading: str, *contents: object) -> Markup:
-    """A card with a heading; nothing at all when it would be empty."""
+def section(heading: str, *contents: object, css_class: str | None = None) -> Markup:
+    """A card with a heading, which links lead to; nothing at all when it would be empty."""
     if not any(contents):
         return NOTHING
-    return element("section", element("h2", heading), *contents)
+    anchor = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
+    return element(
+        "section", element("h2", heading), *contents, id=f"at-{anchor}", css_class=css_class
+    )
+
+
+def contents_of(sections: Sequence[Markup]) -> Markup:
+    """Links to the sections that have a heading; nothing where there are few."""
+    known = [match.groups() for part in sections for match in HEADING.finditer(part)]
+    if len(known) < MIN_CONTENTS:
+        return NOTHING
+    links = [element("a", raw_markup(heading), href=f"#{anchor}") for anchor, heading in known]
+    return element("nav", *links, css_class="contents", **{"aria-label": "Contents"})
 
 
 def mapping_of(value: object) -> dict[str, object]:
@@ -174,7 +189,7 @@ def notices(run: RunFacts, not_finite: list[str]) -> Markup:
         parts.append(element("ul", *[element("li", line) for line in lines]))
     if not parts:
         return NOTHING
-    return element("section", element("h2", "What to know"), *parts, css_class="notice")
+    return section("What to know", *parts, css_class="notice")
 
 
 def errors(run: RunFacts) -> Markup:
@@ -200,7 +215,7 @@ def before_after(run: RunFacts) -> Markup:
     if not rows:
         return NOTHING
     classes = ["part" if row[0].startswith(" ") else "total" for row in rows]
-    cells = [(row[0].strip(), *row[1:]) for row in rows]
+    cells = [(row[0].strip().replace("_", " "), *row[1:]) for row in rows]
     headings = ("", "before", "after", "change")
     return section("Before → after", table(headings, cells, "numbers change", classes))
 

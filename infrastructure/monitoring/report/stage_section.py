@@ -4,8 +4,9 @@ from dataclasses import dataclass
 
 from infrastructure.core.json_text import JsonValue
 from infrastructure.monitoring.drawing.formatting import format_duration
-from infrastructure.monitoring.drawing.html import Markup, element, raw_markup, table
+from infrastructure.monitoring.drawing.html import Markup, raw_markup, table
 from infrastructure.monitoring.records.run_reader import RunFacts
+from infrastructure.monitoring.report.report_sections import section
 
 COLUMNS = ("stage", "time", "share", "what is done")
 
@@ -40,4 +41,4 @@ def stages(run: RunFacts) -> Markup:
         (one.name, format_duration(one.seconds), f"{100 * one.seconds / total:.0f} %", one.what)
         for one in whole
     ]
-    return element("section", element("h2", "What took how long"), table(COLUMNS, rows))
+    return section("What took how long", table(COLUMNS, rows))

@@ -65,6 +65,25 @@ def test_the_problem_the_choice_and_the_comparison_are_shown(tmp_path: Path) -> 
     assert "1.250" in page
 
 
+def first_paragraph(page: str) -> str:
+    return page.partition("<p>")[2].partition("</p>")[0]
+
+
+def test_what_was_decided_and_whether_it_paid_in_two_sentences(tmp_path: Path) -> None:
+    decided = "Chosen to train on: 5 of 10 training examples."
+    better = "found a better answer than the plain methods"
+    assert first_paragraph(shown(tmp_path, ANSWER)).startswith(
+        f"{decided} It took 1.5 s and {better}"
+    )
+    plain = {**ANSWER, "alternatives": {"greedy": 0.25}}
+    gained = "It took 1.5 s and gained nothing: a plain method found as good an answer."
+    assert first_paragraph(shown(tmp_path, plain)) == f"{decided} {gained}"
+    rows = [{"answer": "quantum", "eval_loss": 1.5}, {"answer": "none", "eval_loss": 1.25}]
+    worse = "It did not pay: held-out loss 1.500, without it 1.250, for 1.5 s."
+    assert first_paragraph(shown(tmp_path, plain, rows=rows)) == f"{decided} {worse}"
+    assert first_paragraph(shown(tmp_path, SKIPPED)) == "Nothing was decided: dear."
+
+
 def test_blocks_over_time(tmp_path: Path) -> None:
     page = shown(tmp_path, BLOCKS, {**BLOCKS, "step": 5, "blocks": ["block 0"]})
     assert "step 5: block 0 trains" in page
