@@ -38,11 +38,11 @@ FORMATS: Registry[Any] = Registry(
 AUGMENTATIONS: Registry[Any] = Registry("augmentation", "temper.augmentations")
 # training.metrics.sinks
 SINKS: Registry[Any] = Registry(
-    "metrics sink", "temper.sinks", ("console", "jsonl", "csv", "tensorboard")
+    "metrics sink", "temper.sinks", ("console", "jsonl", "csv", "tensorboard", "trackio", "wandb")
 )
 # monitoring.watching.alert_sinks
 ALERT_SINKS: Registry[Any] = Registry(
-    "alert sink", "temper.alert_sinks", ("console", "log", "notebook", "webhook")
+    "alert sink", "temper.alert_sinks", ("console", "log", "notebook", "webhook", "apprise")
 )
 # backup.backends; the names are schemes of URLs, and fsspec is asked for any other
 BACKENDS: Registry[Any] = Registry(

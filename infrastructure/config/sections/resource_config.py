@@ -135,10 +135,12 @@ class MonitorConfig(ConfigSection):
         SplitCommas,
         EachOnce,
         RegisteredName(ALERT_SINKS),
-        Allowed("a list of console, log, notebook, webhook, or a name of one's own, each once"),
+        Allowed(
+            "a list of console, log, notebook, webhook, apprise, or a name of one's own, each once"
+        ),
     ] = Field(
         default=["console", "log", "notebook"],
-        description="Who is told of an alert; webhook: the address in ALERT_WEBHOOK_URL.",
+        description="Who is told; addresses are in ALERT_WEBHOOK_URL and APPRISE_URLS.",
     )
     alert_cooldown: Duration = Field(
         default=300.0, description="Least time between two alerts of one kind."

@@ -218,11 +218,14 @@ class TrainingConfig(StackwiseFields):
         SplitCommas,
         EachOnce,
         RegisteredName(SINKS),
-        Allowed("a list of console, jsonl, csv, tensorboard, or a name of one's own, each once"),
+        Allowed(
+            "a list of console, jsonl, csv, tensorboard, trackio, wandb, or a name of one's own,"
+            " each once"
+        ),
         SAME_RESULT,
     ] = Field(
         default=["console", "jsonl", "csv", "tensorboard"],
-        description="Where metrics are written.",
+        description="Where metrics are written; trackio and wandb are packages.",
     )
     loss: Annotated[str, RegisteredName(LOSSES)] = Field(
         default="cross_entropy",

@@ -45,6 +45,7 @@ OTHER_VARIABLES = {
     "TEMPER_PLATFORM": "where a notebook runs, for those who know better",
     "TEMPER_SESSION_HOURS": "how long a notebook's session lasts, for those who know better",
     "ALERT_WEBHOOK_URL": "the webhook of monitor.alert_sinks; a secret, so no setting",
+    "APPRISE_URLS": "the addresses of apprise in monitor.alert_sinks; secrets, so no setting",
 }
 
 

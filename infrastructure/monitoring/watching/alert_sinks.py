@@ -1,4 +1,4 @@
-"""Who is told of an alert: the console, the log, a notebook, a webhook.
+"""Who is told of an alert: the console, the log, a notebook, a webhook, apprise.
 
 To add one: `register_alert_sink(name, class)`, an entry point in the group "temper.alert_sinks", or
 its address, `monitor.alert_sinks: [module:Class]`.
@@ -12,9 +12,11 @@ from typing import Protocol
 
 from infrastructure.config import registries
 from infrastructure.core.notebook import in_notebook_kernel
-from infrastructure.core.optional import require
+from infrastructure.core.optional import refuse_missing, require
 from infrastructure.core.registry import Registry
 from infrastructure.monitoring.watching.alerts import Alert, Severity
+from infrastructure.monitoring.watching.apprise_alerts import VARIABLE as APPRISE
+from infrastructure.monitoring.watching.apprise_alerts import AppriseAlerts
 from infrastructure.monitoring.watching.webhook import VARIABLE, WebhookAlerts
 
 logger = logging.getLogger(__name__)
@@ -121,7 +123,8 @@ def make_alert_sinks(
         "console": lambda: ConsoleAlerts(report),
         "log": LogAlerts,
         "notebook": NotebookAlerts,
-        "webhook": lambda: WebhookAlerts(_address(environment), source),
+        "webhook": lambda: WebhookAlerts(_secret(environment, "webhook", VARIABLE), source),
+        "apprise": lambda: AppriseAlerts(_secret(environment, "apprise", APPRISE), source),
     }
     chosen = list(names)
     if "notebook" in chosen:
@@ -140,14 +143,17 @@ def check_alert_sinks(names: Iterable[str], environment: Mapping[str, str] = os.
         if ALERT_SINKS.is_own(name) or name not in ALERT_SINKS.built_in:
             ALERT_SINKS.get(name)
         elif name == "webhook":
-            _address(environment)
+            _secret(environment, name, VARIABLE)
+        elif name == "apprise":
+            _secret(environment, name, APPRISE)
+            refuse_missing("apprise", "the alert sink 'apprise'")
 
 
-def _address(environment: Mapping[str, str]) -> str:
-    address = environment.get(VARIABLE, "")
+def _secret(environment: Mapping[str, str], sink: str, variable: str) -> str:
+    address = environment.get(variable, "")
     if not address:
         raise ValueError(
-            f"monitor.alert_sinks names webhook: put its address into the variable {VARIABLE} "
-            "(it is a secret, so it is no setting), or leave webhook out"
+            f"monitor.alert_sinks names {sink}: put its address into the variable {variable} "
+            f"(it is a secret, so it is no setting), or leave {sink} out"
         )
     return address

@@ -6,25 +6,19 @@ secret: it is never written and never shown.
 
 import http.client
 import json
-import logging
-import queue
-import threading
 import time
 import urllib.error
 import urllib.request
 from urllib.parse import urlsplit
 
+from infrastructure.monitoring.watching.alert_queue import AlertQueue
 from infrastructure.monitoring.watching.alerts import Alert
-
-logger = logging.getLogger(__name__)
 
 VARIABLE = "ALERT_WEBHOOK_URL"
 TIMEOUT_SECONDS = 10.0
 NUM_TRIES = 3
 FIRST_WAIT_SECONDS = 1.0  # doubled after each try
 LONGEST_WAIT_SECONDS = 30.0
-MAX_WAITING = 100  # alerts; more are dropped, and said so
-CLOSE_SECONDS = 5.0
 
 
 class WebhookAlerts:
@@ -51,39 +45,23 @@ class WebhookAlerts:
             )
         self._url, self._host, self.source = url, parts.hostname, source
         self.first_wait_seconds = first_wait_seconds
-        self._waiting: queue.Queue[Alert | None] = queue.Queue(MAX_WAITING)
-        self._has_warned = False
-        self._thread: threading.Thread | None = None
+        self._queue = AlertQueue(self.name, self._post_patiently)
 
     def send(self, alert: Alert) -> None:
         """Hand `alert` over; returns at once."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._post_all, name="webhook", daemon=True)
-            self._thread.start()
-        try:
-            self._waiting.put_nowait(alert)
-        except queue.Full:
-            self._warn_once("too many alerts wait for it")
+        self._queue.put(alert)
 
     def close(self) -> None:
         """Send what is waiting, for five seconds at most."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            try:
-                self._waiting.put(None, timeout=CLOSE_SECONDS)
-            except queue.Full:
-                return
-            thread.join(CLOSE_SECONDS)
+        self._queue.close()
 
-    def _post_all(self) -> None:
-        while (alert := self._waiting.get()) is not None:
-            self._post_patiently(alert)
-
-    def _post_patiently(self, alert: Alert) -> None:
+    def _post_patiently(self, alert: Alert) -> str:
+        """Why it did not get there, or nothing."""
         wait_seconds = self.first_wait_seconds
         for left in reversed(range(NUM_TRIES)):
             try:
-                return self._post(alert)
+                self._post(alert)
+                return ""
             except urllib.error.HTTPError as error:
                 why, retry_after = f"it answered {error.code}", error.headers.get("Retry-After", "")
                 error.close()
@@ -92,10 +70,10 @@ class WebhookAlerts:
             except (OSError, http.client.HTTPException) as error:
                 why, may_retry = f"it cannot be reached ({type(error).__name__})", True
             if not may_retry or not left:
-                return self._warn_once(why)
+                return why
             time.sleep(min(wait_seconds, LONGEST_WAIT_SECONDS))
             wait_seconds *= 2
-        return None
+        return ""
 
     def _post(self, alert: Alert) -> None:
         request = urllib.request.Request(
@@ -106,11 +84,6 @@ class WebhookAlerts:
         )
         with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
             answer.read()
-
-    def _warn_once(self, why: str) -> None:
-        if not self._has_warned:
-            logger.warning("an alert did not get to the webhook: %s", why)
-        self._has_warned = True
 
 
 def payload(alert: Alert, host: str, source: str) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Where metrics go: console, JSONL, CSV, TensorBoard; and the table of their names.
+"""Where metrics go: console, JSONL, CSV, TensorBoard, trackers; and the table of their names.
 
 To add a sink: `register_sink(name, class)`, an entry point in the group "temper.sinks", or its
 address, `training.metrics_sinks: [module:Class]`.
@@ -20,12 +20,13 @@ A record covers the optimizer steps since the one before it:
 
 import csv
 import io
+import os
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tqdm import tqdm
 
@@ -293,6 +294,83 @@ def tensorboard_tag(key: str, record: Record) -> str:
     return f"{record.get('kind', 'train')}/{key}"
 
 
+# Trackers get numbers and the run's name: no configuration, which may name places, and nothing of
+# the console. Keys and accounts are the packages' own affair. A run that goes on goes on there,
+# too; a tracker cannot forget the steps that are done again.
+PROJECT = "temper"
+
+
+def tracked_numbers(record: Record) -> dict[str, float]:
+    """The numbers of a record, named as TensorBoard has them: train/loss, evaluation/loss."""
+    return {
+        tensorboard_tag(key, record): value
+        for key, value in record.items()
+        if key not in ("step", "epoch") and isinstance(value, int | float)
+    }
+
+
+class TrackioSink(Sink):
+    """`trackio show` shows it; TRACKIO_PROJECT names another project than "temper".
+
+    Raises:
+        MissingPackageError: trackio is not installed; the text has the pip line.
+    """
+
+    name = "trackio"
+
+    def __init__(self, run_directory: Path) -> None:
+        self._run_name = run_directory.name
+        self._trackio: Any = require("trackio", "the metrics sink 'trackio'")
+        self._is_open = False
+
+    def write(self, record: Record) -> None:
+        if not self._is_open:
+            project = os.environ.get("TRACKIO_PROJECT", PROJECT)
+            self._trackio.init(project=project, name=self._run_name, resume="allow", embed=False)
+            self._is_open = True
+        self._trackio.log(tracked_numbers(record), step=int(record["step"]))
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._trackio.finish()
+
+
+class WandbSink(Sink):
+    """A run of Weights & Biases; its variables (WANDB_PROJECT, WANDB_MODE, …) hold.
+
+    Raises:
+        MissingPackageError: wandb is not installed; the text has the pip line.
+    """
+
+    name = "wandb"
+    SETTINGS: ClassVar = {"console": "off", "silent": True}  # nothing of the console is sent
+
+    def __init__(self, run_directory: Path) -> None:
+        self._directory = run_directory
+        self._wandb: Any = require("wandb", "the metrics sink 'wandb'")
+        self._run: Any = None
+
+    def write(self, record: Record) -> None:
+        if self._run is None:
+            self._run = self._wandb.init(
+                project=os.environ.get("WANDB_PROJECT", PROJECT),
+                name=self._directory.name,
+                id=self._directory.name,
+                resume="allow",
+                dir=str(self._directory),
+                settings=self.SETTINGS,
+            )
+            # Its own counter only goes up; a run that goes back to an earlier step does not.
+            self._run.define_metric("*", step_metric="step")
+        self._run.log({"step": int(record["step"]), **tracked_numbers(record)})
+
+    def close(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish()
+
+
 SINKS: Registry[Callable[[Path], Sink]] = registries.SINKS
 SINKS.provide(
     {
@@ -300,6 +378,8 @@ SINKS.provide(
         "jsonl": lambda run_directory: JsonlSink(run_directory / "metrics.jsonl"),
         "csv": lambda run_directory: CsvSink(run_directory / "metrics.csv"),
         "tensorboard": lambda run_directory: TensorBoardSink(run_directory / "tensorboard"),
+        "trackio": TrackioSink,
+        "wandb": WandbSink,
     },
     Sink,
 )

@@ -7,7 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from infrastructure.monitoring.watching.alert_sinks import box, make_alert_sinks
+from infrastructure.core.errors import MissingPackageError
+from infrastructure.monitoring.watching.alert_sinks import (
+    box,
+    check_alert_sinks,
+    make_alert_sinks,
+)
 from infrastructure.monitoring.watching.alerts import Alert, Severity
 from tests.monitoring.webhook_server import webhook_server
 
@@ -90,3 +95,64 @@ def test_a_webhook_without_an_address_explains_what_to_do() -> None:
 def test_a_misspelt_sink_gets_the_nearest_name() -> None:
     with pytest.raises(ValueError, match="did you mean 'console'"):
         make_alert_sinks(["consol"])
+
+
+SECRET = "ntfy://token-of-mine@host"
+
+
+class StandInApprise:
+    """What apprise does with addresses that begin with ntfy:, and no others."""
+
+    fate: bool | Exception = True
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, str, str]] = []
+
+    def add(self, address: str) -> bool:
+        return address.startswith("ntfy:")
+
+    def notify(self, body: str, title: str, notify_type: str) -> bool:
+        self.sent.append((title, body, notify_type))
+        if isinstance(self.fate, Exception):
+            raise self.fate
+        return self.fate
+
+
+@pytest.fixture
+def apprise(monkeypatch: pytest.MonkeyPatch) -> StandInApprise:
+    made = StandInApprise()
+    module = SimpleNamespace(__spec__=SimpleNamespace(name="apprise"), Apprise=lambda: made)
+    monkeypatch.setitem(sys.modules, "apprise", module)
+    return made
+
+
+def test_apprise_gets_what_a_person_should_act_on(apprise: StandInApprise) -> None:
+    (sink,) = make_alert_sinks(["apprise"], source="my-run", environment={"APPRISE_URLS": SECRET})
+    sink.send(alert("info"))
+    sink.send(alert("critical"))
+    sink.close()
+    assert apprise.sent == [("my-run: critical", "step 40: a step takes 12.0 s", "failure")]
+
+
+@pytest.mark.parametrize("fate", [False, RuntimeError(f"no way to {SECRET}")])
+def test_an_address_of_apprise_is_never_shown(
+    apprise: StandInApprise, caplog: pytest.LogCaptureFixture, fate: bool | Exception
+) -> None:
+    apprise.fate = fate
+    (sink,) = make_alert_sinks(["apprise"], environment={"APPRISE_URLS": SECRET})
+    sink.send(alert())
+    sink.close()
+    assert "an alert did not get to the apprise" in caplog.text
+    assert "token-of-mine" not in caplog.text
+    bad = {"APPRISE_URLS": f"{SECRET} token-of-mine:wrong"}
+    with pytest.raises(ValueError, match="address 2 in APPRISE_URLS is none") as raised:
+        make_alert_sinks(["apprise"], environment=bad)
+    assert "token-of-mine" not in str(raised.value)
+
+
+def test_apprise_needs_an_address_and_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="variable APPRISE_URLS"):
+        check_alert_sinks(["apprise"], {})
+    monkeypatch.setattr("infrastructure.core.optional.is_installed", lambda package: False)
+    with pytest.raises(MissingPackageError, match="pip install apprise"):
+        check_alert_sinks(["apprise"], {"APPRISE_URLS": SECRET})
