@@ -1,12 +1,15 @@
 """Back to the newest checkpoint that is good, in the same process."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from infrastructure.core.errors import CheckpointError
 from infrastructure.training.checkpoints.snapshot import take_snapshot
+from infrastructure.training.extensions.extension_hooks import Extension
 from tests.training.toy_training import Training
 
 
@@ -80,3 +83,28 @@ def test_without_a_good_one_the_state_stays(training: Training) -> None:
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be gone back to"):
         training.checkpointer.roll_back(training.state)
     assert (training.state.step, weights_after(training)) == (3, {2.0})
+
+
+class Decision(Extension):
+    """Holds what it has decided."""
+
+    choice = 0
+
+    def state_dict(self) -> dict[str, object]:
+        return {"choice": self.choice}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.choice = state["choice"]
+
+
+def test_what_was_decided_just_now_is_in_the_checkpoint(tmp_path: Path) -> None:
+    """Whoever goes on after a kill must do the same."""
+    decision = Decision()
+    training = Training(tmp_path, hooks=[decision])
+    training.step.mark_safe(training.state)
+    decision.choice = 7
+    training.checkpointer.save_decision(training.state)
+    training.checkpointer.announce(training.state, wait=True)
+    decision.choice = 0
+    training.checkpointer.roll_back(training.state)
+    assert decision.choice == 7

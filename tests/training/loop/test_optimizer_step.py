@@ -324,3 +324,14 @@ def test_a_training_begins_alone_and_with_nothing_done() -> None:
     assert (state.step, state.total_steps, state.evaluated_step) == (0, 0, -1)
     assert (state.num_examples, state.num_tokens, state.data_wait_seconds) == (0, 0, 0.0)
     assert not any((state.step_is_ending, state.must_save, state.is_interrupted))
+
+
+def test_what_a_broken_off_step_has_left_moves_nothing() -> None:
+    """Also of a parameter that this batch does not reach: an optimizer passes over those alone that
+    have no gradient at all."""
+    training = Training()
+    unused = torch.nn.Parameter(torch.ones(2))
+    training.step.optimizer.param_groups[0]["params"].append(unused)
+    unused.grad = torch.ones(2)
+    training.run()
+    assert unused.tolist() == [1.0, 1.0]

@@ -148,3 +148,9 @@ def test_a_strategy_has_a_log_of_its_own_or_the_one_that_it_is_given() -> None:
     given = logging.getLogger("given")
     assert STRATEGIES.get("standard")(TrainingConfig(), given).logger is given
     assert STRATEGIES.get("standard")(TrainingConfig()).logger.name == TrainingStrategy.__module__
+
+
+def test_a_strategy_without_phases_measures_and_evaluates_the_model_as_it_is() -> None:
+    strategy, model = get_training_strategy("standard", TrainingConfig()), ToyModel()
+    with strategy.measuring(model), strategy.evaluating():
+        assert all(parameter.requires_grad for parameter in model.parameters())
