@@ -294,9 +294,9 @@ def tensorboard_tag(key: str, record: Record) -> str:
     return f"{record.get('kind', 'train')}/{key}"
 
 
-# Trackers get numbers and the run's name: no configuration, which may name places, and nothing of
-# the console. Keys and accounts are the packages' own affair. A run that goes on goes on there,
-# too; a tracker cannot forget the steps that are done again.
+# We hand over numbers and the run's name: no configuration, which may name places, and nothing of
+# the console. Keys, accounts and their own readings of the machine are the packages' affair. A run
+# that goes on goes on there, too; a tracker cannot forget the steps that are done again.
 PROJECT = "temper"
 
 
