@@ -11,6 +11,7 @@ from infrastructure.config.auto import FINETUNE_EPOCHS, SCRATCH_EPOCHS, trains_f
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import differing_keys, result_settings
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
+from infrastructure.core.price import parse_price
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
 from infrastructure.monitoring.records.run_list import RUN_FILE, runs_in
 from infrastructure.monitoring.records.run_owner import read_trainer
@@ -49,9 +50,11 @@ class KnownCosts:
         known = [number for number in numbers if isinstance(number, int | float)]
         if len(known) == len(numbers):
             seconds, steps, peak = known
+            price = config.price_per_hour
+            cost = "" if price is None else f", so about {parse_price(price).text(seconds)},"
             yield (
-                f"When it was started last, this was measured: about {format_duration(seconds)} for"
-                f" {steps:,} steps, peak memory {format_bytes(peak)}."
+                f"When it was started last, this was measured: about {format_duration(seconds)}"
+                f"{cost} for {steps:,} steps, peak memory {format_bytes(peak)}."
             )
 
     def _of_this_purpose(self, config: DeploymentConfig) -> RunFacts | None:

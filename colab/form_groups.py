@@ -19,6 +19,7 @@ BASIC = (
     "training.batch_size",
     "training.learning_rate",
     "training.deadline",
+    "price_per_hour",
     "backup.place",
 )
 RUN = "run"

@@ -11,12 +11,13 @@ from pathlib import Path
 from colab.live_panel import LOOK_SECONDS, LivePanel
 from colab.session_clock import clock_of_session
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sources.languages import in_keywords
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import RunFailedError
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment import detached as detached_trainings
-from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.deployment.deploy_training import HOW_TO_STOP, TrainingDeployment
 from infrastructure.deployment.detached import DetachedTraining
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.live_run import LiveRun
@@ -128,7 +129,7 @@ class _Cell:
         self.panel: LivePanel | None = None
 
     def report(self, line: str) -> None:
-        print(line)
+        print(in_notebook_words(line if self.panel is None else line.removesuffix(HOW_TO_STOP)))
         if self.panel is not None:
             self.panel.look()
 
@@ -145,9 +146,18 @@ class _Cell:
             self.panel.finish()
 
 
+def in_notebook_words(line: str) -> str:
+    """A line of a run, for who has a cell instead of a command line."""
+    line = in_keywords(line)
+    return line.replace("Ctrl-C", "interrupting the cell (■)") if in_notebook_kernel() else line
+
+
 def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
     cell = _Cell()
-    deployment = TrainingDeployment(config, cell.report, accept, cell.begun, cell.make_progress)
+    shown_elsewhere = ("console",) if in_notebook_kernel() else ()
+    deployment = TrainingDeployment(
+        config, cell.report, accept, cell.begun, cell.make_progress, shown_elsewhere
+    )
     try:
         with interrupt_on_signals():
             summary = deployment.run()

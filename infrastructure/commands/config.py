@@ -10,11 +10,14 @@ from infrastructure.core.exit_codes import ExitCode
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
+    parser.add_argument(
+        "--changed", action="store_true", help="only the settings that are not at their default"
+    )
     add_preset_flag(parser)
     add_config_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Show them."""
-    print(describe(configure(options)))
+    print(describe(configure(options), only_changed=options.changed))
     return ExitCode.DONE

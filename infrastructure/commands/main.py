@@ -16,6 +16,7 @@ from functools import partial
 from typing import Protocol, cast
 
 from infrastructure.commands.parser import PROGRAM, CommandParser, ShowVersion, parse
+from infrastructure.core.console import RED, styled, write_above_bar
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.error_place import described, error_place
 from infrastructure.core.errors import ProcessLostError, TemperError, TrainingDivergedError
@@ -45,6 +46,7 @@ COMMANDS = {
     "dashboard": "follow runs on a web page",
     "stop": "let a training save and stop, wherever it runs here",
     "doctor": "check versions, devices, memory and disk",
+    "completion": "what lets a shell complete commands and flags",
 }
 # What `train --detach` starts: no word for people, so no help names it.
 HIDDEN = "train-detached"
@@ -162,16 +164,31 @@ def _compute_for_leader(process: LaunchedProcess) -> int:
 def _fail(error: BaseException, code: ExitCode) -> ExitCode:
     shown = _show_traceback(error)
     is_own = error_place(error) is not None  # raised by somebody's own code: no sentence of ours
-    text = f"{described(error)}{_notes(error)}" if is_own else f"{error}{_notes(error)}"
-    print(redact(f"temper: {text}{_hint(error, shown) if is_own else ''}"), file=sys.stderr)
+    if is_own:
+        text = f"{described(error)}{_notes(error)}{_hint(error, shown)}"
+    else:
+        text = _in_flags(f"{error}{_notes(error)}")
+    _print_error(text)
     return code
+
+
+def _print_error(text: str) -> None:
+    write_above_bar(f"{styled('temper:', RED, sys.stderr)} {redact(text)}", sys.stderr)
+
+
+def _in_flags(text: str) -> str:
+    """A sentence as the command line spells settings, where one has been loaded that has any."""
+    if "infrastructure.config.deployment_config" not in sys.modules:
+        return text
+    from infrastructure.config.sources.languages import in_flags
+
+    return in_flags(text)
 
 
 def _fail_unexpectedly(error: Exception) -> ExitCode:
     """An error that nobody foresaw: its type, whose line raised it, and where to see more."""
     shown = _show_traceback(error)
-    text = f"{described(error)}{_notes(error)}{_hint(error, shown)}"
-    print(redact(f"temper: {text}"), file=sys.stderr)
+    _print_error(f"{described(error)}{_notes(error)}{_hint(error, shown)}")
     return ExitCode.FAILED
 
 

@@ -2,12 +2,31 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from infrastructure.config.sources.languages import in_flags
+from infrastructure.core.console import Report
+from infrastructure.core.console import show as show_line
 
 
 def show(as_json: bool, facts: Mapping[str, object], *lines: str) -> None:
     """Print the result of a command."""
     print(json.dumps(facts, ensure_ascii=False) if as_json else "\n".join(lines))
+
+
+def show_in_flags(line: str) -> None:
+    """Show a line of a run; settings in it are spelled as flags."""
+    show_line(in_flags(line))
+
+
+@contextmanager
+def loading_torch() -> Iterator[None]:
+    """Inside, what needs PyTorch is imported, which takes seconds."""
+    report = Report()
+    report("Loading PyTorch")
+    with report.waiting("loading PyTorch"):
+        yield
 
 
 def progress(as_json: bool, line: str) -> None:

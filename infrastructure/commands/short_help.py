@@ -37,6 +37,7 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
         "training.optimizer": ("NAME", f"adamw, adamw_8bit, paged_adamw, sgd, … ({DEFAULT})"),
         "training.seed": ("N", f"of everything random ({DEFAULT})"),
         "training.deadline": ("TIME", "save and stop before that, such as 11h or 90min"),
+        "price_per_hour": ("PRICE", "say what it will cost, such as 2.5 or '2.5 EUR'"),
     },
     "what is kept, and where": {
         "output_dir": ("FOLDER", f"for the runs ({DEFAULT})"),

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Collection
 
 from infrastructure.commands.arguments import accepted, add_accept, add_data
+from infrastructure.commands.output import loading_torch, show_in_flags
 from infrastructure.commands.questions import confirmed
 from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -39,16 +40,17 @@ def run(options: argparse.Namespace) -> int:
 def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
     """Go on with the run of this purpose, or start one; see `exit_code_of_training`. A person at
     the terminal is asked about data that is hardly what was meant."""
-    from infrastructure.deployment.one_call import train_configured
-    from infrastructure.training.data.preparation.doubts import UnconfirmedDataError
+    with loading_torch():
+        from infrastructure.deployment.one_call import train_configured
+        from infrastructure.training.data.preparation.doubts import UnconfirmedDataError
 
     try:
-        return exit_code_of_training(train_configured(config, accept))
+        return exit_code_of_training(train_configured(config, accept, show_in_flags))
     except UnconfirmedDataError as error:
         if not confirmed(f"{error.doubt}. Train on it?"):
             raise
     config.data.accept_small_data = True
-    return exit_code_of_training(train_configured(config, accept))
+    return exit_code_of_training(train_configured(config, accept, show_in_flags))
 
 
 def exit_code_of_training(summary: Summary) -> ExitCode:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from infrastructure.commands.output import show_in_flags
 from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.process_wide import take_effect
@@ -50,7 +51,7 @@ def train(
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it outlives the terminal, that is what it is for
     with interrupt_on_signals():
-        deployment = TrainingDeployment(config, accept=accept, begun=begun)
+        deployment = TrainingDeployment(config, show_in_flags, accept, begun)
         summary = deployment.run() if run_path is None else deployment.go_on(RunDirectory(run_path))
     write_text(folder / RUN_NAME, str(Path(summary["paths"]["run"]).absolute()))
     return exit_code_of_training(summary)

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Collection
 
 from infrastructure.commands.arguments import accepted, add_accept, add_run
+from infrastructure.commands.output import loading_torch, show_in_flags
 from infrastructure.commands.settings import configure, refuse_unsupported
 from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.merging.precedence import Layer, Setting
@@ -43,6 +44,7 @@ def resume(
     accept: Collection[str] = (),
 ) -> int:
     """As `resume_with` of `infrastructure.deployment.one_call`; the exit code."""
-    from infrastructure.deployment.one_call import resume_with
+    with loading_torch():
+        from infrastructure.deployment.one_call import resume_with
 
-    return exit_code_of_training(resume_with(name, output_dir, changes, accept))
+    return exit_code_of_training(resume_with(name, output_dir, changes, accept, show_in_flags))

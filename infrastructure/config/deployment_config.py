@@ -56,6 +56,7 @@ from infrastructure.config.types import (
     LogLevel,
     PathText,
     Percent,
+    PriceText,
 )
 from infrastructure.core.redact import redact, redact_mapping
 from infrastructure.core.registry import adopt_origins, note_origins
@@ -127,6 +128,10 @@ class DeploymentConfig(ConfigSection):
         str | None, AfterValidator(_no_secret), Allowed("a name without token and password in it")
     ] = Field(default=None, description="Name of the run; none: made from the time.")
     log_level: LogLevel = Field(default="INFO", description="Least severe message that is logged.")
+    verbose: bool = Field(
+        default=False,
+        description="Say all that a run finds out before its first step; its report has it anyway.",
+    )
     device: Annotated[
         Literal["auto", "cpu", "cuda"] | Annotated[str, StringConstraints(pattern=r"^cuda:\d+$")],
         Allowed('"auto", "cpu", "cuda" or a GPU such as "cuda:0"'),
@@ -139,6 +144,10 @@ class DeploymentConfig(ConfigSection):
     num_processes: Count | Auto = Field(
         default=1,
         description="Processes that train together, each with its GPU; auto: one for each GPU.",
+    )
+    price_per_hour: PriceText | None = Field(
+        default=None,
+        description='What an hour costs here, such as 2.5, "2.5 EUR": a run\'s cost is forecast.',
     )
     enable_gpu_optimization: bool = Field(
         default=True,
@@ -228,7 +237,7 @@ class DeploymentConfig(ConfigSection):
         setting = self._settings.get(key)
         if setting is not None and setting.value == self.value(key):
             return setting.source
-        if self._is_default(key):
+        if self.is_default(key):
             return DEFAULT_SOURCE
         return self._source_inside(key) or ASSIGNED_SOURCE
 
@@ -359,7 +368,8 @@ class DeploymentConfig(ConfigSection):
         """Tell which names mean a model even where a folder is called so."""
         self._model_names |= frozenset(names)
 
-    def _is_default(self, key: str) -> bool:
+    def is_default(self, key: str) -> bool:
+        """Whether the value of a canonical key is its default, whoever gave it."""
         spec = schema_of(type(self)).fields[key]
         default = spec.default is not None if spec.is_switch else spec.default
         return bool(self.value(key) == default)

@@ -4,16 +4,23 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
 from infrastructure.core.redact import redact
 
+NOTHING_CHANGED = "every setting is at its default"
 
-def describe(config: DeploymentConfig) -> str:
+
+def describe(config: DeploymentConfig, only_changed: bool = False) -> str:
     """One line for each key, `key = value   (where it came from)`, secrets masked; then what of the
-    environment looks like a setting and is none."""
+    environment looks like a setting and is none.
+
+    Args:
+        only_changed: leave out what is at its default, whoever gave it.
+    """
     rows = [
         (f"{key} = {_shown(config, key)}", f"({source.place})")
         for key, source in config.sources().items()
+        if not (only_changed and config.is_default(key))
     ]
-    width = min(max(len(left) for left, _ in rows), 60)
-    lines = [f"{left:<{width}}   {right}" for left, right in rows]
+    width = min(max((len(left) for left, _ in rows), default=0), 60)
+    lines = [f"{left:<{width}}   {right}" for left, right in rows] or [NOTHING_CHANGED]
     return "\n".join(map(redact, [*lines, *(f"note: {n}" for n in config.environment_notes)]))
 
 

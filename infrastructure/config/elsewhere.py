@@ -4,53 +4,163 @@ from infrastructure.config.aliases import canonical
 
 # name -> settings of ours, `key` or `key=value`; a name is written with "_", as in a file.
 SAME: dict[str, tuple[str, ...]] = {
-    "lr": ("training.learning_rate",),
+    **dict.fromkeys(("lr", "max_lr"), ("training.learning_rate",)),
     "train_batch_size": ("training.batch_size",),
     "micro_batch_size": ("training.batch_size",),
     "per_device_train_batch_size": ("training.batch_size",),
+    "per_device_batch_size": ("training.batch_size",),
+    "global_batch_size": ("training.batch_size", "training.gradient_accumulation"),
+    "auto_find_batch_size": ("training.batch_size=auto",),
     "gradient_accumulation_steps": ("training.gradient_accumulation",),
-    "num_train_epochs": ("training.num_epochs",),
+    **dict.fromkeys(
+        ("num_train_epochs", "train_epochs", "n_epochs", "max_epochs"), ("training.num_epochs",)
+    ),
+    **dict.fromkeys(("steps", "iters", "max_iters", "num_steps"), ("training.max_steps",)),
     "optim": ("training.optimizer",),
     "lr_scheduler": ("training.scheduler_type",),
     "lr_scheduler_type": ("training.scheduler_type",),
+    "warmup": ("training.warmup_steps",),
+    "clip_grad_norm": ("training.max_grad_norm",),
+    "gradient_clipping": ("training.max_grad_norm",),
     "bf16": ("training.mixed_precision=bf16",),
     "fp16": ("training.mixed_precision=fp16",),
+    "fp32": ("training.mixed_precision=fp32",),
+    "amp": ("training.mixed_precision=true",),
+    "precision": ("training.mixed_precision",),
+    "use_gradient_checkpointing": ("training.gradient_checkpointing",),
+    "activation_checkpointing": ("training.gradient_checkpointing",),
+    "activation_offloading": ("training.gradient_checkpointing_mode=offload",),
     "save_steps": ("training.checkpoint_frequency",),
+    "save_every": ("training.checkpoint_frequency",),
+    "checkpoint_every": ("training.checkpoint_frequency",),
+    "saves_per_epoch": ("training.checkpoint_interval",),
+    "save_strategy": ("training.checkpoint_frequency",),
     "save_total_limit": ("training.keep_checkpoints",),
-    "eval_steps": ("training.validation_frequency",),
-    "logging_steps": ("training.log_frequency",),
+    "load_best_model_at_end": ("training.keep_best",),
+    **dict.fromkeys(
+        ("eval_steps", "eval_every", "val_check_interval", "do_eval"),
+        ("training.validation_frequency",),
+    ),
+    **dict.fromkeys(
+        ("eval_strategy", "evaluation_strategy", "evals_per_epoch"),
+        ("training.validation_interval",),
+    ),
+    **dict.fromkeys(
+        ("val_split", "eval_split", "val_size", "val_set_size", "test_size", "split"),
+        ("data.validation_split",),
+    ),
+    **dict.fromkeys(("logging_steps", "log_every", "log_steps"), ("training.log_frequency",)),
+    "logging": ("log_level",),
+    "verbosity": ("log_level",),
     "report_to": ("training.metrics_sinks",),
+    "tensorboard": ("training.metrics_sinks=tensorboard",),
+    "tb": ("training.metrics_sinks=tensorboard",),
     "torch_compile": ("training.compile_mode",),
-    "max_seq_length": ("data.max_length",),
-    "max_seq_len": ("data.max_length",),
-    "seq_len": ("data.max_length",),
-    "cutoff_len": ("data.max_length",),
+    "compile": ("training.compile_mode",),
+    **dict.fromkeys(("early_stopping", "patience"), ("training.early_stopping_patience",)),
+    **dict.fromkeys(("random_seed", "random_state", "manual_seed"), ("training.seed",)),
+    **dict.fromkeys(
+        (
+            "max_seq_length",
+            "max_seq_len",
+            "seq_len",
+            "seq_length",
+            "sequence_len",
+            "cutoff_len",
+            "context_length",
+            "block_length",
+            "model_max_length",
+            "max_tokens",
+        ),
+        ("data.max_length",),
+    ),
+    "truncation": ("data.over_length=truncate",),
+    **dict.fromkeys(("sample_packing", "pack", "use_packing", "neat_packing"), ("data.packing",)),
     "truncation_mode": ("data.over_length",),
     "excess_length_strategy": ("data.over_length",),
-    "sample_packing": ("data.packing",),
     "train_on_inputs": ("data.train_on=all",),
-    "assistant_only_loss": ("data.train_on",),
-    "completion_only_loss": ("data.train_on",),
-    "dataset": ("data.path",),
-    "dataset_name": ("data.path",),
-    "train_file": ("data.path",),
-    "validation_file": ("data.eval_path",),
-    "model_name_or_path": ("model.name",),
-    "base_model": ("model.name",),
+    **dict.fromkeys(
+        (
+            "assistant_only_loss",
+            "completion_only_loss",
+            "train_on_responses_only",
+            "train_on_completions",
+        ),
+        ("data.train_on",),
+    ),
+    **dict.fromkeys(
+        (
+            "dataset",
+            "datasets",
+            "dataset_name",
+            "dataset_path",
+            "dataset_dir",
+            "train_file",
+            "train_data",
+            "training_data",
+            "input",
+        ),
+        ("data.path",),
+    ),
+    **dict.fromkeys(
+        ("validation_file", "eval_file", "val_file", "eval_dataset", "val_data", "test_data"),
+        ("data.eval_path",),
+    ),
+    **dict.fromkeys(("dataset_text_field", "text_field"), ("data.text_column",)),
+    "template": ("data.chat_template",),
+    **dict.fromkeys(
+        ("dataloader_num_workers", "preprocessing_num_workers", "workers", "dataset_num_proc"),
+        ("data.num_workers",),
+    ),
+    "dataloader_prefetch_factor": ("data.prefetch_factor",),
+    "dataloader_pin_memory": ("data.pin_memory",),
+    **dict.fromkeys(
+        (
+            "model_name_or_path",
+            "base_model",
+            "pretrained_model_name_or_path",
+            "model_path",
+            "model_id",
+            "base_model_name",
+            "checkpoint_path",
+        ),
+        ("model.name",),
+    ),
+    "model_revision": ("model.revision",),
     "torch_dtype": ("model.dtype",),
     "attn_implementation": ("model.attention",),
-    "flash_attention": ("model.attention=flash_attention_2",),
-    "use_lora": ("model.lora_config",),
-    "use_peft": ("model.lora_config",),
-    "lora_rank": ("model.lora_config.r",),
-    "load_in_4bit": ("model.quantization=4bit",),
-    "load_in_8bit": ("model.quantization=8bit",),
+    **dict.fromkeys(
+        ("flash_attention", "flash_attn", "use_flash_attention_2"),
+        ("model.attention=flash_attention_2",),
+    ),
+    "sdp_attention": ("model.attention=sdpa",),
+    "unsloth": ("model.backend=unsloth",),
+    "use_unsloth": ("model.backend=unsloth",),
+    **dict.fromkeys(("use_lora", "use_peft", "peft", "finetuning_type"), ("model.lora_config",)),
+    **dict.fromkeys(("lora_rank", "rank", "r"), ("model.lora_config.r",)),
+    "alpha": ("model.lora_config.alpha",),
+    **dict.fromkeys(("lora_target", "target_modules"), ("model.lora_config.target_modules",)),
+    **dict.fromkeys(("load_in_4bit", "int4", "nf4"), ("model.quantization=4bit",)),
+    **dict.fromkeys(("load_in_8bit", "int8"), ("model.quantization=8bit",)),
+    **dict.fromkeys(("quantize", "quantization_bit", "bits", "bnb"), ("model.quantization",)),
     "qlora": ("model.lora_config", "model.quantization=4bit"),
     "use_qlora": ("model.lora_config", "model.quantization=4bit"),
-    "nproc_per_node": ("num_processes",),
-    "num_gpus": ("num_processes",),
+    **dict.fromkeys(("gpu", "gpu_id", "gpu_ids", "gpus"), ("cuda_visible_devices",)),
+    **dict.fromkeys(("cpu", "use_cpu", "no_cuda"), ("device=cpu",)),
+    "cuda": ("device=cuda",),
+    **dict.fromkeys(
+        ("nproc_per_node", "num_gpus", "n_gpu", "n_gpus", "world_size", "devices"),
+        ("num_processes",),
+    ),
+    **dict.fromkeys(("out", "out_dir", "save_dir", "save_path", "logging_dir"), ("output_dir",)),
+    **dict.fromkeys(("overwrite_output_dir", "overwrite", "force", "fresh"), ("new_run",)),
+    **dict.fromkeys(("experiment_name", "run"), ("run_name",)),
+    **dict.fromkeys(("max_time", "time_limit", "max_hours"), ("training.deadline",)),
+    "dataset_prepared_path": ("cache.directory",),
+    "backup": ("backup.place",),
     "push_to_hub": ("backup.place=hf://OWNER/NAME",),
     "hub_model_id": ("backup.place=hf://OWNER/NAME",),
+    **dict.fromkeys(("hourly_rate", "cost_per_hour", "price", "gpu_price"), ("price_per_hour",)),
 }
 
 # What other tools call a value of ours.
@@ -63,9 +173,10 @@ SAME_WORDS = {
     "float16": "fp16",
 }
 
+# The sentences name settings by their keys; a command line spells them as flags (`languages`).
 _WHOLE_MODELS = (
-    "a model is not split over GPUs here: --num-processes trains a whole copy on each, and"
-    " --lora --quantization 4bit makes a larger one fit"
+    "a model is not split over GPUs here: num_processes trains a whole copy on each, and"
+    " model.lora_config with model.quantization = 4bit makes a larger one fit"
 )
 PREFERENCES = (
     "preference training (DPO and its like) is not here: TRL's trainers do it; temper train learns"
@@ -76,18 +187,49 @@ GGUF = (
     " Face layout, and llama.cpp's convert_hf_to_gguf.py (convert_lora_to_gguf.py for a LoRA)"
     " converts that"
 )
+_WEB_TRACKERS = (
+    "no tracker on the web is built in: training.metrics_sinks takes jsonl, csv, tensorboard, or"
+    " the address of a sink of your own (module:Class)"
+)
+_SHUFFLED = "training data is always shuffled, by training.seed"
+_RESUMED = "temper train-resume RUN@STEP goes on with a run"
+_ALL_LORA = "this variant of LoRA is not here: model.lora_config trains plain LoRA matrices"
 # name -> what to do: there is no such thing here.
 ABSENT: dict[str, str] = {
     **dict.fromkeys(("fsdp", "fsdp2", "deepspeed", "zero", "zero3"), _WHOLE_MODELS),
     **dict.fromkeys(("tensor_parallel", "pipeline_parallel", "tp", "pp"), _WHOLE_MODELS),
     **dict.fromkeys(("dpo", "orpo", "kto", "grpo", "ppo", "rlhf", "reward"), PREFERENCES),
     **dict.fromkeys(("gguf", "to_gguf", "llama_cpp"), GGUF),
-    "qat": (
-        "quantization-aware training is not here: --lora --quantization 4bit trains LoRA matrices"
-        " on a quantised base"
+    **dict.fromkeys(
+        ("wandb", "wandb_project", "use_wandb", "mlflow", "comet", "swanlab"), _WEB_TRACKERS
     ),
-    "resume": "temper train-resume goes on with a run",
-    "resume_from_checkpoint": "temper train-resume RUN@STEP goes on with a run",
+    **dict.fromkeys(("shuffle", "shuffle_dataset"), _SHUFFLED),
+    **dict.fromkeys(("use_dora", "dora", "use_rslora", "rslora", "loftq"), _ALL_LORA),
+    "warmup_ratio": (
+        "warm-up is counted in steps, not in a share: give training.warmup_steps, such as 30 of"
+        " 1,000"
+    ),
+    **dict.fromkeys(
+        ("adam_epsilon", "eps"), "AdamW's epsilon is fixed here; training.adam_beta2 is not"
+    ),
+    **dict.fromkeys(
+        ("per_device_eval_batch_size", "eval_batch_size"),
+        "held-out rows are measured in batches of training.batch_size",
+    ),
+    "do_train": "temper train trains; temper train-eval measures",
+    "stage": "temper train learns answers, or plain text by data.text_column",
+    **dict.fromkeys(
+        ("merge_lora", "merge"),
+        "a trained LoRA is saved as one: PEFT's merge_and_unload() merges it into its model",
+    ),
+    "hf_token": "the token is never a setting: set HF_TOKEN in the environment",
+    "qat": (
+        "quantization-aware training is not here: model.lora_config with model.quantization = 4bit"
+        " trains LoRA matrices on a quantised base"
+    ),
+    **dict.fromkeys(("resume", "continue"), "temper train-resume goes on with a run"),
+    "resume_from_checkpoint": _RESUMED,
+    "checkpoint": _RESUMED,
 }
 
 

@@ -19,6 +19,7 @@ from infrastructure.core.files import is_utf8
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.lookup import nearest, unknown_name
 from infrastructure.core.named_object import is_address
+from infrastructure.core.price import parse_price
 from infrastructure.core.redact import redact
 from infrastructure.core.registry import Registry
 
@@ -166,6 +167,12 @@ def amount_bytes(amount: str, total_bytes: int) -> int:
     return parse_size(amount)
 
 
+def _normal_price(value: object) -> object:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("no price")
+    return str(parse_price(str(value)))
+
+
 def _normal_amount(value: object) -> object:
     """One spelling for each amount, so that two spellings of one amount compare equal.
 
@@ -271,6 +278,11 @@ Percent = Annotated[
     Allowed('a percentage from 0 to 100, such as 85 or "85%"'),
     Ge(0),
     Le(100),
+]
+PriceText = Annotated[
+    str,
+    BeforeValidator(_normal_price),
+    Allowed('a number above 0, with a currency where you like: 2.5, $2.50, "2.5 EUR"'),
 ]
 MemoryAmount = Annotated[
     str,

@@ -1,20 +1,72 @@
-"""What Python's logging shows to a person: standard error, without secrets."""
+"""What Python's logging shows to a person: standard error, in words, without secrets.
+
+Libraries are heard when something failed; all that they log is shown at the level DEBUG, where each
+line names its logger.
+"""
 
 import logging
+import sys
+import sysconfig
+from pathlib import Path
 
+from infrastructure.core.console import RED, YELLOW, styled, write_above_bar
 from infrastructure.core.redact import RedactingFormatter
 
 # Libraries that warn, on import, of parts of themselves that nobody here asks for.
 CHATTY_LOGGERS = ("torchao", "torch.utils._pytree", "httpx")
+OURS = ("infrastructure", "colab", "temper", "__main__")
+LIBRARIES = tuple(
+    {str(Path(sysconfig.get_path(name))) for name in ("stdlib", "purelib", "platlib")}
+)
+WARNINGS = "py.warnings"  # what `warnings.warn` says
+STYLES = {logging.WARNING: YELLOW, logging.ERROR: RED, logging.CRITICAL: RED}
+
+
+class ForPeople(logging.Formatter):
+    """A record in words: what is wrong begins with `warning:` or `error:`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._text = RedactingFormatter("%(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = self._text.format(record)
+        if record.levelno < logging.WARNING:
+            return text
+        style = STYLES.get(record.levelno, "")
+        return f"{styled(f'{record.levelname.lower()}:', style, sys.stderr)} {text}"
+
+
+class ConsoleHandler(logging.Handler):
+    """Writes to standard error, above a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            write_above_bar(self.format(record), sys.stderr)
+        except Exception:
+            self.handleError(record)
 
 
 def start_console_log(level: str) -> None:
     """Show records of at least `level`; replaces what showed them before."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(RedactingFormatter("%(levelname)s %(name)s: %(message)s"))
+    handler = ConsoleHandler()
+    if level == "DEBUG":
+        handler.setFormatter(RedactingFormatter("%(levelname)s %(name)s: %(message)s"))
+    else:
+        handler.setFormatter(ForPeople())
+        handler.addFilter(is_for_people)
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
     quiet_libraries()
+
+
+def is_for_people(record: logging.LogRecord) -> bool:
+    """Whether a record is of the project or of somebody's own code, or says that something failed;
+    what libraries warn of each other is for those who write them."""
+    if record.levelno >= logging.ERROR or record.name.partition(".")[0] in OURS:
+        return True
+    where = record.getMessage() if record.name == WARNINGS else record.pathname
+    return not where.startswith(LIBRARIES)
 
 
 def quiet_libraries() -> None:

@@ -15,10 +15,10 @@ from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig as DeploymentConfig
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.console import Report, ShowLine, show
 from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
 from infrastructure.core.files import make_directory
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
-from infrastructure.core.redact import redact
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
 from infrastructure.deployment.forecast import RunForecast, bytes_of_version
 from infrastructure.deployment.model_repair import repair_finished
@@ -79,6 +79,8 @@ from infrastructure.training.setup.stack_outputs import stack_observers
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 from infrastructure.training.trainer_factory import TrainerFactory
 
+HOW_TO_STOP = "; Ctrl-C saves and stops"
+
 log = logging.getLogger(__name__)
 
 
@@ -93,6 +95,7 @@ class TrainingDeployment:
         begun: is told the run's directory as soon as run.json lies in it.
         make_progress: makes what shows each step, from the total steps, the step that it begins
             at, and what gives a further note.
+        shown_elsewhere: sinks of metrics whose numbers that shows already, such as "console".
 
     Raises:
         ValueError: `accept` holds an unknown name.
@@ -101,14 +104,16 @@ class TrainingDeployment:
     def __init__(
         self,
         config: DeploymentConfig,
-        say: Callable[[str], None] = print,
+        say: ShowLine = show,
         accept: Collection[str] = (),
         begun: Callable[[Path], None] = do_nothing,
         make_progress: MakeProgress = make_progress,
+        shown_elsewhere: Collection[str] = (),
     ) -> None:
         self.config = config
         self.begun, self.make_progress = begun, make_progress
-        self.report = lambda line: say(redact(line))
+        self.shown_elsewhere = frozenset(shown_elsewhere)
+        self.report = Report(say, config.verbose or config.log_level == "DEBUG")
         self.accepted = frozenset(map(canonical_name, accept))
         self.checks: list[CheckResult] = []
         self.is_place_missing: bool | None = None  # None: nobody has looked
@@ -306,9 +311,9 @@ class TrainingDeployment:
         with only_trainer_of(run.path):
             trainer = trainer or self._prepare()
             with with_followers(trainer), errors_and_output_kept(run):
-                with self.stages.stage("fit"):
-                    for line in trainer.batch_plan().lines():
-                        self.report(line)
+                with self._stage("fit", "measuring how many examples fit"):
+                    for index, line in enumerate(trainer.batch_plan().lines()):
+                        (self.report if index == 0 else self.report.detail)(line)
                 record_run(run, self.config, trainer)
                 self._others_may_begin()
                 self.begun(run.path)
@@ -318,13 +323,19 @@ class TrainingDeployment:
         """What the model can do before the first step, kept in the run."""
         self.report(f"Run {run.run_id}: measuring the model before the training")
         try:
-            with self.stages.stage("measure"):
+            with self._stage("measure", "measuring the model"):
                 before = measure(trainer)
         except KeyboardInterrupt:
             shutil.rmtree(run.path)  # nothing was trained, and there is nothing to go on with
             raise
         write_record(run.before_file, before.to_dict())
         return before
+
+    @contextmanager
+    def _stage(self, name: str, what: str) -> Iterator[None]:
+        """A stage in which nobody waits long without a word."""
+        with self.stages.stage(name), self.report.waiting(what):
+            yield
 
     def _others_may_begin(self) -> None:
         if self._beginning is not None:
@@ -344,18 +355,18 @@ class TrainingDeployment:
         trainer = TrainerFactory().for_run(config, began_with, saved_tokenizer=saved_tokenizer)
         if trainer.backend_sentence:
             self.report(trainer.backend_sentence)
-        with self.stages.stage("model"):
+        with self._stage("model", "loading the model"):
             trainer.initialize_model()
-        with self.stages.stage("data"):
+        with self._stage("data", "reading and tokenising the data"):
             data = trainer.initialize_data()
         if isinstance(trainer.strategy, StackwiseStrategy):
             trainer.check_length()
         self.report(describe_model(trainer))
         data_report = getattr(data, "report", None)
-        data_lines = data_report.lines() if data_report else []
+        data_lines = data_report.lines(self.report.is_verbose) if data_report else []
         for line in [*unused_gpus(trainer), *data_lines, *trainer.adapter.notes()]:
             self.report(line)
-        with self.stages.stage("checks"):
+        with self._stage("checks", "checking model, data and machine"):
             self.checks = checked_before(config, trainer, self.report)
         return trainer
 
@@ -371,11 +382,19 @@ class TrainingDeployment:
         measure_seconds = self.stages.seconds("measure")
         forecast = RunForecast(run, self.config, self.report, measure_seconds)
         finalizer = RunFinalizer(
-            run, trainer, before, copies, forecast, self.stages, self.config.backup, self.report
+            run,
+            trainer,
+            before,
+            copies,
+            forecast,
+            self.stages,
+            self.config.backup,
+            self.report,
+            self.config.price_per_hour,
         )
-        with self.stages.stage("fit"):
+        with self._stage("fit", "measuring memory and time of a step"):
             loop, state = self._make_ready(finalizer, checkpoint)
-        self.report(f"Training for {state.total_steps} steps; Ctrl-C saves and stops")
+        self.report(f"Training for {state.total_steps:,} steps{HOW_TO_STOP}")
         record_running(run, state.total_steps)
         try:
             with self.stages.stage("train"), stop_on_signals(state, lambda: loop.may_break_off):
@@ -431,7 +450,8 @@ class TrainingDeployment:
 
     def _observers(self, run: RunDirectory, copies: RunReplication) -> list[Hook]:
         training = self.config.training
-        sinks = make_sinks(training.metrics_sinks, run.path, training.loss)
+        names = [name for name in training.metrics_sinks if name not in self.shown_elsewhere]
+        sinks = make_sinks(names, run.path, training.loss)
         hooks: list[Hook] = [
             MetricsObserver(MetricsLogger(sinks)),
             ProgressObserver(lambda total, step: self.make_progress(total, step, copies.short)),

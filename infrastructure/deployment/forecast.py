@@ -17,11 +17,13 @@ import torch
 from infrastructure.backup.run_backup import place_options
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import write_record
+from infrastructure.core.console import details
 from infrastructure.core.error_place import caller_place
 from infrastructure.core.files import paths_below
 from infrastructure.core.hardware import disk_free_bytes
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import parse_json
+from infrastructure.core.price import parse_price
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimizer_state_bytes
@@ -73,6 +75,7 @@ class Forecast:
         session_seconds: after so long the session ends; None: nobody knows of an end.
         measure_seconds: of the measurement before the training; the one after takes about as long.
         num_processes: that share each step; how long their exchange takes is not foretold.
+        price_per_hour: of this machine; None: nobody gave one.
     """
 
     num_steps: int
@@ -87,6 +90,7 @@ class Forecast:
     measure_seconds: float
     num_processes: int = 1
     most_disk_bytes: int = 0
+    price_per_hour: str | None = None
 
     def lines(self) -> list[str]:
         """For people: what it takes, and whether that fits."""
@@ -97,8 +101,11 @@ class Forecast:
         shared = shared if self.num_processes > 1 else ""
         other_seconds = self.seconds - self.num_steps * self.step_seconds
         rest = "; the rest is measuring and saving" if other_seconds > self.seconds / 3 else ""
+        cost = ""
+        if self.price_per_hour is not None:
+            cost = f", so about {parse_price(self.price_per_hour).text(self.seconds)},"
         summary = (
-            f"Forecast: about {format_duration(self.seconds)} for {self.num_steps:,} steps"
+            f"Forecast: about {format_duration(self.seconds)}{cost} for {self.num_steps:,} steps"
             f" ({self.step_seconds:.2g} s each{shared}{rest}), peak memory {memory} of"
             f" {format_bytes(self.memory_bytes)}, {disk} on disk (at most {most_disk}){backup}"
         )
@@ -170,10 +177,10 @@ class RunForecast:
         except Exception as error:  # the training itself will meet it, and knows an answer
             at = f" at {where}" if (where := caller_place(error)) else ""
             log.warning("there is no forecast: %r%s", error, at)
-            for line in plan_lines(trainer):
-                self.report(line)
+            self._report_plan(plan_lines(trainer))
             return
-        for line in [*plan_lines(trainer, costs.step_seconds), *self.forecast.lines()]:
+        self._report_plan(plan_lines(trainer, costs.step_seconds))
+        for line in self.forecast.lines():
             self.report(line)
         write_record(self.path, asdict(self.forecast))
         if self.config.enable_memory_optimization and trainer.device.type == "cpu":
@@ -199,6 +206,11 @@ class RunForecast:
             for name, was in truth.items()
             if was and predicted[name] is not None
         ]
+
+    def _report_plan(self, lines: list[str]) -> None:
+        """What is trained when: in a line, and phase by phase for who wants to know."""
+        for index, line in enumerate(lines):
+            (self.report if index == 0 else details(self.report))(line)
 
     def _keep_within(self, trainer: EnhancedTrainer, costs: StepCosts) -> None:
         """On a CPU a process that takes too much is killed; nobody could answer afterwards."""
@@ -288,6 +300,7 @@ def made_of(
         session_seconds=config.training.deadline,
         measure_seconds=measure_seconds,
         num_processes=trainer.num_processes,
+        price_per_hour=config.price_per_hour,
     )
 
 

@@ -1,10 +1,12 @@
 """Train, go on and measure with one call each: what the commands do, from Python."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from infrastructure.backup.run_backup import place_options
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten
 from infrastructure.config.merging.presets import PRESET
@@ -12,7 +14,9 @@ from infrastructure.config.process_wide import take_effect
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.config.sources.flags import key_of_keyword
+from infrastructure.config.sources.languages import in_keywords
 from infrastructure.config.sources.load import load_config
+from infrastructure.core.console import ShowLine, show
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.given_paths import check_paths
@@ -57,11 +61,22 @@ def train(
         ValueError, TemperError: it cannot be trained as it is; nothing was.
     """
     named = _named("data.path", data) | _named("model.name", model) | _named(PRESET, preset)
-    config = load_config(config_file, keywords=named | _by_key(settings))
-    take_effect(config)
-    make_ready(config)
-    check_paths(config)
-    return train_configured(config, accept)
+    with _in_words_of_python():
+        config = load_config(config_file, keywords=named | _by_key(settings))
+        take_effect(config)
+        make_ready(config)
+        check_paths(config)
+        return train_configured(config, accept)
+
+
+@contextmanager
+def _in_words_of_python() -> Iterator[None]:
+    """Inside, a sentence about settings names them as keywords do."""
+    try:
+        yield
+    except ConfigurationError as error:
+        error.args = (in_keywords(str(error)), *error.args[1:])
+        raise
 
 
 def _named(key: str, value: str | Path | Mapping[str, Any] | None) -> dict[str, Any]:
@@ -75,10 +90,16 @@ def _by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key_of_keyword(name): value for name, value in settings.items()}
 
 
-def train_configured(config: DeploymentConfig, accept: Collection[str] = ()) -> Summary:
-    """As `train`, with a whole configuration."""
+def _show_in_keywords(line: str) -> None:
+    show(in_keywords(line))
+
+
+def train_configured(
+    config: DeploymentConfig, accept: Collection[str] = (), show_line: ShowLine = _show_in_keywords
+) -> Summary:
+    """As `train`, with a whole configuration; `show_line` shows a line to a person."""
     with interrupt_on_signals(), followers_dismissed():
-        return TrainingDeployment(config, accept=accept).run()
+        return TrainingDeployment(config, show_line, accept).run()
 
 
 def resume(
@@ -105,7 +126,8 @@ def resume(
     schema = schema_of(DeploymentConfig)
     given = flatten(_by_key(changes), schema, lambda key: Source(Layer.KEYWORD, f"keyword {key}"))
     name = None if run is None else str(run)
-    return resume_with(name, str(output_dir), list(given), accept)
+    with _in_words_of_python():
+        return resume_with(name, str(output_dir), list(given), accept)
 
 
 def resume_with(
@@ -113,22 +135,25 @@ def resume_with(
     output_dir: str,
     changes: Collection[Setting] = (),
     accept: Collection[str] = (),
+    show_line: ShowLine = _show_in_keywords,
 ) -> Summary:
     """As `resume`, with changes that know where they were given (see `find_run` for `name`)."""
     place = next((str(s.value) for s in changes if s.key == "backup.place" and s.value), None)
-    repair_records(Path(output_dir), BackupConfig(place=place), print)
+    repair_records(Path(output_dir), BackupConfig(place=place), show_line)
     run, checkpoint = find_run(name, Path(output_dir))
     config = configuration_of(run, checkpoint).changed(list(changes))
     take_effect(config)
     if config.backup.place is None and "backup.place" in run.masked():
-        print("note: backup.place held a password, which is never recorded: give it again")
-    deployment = TrainingDeployment(config, accept=accept)
+        show_line("note: backup.place held a password, which is never recorded: give it again")
+    deployment = TrainingDeployment(config, show_line, accept)
     is_over = checkpoint is None and not accept and run.is_finished()
     if is_over:
-        repair_finished(run, place_options(config), print)
+        repair_finished(run, place_options(config), show_line)
     with interrupt_on_signals(), followers_dismissed():
         if is_over and run.is_finished():
-            print(f"Run {run.run_id} is finished: {run.final}; another RUN, or RUN@step, goes on")
+            show_line(
+                f"Run {run.run_id} is finished: {run.final}; another RUN, or RUN@step, goes on"
+            )
             return deployment.complete(run)
         return deployment.resume(run, checkpoint)
 
@@ -150,10 +175,11 @@ def evaluate(model: str | Path, data: str | Path, **settings: Any) -> HeldOut:
         ValueError, TemperError: the model or the data cannot be used.
     """
     named = {"model.name": str(model), "data.path": str(data)}
-    config = load_config(keywords=named | _by_key(settings))
-    take_effect(config)
-    held_out, _ = evaluate_configured(config)
-    return held_out
+    with _in_words_of_python():
+        config = load_config(keywords=named | _by_key(settings))
+        take_effect(config)
+        held_out, _ = evaluate_configured(config)
+        return held_out
 
 
 def evaluate_configured(config: DeploymentConfig) -> tuple[HeldOut, list[str]]:

@@ -2,20 +2,21 @@
 
 import gc
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 
 from infrastructure.config.sections.backup_config import BackupConfig
+from infrastructure.core.console import Report
+from infrastructure.core.price import parse_price
 from infrastructure.deployment.forecast import RunForecast
 from infrastructure.deployment.run_record import summarise
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.run.directory import RunDirectory
-from infrastructure.run.finalize import seal, write_report_of, write_summary
+from infrastructure.run.finalize import read_summary, seal, write_report_of, write_summary
 from infrastructure.run.record_types import Summary
 from infrastructure.run.replication import RunReplication
-from infrastructure.run.summary_text import closing_lines
+from infrastructure.run.summary_text import closing_lines, cost_lines
 from infrastructure.run.timings import Stages
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.setup.stack_outputs import save_stacks_and_rack
@@ -29,6 +30,7 @@ class RunFinalizer:
         before: what was measured before the first step.
         patience: how long the end of a run waits for its copies.
         report: shows a line to a person.
+        price_per_hour: what an hour of this machine costs; None: nobody has said.
     """
 
     run: RunDirectory
@@ -38,10 +40,14 @@ class RunFinalizer:
     forecast: RunForecast
     stages: Stages
     patience: BackupConfig
-    report: Callable[[str], None]
+    report: Report
+    price_per_hour: str | None = None
     started: float = field(default_factory=time.monotonic)
     _seconds: float | None = None
     _summary: Summary | None = None
+
+    def __post_init__(self) -> None:
+        self._seconds_before = read_summary(self.run).get("cost", {}).get("seconds", 0.0)
 
     def finish(self) -> Summary:
         """Save the trained model, measure it, wait for its copies."""
@@ -50,7 +56,7 @@ class RunFinalizer:
             for problem in save_stacks_and_rack(self.trainer, self.run.path):
                 self.report(f"note: {problem}")
         self.report("Measuring the trained model")
-        with self.stages.stage("evaluate"):
+        with self.stages.stage("evaluate"), self.report.waiting("measuring the trained model"):
             after = measure(self.trainer)
         summary = self._close(after)
         if self.copies.has_place:
@@ -75,6 +81,8 @@ class RunFinalizer:
             f"Stopped at step {summary['steps']}: {summary['reason']}. Go on with:"
             f" temper train-resume {self.run.path}. {self.copies.line()}"
         )
+        for line in cost_lines(summary):
+            self.report(line)
         return summary
 
     def failed(self, error: BaseException) -> None:
@@ -93,6 +101,21 @@ class RunFinalizer:
         self._summary["stages"] = self.stages.records()
         seal(self.run, self._summary)
 
+    def _cost(self) -> Summary:
+        """What the run has cost until now, where somebody has said what an hour costs."""
+        if self.price_per_hour is None:
+            return {}
+        price = parse_price(self.price_per_hour)
+        seconds = self._seconds_before + self.stages.total_seconds()
+        return {
+            "cost": {
+                "price_per_hour": self.price_per_hour,
+                "seconds": seconds,
+                "amount": price.amount(seconds),
+                "text": price.text(seconds),
+            }
+        }
+
     def _stop_the_clock(self) -> float:
         """The time until the model was measured, or the training stopped: what is asked first."""
         self._seconds = self._seconds or time.monotonic() - self.started
@@ -104,6 +127,7 @@ class RunFinalizer:
         self._summary = {
             **summarise(self.run, self.trainer, seconds, self.before, after, error),
             "forecast": self.forecast.compared(seconds) if after is not None else [],
+            **self._cost(),
             "backup": self.copies.facts(),
             "stages": self.stages.records(),
         }

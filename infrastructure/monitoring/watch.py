@@ -44,7 +44,7 @@ STATE_STYLES = {
     "failed": "bold red",
 }
 LEVEL_STYLES = {"fine": "green", "high": "yellow", "full": "red"}
-SEVERITY_STYLES = {"info": "cyan", "warning": "yellow", "critical": "bold red"}
+SEVERITY_STYLES = {"info": "dim", "warning": "yellow", "critical": "bold red"}
 FROM_ZERO = {"tokens_per_second", "memory_bytes"}
 ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("loss", "loss", format_number),
@@ -249,7 +249,8 @@ def _numbers(run: LiveRun, width: int) -> RenderableType | None:
     width -= max(0, len(label) - len(HELD_OUT_LOSS))
     for key, name, format_value in rows:
         points = run.points[key]
-        line = sparkline(points.kept, max(8, width - 40), key in FROM_ZERO)
+        curve = points.kept if len(points.kept) > 1 else []  # one number is no curve
+        line = sparkline(curve, max(8, width - 40), key in FROM_ZERO)
         shown = label if key == "eval_loss" else printable(name)
         table.add_row(Text(shown), format_value(points.last), line)
     return Group(table, Text())

@@ -77,8 +77,11 @@ def _sentence(error: BaseException) -> str:
 
 
 def record_running(run: RunDirectory, total_steps: int) -> None:
-    """Write what summary.json says until the run ends, or for ever where it is killed."""
-    write_record(run.summary_file, {"status": RunStatus.RUNNING, "total_steps": total_steps})
+    """Write what summary.json says until the run ends, or for ever where it is killed; what the
+    sessions before have cost stays in it."""
+    cost = {"cost": known} if (known := read_summary(run).get("cost")) else {}
+    summary = {"status": RunStatus.RUNNING, "total_steps": total_steps, **cost}
+    write_record(run.summary_file, summary)
 
 
 def write_summary(run: RunDirectory, summary: Summary) -> None:

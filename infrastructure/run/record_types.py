@@ -137,6 +137,20 @@ class ForecastRow(TypedDict):
     error: float
 
 
+class CostRecord(TypedDict):
+    """What a run has cost, in all sessions that ended in order.
+
+    Attributes:
+        seconds: from the beginning of each session to its summary.
+        text: `amount` with its currency.
+    """
+
+    price_per_hour: str
+    seconds: float
+    amount: float
+    text: str
+
+
 class ExampleRecord(TypedDict, total=False):
     """A held-out prompt with what the model wrote before and after the training."""
 
@@ -179,6 +193,7 @@ class Summary(TypedDict, total=False):
     example: ExampleRecord | None
     num_questions: int
     forecast: list[ForecastRow]
+    cost: CostRecord
     backup: CopyFacts
     stages: list[StageRecord]
     trainer_metrics: dict[str, float]

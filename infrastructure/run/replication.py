@@ -20,6 +20,7 @@ from infrastructure.backup.replication.status import DOWN, BackupStatus, age_wor
 from infrastructure.backup.run_backup import CONTACT_SECONDS, RunBackup, place_options
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.console import details
 from infrastructure.core.kept_traceback import COPIER_TRACEBACK_FILE
 from infrastructure.core.waiting import within
 from infrastructure.monitoring.training_monitor import Probe
@@ -85,7 +86,8 @@ class RunReplication:
             StorageError: what is to be kept does not fit.
         """
         keep = versions_kept(self.config.training, total_steps)
-        self.report(require_free_space("Disk", self.backup.store, keep, bytes_per_version))
+        more = details(self.report)  # the forecast has the sum of it
+        more(require_free_space("Disk", self.backup.store, keep, bytes_per_version))
         if self.backup.options.place is None:
             return
         place, keep = open_place(self.backup.options.place), self.backup.options.keep
@@ -97,7 +99,7 @@ class RunReplication:
 
         try:
             free_space, caution = within(CONTACT_SECONDS, look)
-            self.report(free_space)
+            more(free_space)
         except OSError as error:
             caution = f"{place.url}: {error}; {place.advice(error)}"
         if caution is not None:

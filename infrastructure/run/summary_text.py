@@ -5,6 +5,7 @@ Loads no torch.
 
 from pathlib import Path
 
+from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.monitoring.drawing.tables import before_after_table
 from infrastructure.run.record_types import Summary
 
@@ -35,6 +36,7 @@ def closing_lines(run_path: Path, summary: Summary) -> list[str]:
         lines += ["", "A held-out example", *_indented("prompt", example["prompt"])]
         lines += _indented("expected", example["expected"])
         lines += _indented("before", example["before"]) + _indented("after", example["after"])
+    lines += ["", *costs] if (costs := cost_lines(summary)) else []
     lines += ["", "Where everything lies"]
     lines += [f"  {name:<12} {_relative(path)}" for name, path in summary["paths"].items()]
     backup = summary.get("backup", {})
@@ -44,6 +46,15 @@ def closing_lines(run_path: Path, summary: Summary) -> list[str]:
     if "text" in backup:
         lines.append(backup["text"])
     return lines
+
+
+def cost_lines(summary: Summary) -> list[str]:
+    """What the run has cost, in a line; none where nobody has said what an hour costs."""
+    cost = summary.get("cost")
+    if cost is None:
+        return []
+    duration = format_duration(cost["seconds"])
+    return [f"Cost: {cost['text']} ({duration} at {cost['price_per_hour']} an hour)"]
 
 
 def _indented(name: str, text: str | None) -> list[str]:

@@ -54,6 +54,10 @@ class Stages:
         """What a stage took; None: it was not done."""
         return self._seconds.get(name)
 
+    def total_seconds(self) -> float:
+        """What all stages took until now."""
+        return sum(self._seconds.values())
+
     def records(self) -> list[StageRecord]:
         """For summary.json: name, what it is, seconds, and the error that ended it, if one did."""
         return [self._record(name, seconds) for name, seconds in self._seconds.items()]

@@ -73,6 +73,8 @@ def test_a_run_of_this_kind_is_named_with_what_was_measured_of_it(tmp_path: Path
         f"It goes on with run {path.name}, of which 1,200 steps are done; new_run starts afresh."
     )
     assert "about 2 min 05 s for 4,000 steps, peak memory 1.0 GiB" in lines[2]
+    priced = known.lines(config_of(tmp_path, price_per_hour="1.76 compute units"))[2]
+    assert "about 2 min 05 s, so about 0.06 compute units, for 4,000 steps" in priced
     assert "A new run begins" in known.lines(config_of(tmp_path, batch_size=4))[1]
     assert "A new run begins" in known.lines(config_of(tmp_path, new_run=True))[1]
     (path / "summary.json").write_text(json.dumps({"status": "finished"}))

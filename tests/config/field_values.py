@@ -62,6 +62,8 @@ def other_value(spec: FieldSpec) -> Any:
         return 0.25
     if named := metadata_of(spec.info, RegisteredName):
         return next(name for name in reversed(named.names()) if name != spec.default)
+    if spec.name == "price_per_hour":
+        return "2.5 EUR"
     return "40GB" if "size" in spec.name or "memory" in spec.name else "something"
 
 

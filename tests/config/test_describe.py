@@ -37,3 +37,12 @@ def test_secrets_are_masked() -> None:
     config = DeploymentConfig(data_path="https://me:letmein99@example.org/rows.jsonl")
     assert "https://***@example.org/rows.jsonl" in describe(config)
     assert "letmein99" not in describe(config)
+
+
+def test_only_what_differs_from_the_defaults_is_shown() -> None:
+    given = {"--batch-size": "8", "--max-steps": "none", "--lora": True, "--epochs": "auto"}
+    config = load_config(environment={}, flags=given)
+    lines = [" ".join(line.split()) for line in describe(config, only_changed=True).splitlines()]
+    assert lines == ["model.lora_config = true (--lora)", "training.batch_size = 8 (--batch-size)"]
+    nothing = describe(DeploymentConfig(), only_changed=True)
+    assert nothing == "every setting is at its default"

@@ -1,6 +1,7 @@
 """What logging shows to a person."""
 
 import logging
+import sysconfig
 
 import pytest
 
@@ -17,7 +18,7 @@ def test_records_are_shown_once_from_their_level_on_and_without_secrets(
     logger.info("not shown")
     logger.warning("see https://me:Pa55word@host/x")
     logging.getLogger("httpx").warning("GET this and that")
-    assert capsys.readouterr().err == "WARNING somebody: see https://***@host/x\n"
+    assert capsys.readouterr().err == "warning: see https://***@host/x\n"
 
 
 @pytest.mark.usefixtures("restore_logging")
@@ -30,7 +31,28 @@ def test_the_name_of_a_logger_is_no_secret_s_key(capsys: pytest.CaptureFixture[s
     except ValueError:
         logging.getLogger("auth.password").exception("signing in failed")
     first, second, third, *traceback = capsys.readouterr().err.splitlines()
-    assert first == "WARNING models.special_token: vocabulary was resized"
-    assert second == "WARNING vault.api_key: api_key=*** was refused, not read again"
-    assert third == "ERROR auth.password: signing in failed"
+    assert first == "warning: vocabulary was resized"
+    assert second == "warning: api_key=*** was refused, not read again"
+    assert third == "error: signing in failed"
     assert traceback[-1] == "ValueError: password=***"
+
+
+@pytest.mark.usefixtures("restore_logging")
+def test_what_libraries_warn_of_is_for_those_who_debug(capsys: pytest.CaptureFixture[str]) -> None:
+    """huggingface_hub says which request it tries again, torch.jit what it cannot trace."""
+    library = compile(
+        "log.warning('Retrying in 1s [Retry 1/5]')\nlog.error('the disk is gone')",
+        f"{sysconfig.get_path('purelib')}/some_hub/http.py",
+        "exec",
+    )
+    names = {"log": logging.getLogger("some_hub.http")}
+    start_console_log("INFO")
+    exec(library, names)
+    traced = f"{sysconfig.get_path('purelib')}/torch/jit/x.py:3: TracerWarning: a tensor becomes"
+    logging.getLogger("py.warnings").warning("%s", traced)
+    logging.getLogger("my_part").warning("of my own")
+    logging.getLogger("infrastructure.x").info("in words")
+    assert capsys.readouterr().err == "error: the disk is gone\nwarning: of my own\nin words\n"
+    start_console_log("DEBUG")
+    exec(library, names)
+    assert "WARNING some_hub.http: Retrying" in capsys.readouterr().err

@@ -71,8 +71,17 @@ def flag_names(key: str) -> tuple[str, ...]:
 def key_of_keyword(name: str) -> str:
     """The canonical key of a flag's name as Python spells it: `max_steps`, `lora`, `backup_place`.
     Any other name is given back."""
-    flag = "--" + name.replace("_", "-")
-    return _keys_by_flag(schema_of(DeploymentConfig)).get(flag, name)
+    return key_of_flag("--" + name.replace("_", "-")) or name
+
+
+def keyword_of(key: str) -> str:
+    """The name of a canonical key's flag, as Python spells it."""
+    return flag_names(key)[0].removeprefix("--").replace("-", "_")
+
+
+def key_of_flag(flag: str) -> str | None:
+    """The canonical key that a flag sets, by whichever of its names; None: it sets none."""
+    return _keys_by_flag(schema_of(DeploymentConfig)).get(flag)
 
 
 def as_flags(settings: Collection[str]) -> str:
@@ -161,18 +170,19 @@ class _Remember(argparse.Action):
         setattr(namespace, _DEST, {**getattr(namespace, _DEST, {}), flag: value})
 
 
-def _is_truth(spec: FieldSpec) -> bool:
+def is_truth(spec: FieldSpec) -> bool:
+    """Whether a setting is switched by a flag without a value."""
     return spec.is_switch or kinds(spec.info.annotation) <= {bool, type(None)}
 
 
 def _all_flags(spec: FieldSpec) -> list[str]:
     flags = [*flag_names(spec.key), *ALIASES.get(spec.key, ())]
     off = ["--no-" + flag.removeprefix("--") for flag in flags]
-    return flags + off if _is_truth(spec) else flags
+    return flags + off if is_truth(spec) else flags
 
 
 def _add_flag(group: Any, spec: FieldSpec) -> None:
-    takes = {"nargs": 0} if _is_truth(spec) else {"metavar": _metavar(spec)}
+    takes = {"nargs": 0} if is_truth(spec) else {"metavar": _metavar(spec)}
     group.add_argument(
         *_all_flags(spec),
         action=_Remember,
@@ -194,7 +204,7 @@ def help_text(spec: FieldSpec) -> str:
     """Description, what it takes, default, and the part that brings it where it is not there."""
     default = "off" if spec.is_switch and spec.default is None else plain(spec.default)
     numeric = kinds(spec.info.annotation) & {int, float}
-    takes = f" Takes {allowed_values(spec.info)}." if numeric and not _is_truth(spec) else ""
+    takes = f" Takes {allowed_values(spec.info)}." if numeric and not is_truth(spec) else ""
     later = later_of(spec)
     waits = f" Not yet: {PARTS[later.part]}." if later and not later.values else ""
     return f"{spec.description}{takes}{waits} (default: {default})"

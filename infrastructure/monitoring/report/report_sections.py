@@ -151,6 +151,7 @@ def tiles(run: RunFacts) -> Markup:
         _tile("Tokens", run.last("tokens"), format_number),
         _tile("Tokens per second", run.tokens_per_second, lambda rate: format_number(round(rate))),
         _tile("Time", run.summary.get("seconds"), format_duration),
+        _cost_tile(mapping_of(run.summary.get("cost"))),
     ]
     shown = [tile for tile in shown if tile]
     return element("section", *shown, css_class="tiles") if shown else NOTHING
@@ -161,6 +162,13 @@ def _tile(name: str, value: object, format_value: FormatNumber) -> Markup:
         return NOTHING
     shown = element("div", _safely(format_value, value), css_class="value")
     return element("div", element("div", name, css_class="name"), shown, css_class="tile")
+
+
+def _cost_tile(cost: Mapping[str, object]) -> Markup:
+    if not isinstance(text := cost.get("text"), str):
+        return NOTHING
+    shown = element("div", text, css_class="value")
+    return element("div", element("div", "Cost", css_class="name"), shown, css_class="tile")
 
 
 def _change_tile(

@@ -22,7 +22,7 @@ from infrastructure.monitoring.watching.webhook import VARIABLE, WebhookAlerts
 logger = logging.getLogger(__name__)
 
 LOG_LEVELS: dict[Severity, int] = {
-    "info": logging.INFO,
+    "info": logging.DEBUG,  # nobody need act; logs/system/alerts.jsonl has it
     "warning": logging.WARNING,
     "critical": logging.ERROR,
 }
@@ -55,7 +55,7 @@ class ConsoleAlerts:
 
 
 class LogAlerts:
-    """A record of Python's logging; information, warning or error."""
+    """A record of Python's logging; for those who debug, warning or error."""
 
     name = "log"
 

@@ -49,7 +49,7 @@ def choose_precision(mixed_precision: bool | str, device: torch.device) -> Preci
     if mixed_precision is not True:
         if mixed_precision == "fp16" and device.type == "cpu":
             raise ValueError(
-                "mixed_precision='fp16' needs a GPU; on this CPU use mixed_precision=true or 'fp32'"
+                "training.mixed_precision = fp16 needs a GPU; on this CPU use true or fp32"
             )
         if mixed_precision == "fp8":
             refuse_fp8(device)

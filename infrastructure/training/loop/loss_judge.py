@@ -104,7 +104,7 @@ class LossJudge:
             spike = self._error(RecoveryKind.LOSS_SPIKE, state, sums)
             if self.recovery.loss_spike != "note":
                 raise spike
-            action = "nothing, as training.recovery.loss_spike says"
+            action = "the training goes on, as training.recovery.loss_spike says"
             record_recovery(state, RecoveryKind.LOSS_SPIKE, action, str(spike))
 
     def check_last_step(self, state: TrainingState) -> None:

@@ -21,16 +21,14 @@ A record covers the optimizer steps since the one before it:
 import csv
 import io
 import os
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tqdm import tqdm
-
 from infrastructure.config import registries
+from infrastructure.core.console import show
 from infrastructure.core.line_file import LineFile
 from infrastructure.core.optional import require
 from infrastructure.core.registry import Registry
@@ -78,12 +76,6 @@ class Sink(ABC):
         """Finish; a later record opens the sink again."""
 
 
-def echo_above_bar(line: str) -> None:
-    """Print `line` at once; a progress bar on the screen is drawn again below it."""
-    tqdm.write(line)
-    sys.stdout.flush()
-
-
 class ConsoleSink(Sink):
     """One readable line a record: evaluations and NaN always, plain steps not too often."""
 
@@ -96,7 +88,7 @@ class ConsoleSink(Sink):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.loss: str | None = None  # which the numbers are of, where it is known
-        self.echo = echo or echo_above_bar
+        self.echo = echo or show
         self.interval_seconds = interval_seconds
         self.clock = clock
         self._next_time = float("-inf")

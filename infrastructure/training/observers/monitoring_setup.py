@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.resource_config import AlertThresholds
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import is_installed
 from infrastructure.monitoring.drawing.metrics_file import Record
@@ -54,7 +55,7 @@ def monitoring_hooks(
     if not config.enable_monitoring:
         return []
     sinks = make_alert_sinks(config.monitor.alert_sinks, report, run_directory.name)
-    watching = RunMonitoring(config, run_directory, sinks, probes)
+    watching = RunMonitoring(config, run_directory, sinks, probes, precision.device_type)
     hooks: list[Hook] = [
         RunLogObserver(watching.log.write),  # before the one that closes the log at the end
         MonitorObserver(watching.monitor, adapter, precision, watching.start, watching.stop),
@@ -62,6 +63,12 @@ def monitoring_hooks(
     if config.monitor.profile_steps:
         hooks.append(ProfilerObserver(run_directory, config.monitor.profile_steps))
     return hooks
+
+
+def _limits(limits: AlertThresholds, device_type: str) -> AlertThresholds:
+    """A training on the processor is there to use all of it; a limit that somebody gave holds."""
+    is_default = limits.cpu_percent == AlertThresholds().cpu_percent
+    return limits.copy_with(cpu_percent=100.0) if device_type == "cpu" and is_default else limits
 
 
 class RunMonitoring:
@@ -73,6 +80,7 @@ class RunMonitoring:
         run_directory: Path,
         sinks: list[AlertSink],
         probes: dict[str, Probe],
+        device_type: str,
     ) -> None:
         self.config, self.run_directory = config, run_directory
         self.log = RunLog(run_directory)
@@ -81,7 +89,7 @@ class RunMonitoring:
         monitor = config.monitor
         self.monitor = TrainingMonitor(
             run_directory,
-            thresholds=monitor.thresholds,
+            thresholds=_limits(monitor.thresholds, device_type),
             sinks=sinks,
             interval_seconds=monitor.interval,
             cooldown_seconds=monitor.alert_cooldown,

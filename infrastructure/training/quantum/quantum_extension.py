@@ -16,6 +16,7 @@ from infrastructure.config.sections.quantum_config import (
     DATA_SELECTION,
     RANK_ALLOCATION,
 )
+from infrastructure.core.console import details
 from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.quantum.quantum_step import close_chain
 from infrastructure.training.core.state import TrainingState
@@ -32,6 +33,8 @@ from infrastructure.training.quantum.gradient_steps import (
 from infrastructure.training.quantum.lora_rank_pruning import keep_only
 from infrastructure.training.quantum.overhead_budget import over_budget
 from infrastructure.training.quantum.solver_session import SolverSession, TrainingParts
+
+LONG_SECONDS = 5.0  # so long a look is announced
 
 
 class QuantumExtension(Extension):
@@ -210,7 +213,8 @@ class QuantumExtension(Extension):
         is_solvers_limit = most < self.config.max_qubits and number == most
         limit = f" ({self.config.solver} takes no more)" if is_solvers_limit else ""
         is_whole = number == min(most, self._data.num_candidates)
-        self.session.report(
+        is_long = predicted >= LONG_SECONDS
+        (self.session.report if is_long else details(self.session.report))(
             f"Quantum step: looking at {number:,} of {self._data.num_candidates:,} training"
             f" examples{limit}, which takes about {format_duration(predicted)}"
         )

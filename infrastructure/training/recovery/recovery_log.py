@@ -49,7 +49,8 @@ def record_recovery(
     if len(state.recoveries) > MAX_RECORDS:
         state.recoveries.remove(_least_important(state.recoveries))
     named = f"; rows {', '.join(shortened(rows, 5))}" if rows else ""
-    log.warning("%s at step %d (%s): %s%s", kind, step, entry["message"], action, redact(named))
+    what = str(kind).replace("_", " ")
+    log.warning("%s at step %d (%s): %s%s", what, step, entry["message"], action, redact(named))
 
 
 def error_record(

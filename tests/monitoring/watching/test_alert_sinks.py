@@ -31,13 +31,13 @@ def test_the_console_gets_a_line_for_what_a_person_should_act_on() -> None:
 
 @pytest.mark.parametrize(
     ("severity", "level"),
-    [("info", logging.INFO), ("warning", logging.WARNING), ("critical", logging.ERROR)],
+    [("info", logging.DEBUG), ("warning", logging.WARNING), ("critical", logging.ERROR)],
 )
 def test_the_log_gets_all_by_their_severity(
     caplog: pytest.LogCaptureFixture, severity: Severity, level: int
 ) -> None:
     (log,) = make_alert_sinks(["log"])
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         log.send(alert(severity))
     assert [(r.levelno, r.getMessage()) for r in caplog.records] == [
         (level, "alert training_time_per_step at step 40: a step takes 12.0 s")

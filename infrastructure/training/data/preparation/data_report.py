@@ -71,17 +71,33 @@ class DataReport:
         known = {key: value for key, value in facts.items() if key != "quarantined"}
         return cls(**known, quarantine=quarantine)
 
-    def lines(self) -> list[str]:
-        """The report for people."""
+    def lines(self, is_verbose: bool = True) -> list[str]:
+        """The report for people.
+
+        Args:
+            is_verbose: all of it; otherwise what everybody should read before a training.
+        """
+        if not is_verbose:
+            return self._short_lines()
         sections = [*self._rows(), *self._tokens(), *self._quarantined(), *self._warnings()]
         origin = "Prepared before" if self.from_cache else f"Prepared in {self.seconds:.1f} s"
         return [*sections, *self.notes, origin]
 
-    def _rows(self) -> list[str]:
+    def _short_lines(self) -> list[str]:
+        _, shape, counts = self._rows()
+        tokens, *_ = self._tokens()
+        set_aside, *examples = self._quarantined() or [""]
+        first = [f"{set_aside}; the first:{examples[0][1:]}"] if examples else []
+        return [f"{counts}, from {self._names()}", shape, tokens, *first, *self._warnings()]
+
+    def _names(self) -> str:
         names = ", ".join(f"{file['name']} ({file['format']})" for file in self.files[:3])
         more = f" and {len(self.files) - 3} more files" if len(self.files) > 3 else ""
+        return names + more
+
+    def _rows(self) -> list[str]:
         return [
-            f"{self.rows_read:,} rows read from {names}{more}",
+            f"{self.rows_read:,} rows read from {self._names()}",
             f"{self.shape_reason[:1].upper()}{self.shape_reason[1:]} (shape {self.shape})",
             f"{self.num_train:,} rows to train on, {self.num_evaluation:,} held out",
         ]

@@ -1,0 +1,157 @@
+"""Lines for a person: above a progress bar, in colour where a terminal has it, never silent for
+long.
+
+Colour is for a terminal that is not `dumb`, where NO_COLOR is not set (https://no-color.org).
+"""
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.redact import redact
+
+ShowLine = Callable[[str], None]
+
+BOLD, DIM, RED, YELLOW = "1", "2", "31", "33"
+# What a line begins with, and how it is drawn.
+STYLES = {
+    "note: ": YELLOW,
+    "It does not fit": RED,
+    "Forecast: ": BOLD,
+    "ALERT (critical)": RED,
+    "ALERT": YELLOW,
+    "… ": DIM,
+}
+SILENT_SECONDS = 10.0  # nobody waits longer without a word
+SILENT_AT_TERMINAL_SECONDS = 2.0
+LOOK_SECONDS = 0.5
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether lines can be drawn again on `stream`."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def has_colour(stream: TextIO) -> bool:
+    """Whether `stream` shows colours, and its person wants them."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR")
+
+
+def styled(text: str, style: str, stream: TextIO) -> str:
+    """`text` in a style, where `stream` shows any."""
+    return f"\033[{style}m{text}\033[0m" if style and has_colour(stream) else text
+
+
+def show(line: str) -> None:
+    """Print a line on standard output; a progress bar on the screen is drawn again below it."""
+    style = next((style for begin, style in STYLES.items() if line.startswith(begin)), "")
+    write_above_bar(styled(line, style, sys.stdout), sys.stdout)
+
+
+def write_above_bar(line: str, stream: TextIO) -> None:
+    """Write a line on `stream`; what is drawn on the terminal's last line makes room for it."""
+    _WAITING.erase()
+    bars = sys.modules.get("tqdm")
+    if bars is not None and getattr(bars.tqdm, "_instances", None):
+        bars.tqdm.write(line, file=stream)
+    else:
+        stream.write(f"{line}\n")
+    stream.flush()
+
+
+class Report:
+    """Shows lines to a person, without secrets.
+
+    Args:
+        show_line: shows one.
+        is_verbose: details are shown, too; otherwise the run's files and its report have them.
+    """
+
+    def __init__(self, show_line: ShowLine = show, is_verbose: bool = False) -> None:
+        self.show_line, self.is_verbose = show_line, is_verbose
+        self.last = time.monotonic()
+
+    def __call__(self, line: str) -> None:
+        self.last = time.monotonic()
+        self.show_line(redact(line))
+
+    def detail(self, line: str) -> None:
+        """Show a line to who wants to know more."""
+        if self.is_verbose:
+            self(line)
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Inside, a silence of some seconds is ended by a word on `what` is done."""
+        self.last = time.monotonic()
+        ended = threading.Event()
+        thread = threading.Thread(target=self._break_silence, args=(what, ended), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            _WAITING.erase()
+
+    def _break_silence(self, what: str, ended: threading.Event) -> None:
+        began, patience = time.monotonic(), SILENT_SECONDS
+        while not ended.wait(LOOK_SECONDS):
+            now = time.monotonic()
+            silent = now - self.last
+            text = f"… {what} ({now - began:.0f} s)"
+            if is_terminal(sys.stderr):
+                if silent >= SILENT_AT_TERMINAL_SECONDS:
+                    _WAITING.draw(text, sys.stderr)
+            elif silent >= patience:
+                self(text)
+                patience *= 2
+
+
+def details(report: ShowLine) -> ShowLine:
+    """What shows lines to who wants to know more than `report` tells everybody."""
+    return report.detail if isinstance(report, Report) else do_nothing
+
+
+class _LastLine:
+    """A line at a terminal that is drawn again in place, until another line comes."""
+
+    def __init__(self) -> None:
+        self._stream: TextIO | None = None
+        self._text = ""
+        self._lock = threading.Lock()
+
+    def draw(self, text: str, stream: TextIO) -> None:
+        with self._lock:
+            bars = sys.modules.get("tqdm")
+            if bars is not None and getattr(bars.tqdm, "_instances", None):
+                return  # a bar is drawn there
+            if self._stream is stream and self._text == text:
+                return
+            self._text = text
+            width = max(20, _columns(stream) - 1)
+            stream.write(f"\r\033[K{styled(text[:width], DIM, stream)}")
+            stream.flush()
+            self._stream = stream
+
+    def erase(self) -> None:
+        with self._lock:
+            stream, self._stream = self._stream, None
+            if stream is not None:
+                stream.write("\r\033[K")
+                stream.flush()
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+_WAITING = _LastLine()

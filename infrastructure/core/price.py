@@ -1,0 +1,55 @@
+"""What an hour of a machine costs, and what a time on it comes to.
+
+A price is a number, with a currency or any other unit where somebody gives one: `2.5`, `$2.50`,
+`2.5 EUR`, `1.76 compute units`.
+"""
+
+import re
+from dataclasses import dataclass
+
+_PRICE = re.compile(r"(?P<sign>[^\w\s.,+-]?)\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[^\d.,+-]*)")
+MAX_UNIT_CHARACTERS = 20
+MAX_PRICE = 1e6
+
+
+@dataclass(frozen=True)
+class Price:
+    """What an hour costs.
+
+    Attributes:
+        sign: stands before the number, such as "$"; unit: after it, such as "EUR".
+    """
+
+    per_hour: float
+    sign: str = ""
+    unit: str = ""
+
+    def amount(self, seconds: float) -> float:
+        """What so long a time costs."""
+        return self.per_hour * seconds / 3600
+
+    def text(self, seconds: float) -> str:
+        """The same in words: `2.90`, `$2.90`, `2.90 EUR`."""
+        return self._shown(f"{self.amount(seconds):,.2f}")
+
+    def __str__(self) -> str:
+        return self._shown(f"{self.per_hour:.10g}")
+
+    def _shown(self, number: str) -> str:
+        return f"{self.sign}{number} {self.unit}".strip()
+
+
+def parse_price(text: str) -> Price:
+    """The price that a text means.
+
+    Raises:
+        ValueError: it means none.
+    """
+    match = _PRICE.fullmatch(text.strip())
+    unit = match["unit"].strip() if match else ""
+    if match is None or len(unit) > MAX_UNIT_CHARACTERS or (match["sign"] and unit):
+        raise ValueError("no price")
+    number = float(match["number"])
+    if not 0 < number <= MAX_PRICE:
+        raise ValueError("no price")
+    return Price(number, match["sign"], unit)

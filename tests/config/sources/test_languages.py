@@ -1,0 +1,53 @@
+"""A sentence about settings speaks the language of whoever gave them."""
+
+from pathlib import Path
+
+import pytest
+
+import temper
+from infrastructure.config.sources.languages import in_flags, in_keywords
+from infrastructure.config.sources.load import load_config
+
+
+@pytest.mark.parametrize(
+    ("sentence", "shown"),
+    [
+        ('training.batch_size must be above 0, not "0" (--bs)', '--bs must be above 0, not "0"'),
+        (
+            'data.buffer_size = 9 (--buffer-size) has no effect: set data.streaming, or "none"',
+            '--buffer-size 9 has no effect: set --streaming, or "none"',
+        ),
+        ("data.eval_path = x (argument data.path) is no file", "--eval-data x is no file"),
+        ("data.path must be a path (argument data.path)", "DATA must be a path"),
+        ("model.lora_config = false (--no-lora) is odd", "--no-lora is odd"),
+        ("give a machine more memory, or training.packed", "give a machine more memory, or "),
+        ("device must be cpu (--device)", "--device must be cpu"),
+        ("the device must be warm", "the device must be warm"),
+        ("give run_name, or output_dir.", "give --run-name, or --output."),
+        ("runs/data.path/x and data.pathology stay", "runs/data.path/x and data.pathology stay"),
+        (
+            "training.batch_size must be x (a.yaml:2: training.batch_size); or data.packing",
+            "training.batch_size must be x (a.yaml:2: training.batch_size); or data.packing",
+        ),
+    ],
+)
+def test_a_command_line_reads_of_flags(sentence: str, shown: str) -> None:
+    assert in_flags(sentence).startswith(shown)
+
+
+def test_python_reads_of_keywords() -> None:
+    sentence = "data.packing = true (keyword data.packing) needs data.max_length; --new-run helps"
+    assert in_keywords(sentence) == "packing=True needs max_length; new_run=True helps"
+    assert in_keywords("--help and --no-lora") == "--help and lora=False"
+    with pytest.raises(ValueError, match=r"^batch_size must be a whole number .*, not 0$"):
+        temper.train(batch_size=0)
+
+
+def test_a_file_reads_of_its_keys_and_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("training:\n  batch_size: 0\n")
+    with pytest.raises(ValueError, match=r"training\.batch_size must be ") as raised:
+        load_config(path, environment={})
+    sentence = str(raised.value)
+    assert sentence.endswith(f"({path}:2: training.batch_size)")
+    assert in_flags(sentence) == in_keywords(sentence) == sentence

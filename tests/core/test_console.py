@@ -1,0 +1,90 @@
+"""Lines for a person: above a bar, in colour where that is wanted, and never long silent."""
+
+import io
+import time
+
+import pytest
+from tqdm import tqdm
+
+from infrastructure.core import console
+from infrastructure.core.console import Report, details, show, styled
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_colour_is_for_terminals_of_those_who_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert styled("x", console.RED, Terminal()) == "\033[31mx\033[0m"
+    assert styled("x", console.RED, io.StringIO()) == "x"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert styled("x", console.RED, Terminal()) == "x"
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert styled("x", console.RED, Terminal()) == "x"
+
+
+def test_a_line_goes_above_a_progress_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("NO_COLOR", "1")
+    with tqdm(total=10, desc="training", file=screen, ncols=40) as bar:
+        bar.update(3)
+        show("note: something")
+    before, _, after = screen.getvalue().partition("note: something\n")
+    assert before.endswith("\r"), "the bar is gone from the line"
+    assert "training" in after, "it is drawn again below"
+
+
+def test_details_are_for_those_who_want_them() -> None:
+    for is_verbose, shown in ((False, ["all"]), (True, ["all", "more"])):
+        lines: list[str] = []
+        report = Report(lines.append, is_verbose)
+        report("all")
+        details(report)("more")
+        assert lines == shown
+    details(lines.append)("more")
+    assert lines == shown
+
+
+def wait_for(lines: list[str], number: int) -> None:
+    patience = time.monotonic() + 20
+    while len(lines) < number and time.monotonic() < patience:
+        time.sleep(0.01)
+
+
+def test_a_silence_is_broken_and_the_less_often_the_longer_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(console, "SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(console, "LOOK_SECONDS", 0.01)
+    lines: list[str] = []
+    report = Report(lines.append)
+    with report.waiting("loading the model"):
+        wait_for(lines, 2)
+    assert lines[0] == "… loading the model (0 s)"
+    count = len(lines)
+    time.sleep(0.05)
+    assert len(lines) == count
+
+
+def test_at_a_terminal_one_line_is_drawn_again_and_erased(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(console, "SILENT_AT_TERMINAL_SECONDS", 0.0)
+    monkeypatch.setattr(console, "LOOK_SECONDS", 0.01)
+    lines: list[str] = []
+    with Report(lines.append).waiting("loading"):
+        patience = time.monotonic() + 20
+        while "loading" not in screen.getvalue() and time.monotonic() < patience:
+            time.sleep(0.01)
+    assert screen.getvalue().count("loading") == 1
+    assert screen.getvalue().endswith("\r\033[K")
+    assert lines == []

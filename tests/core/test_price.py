@@ -1,0 +1,29 @@
+"""What an hour of a machine costs, in the words of whoever pays."""
+
+import pytest
+
+from infrastructure.core.price import parse_price
+
+
+@pytest.mark.parametrize(
+    ("text", "shown", "cost"),
+    [
+        ("2.5", "2.5", "2.90"),
+        ("$2.50", "$2.5", "$2.90"),
+        ("€ 2.5", "€2.5", "€2.90"),
+        ("2.5 EUR", "2.5 EUR", "2.90 EUR"),
+        ("1.76 compute units", "1.76 compute units", "2.04 compute units"),
+        ("12000", "12000", "13,920.00"),
+    ],
+)
+def test_a_price_is_a_number_and_perhaps_a_currency(text: str, shown: str, cost: str) -> None:
+    price = parse_price(text)
+    assert str(price) == shown
+    assert price.text(4176) == cost
+    assert parse_price(str(price)) == price
+
+
+@pytest.mark.parametrize("text", ["", "free", "-2", "0", "2.5.1", "$2 EUR", "1e9", "2,5", "nan"])
+def test_what_is_no_price_is_none(text: str) -> None:
+    with pytest.raises(ValueError, match="no price"):
+        parse_price(text)
