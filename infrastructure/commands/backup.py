@@ -192,6 +192,8 @@ def prune(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
         facts = {"run": run_id, "would_remove": gone}
         show(options.json, facts, *(lines or ["nothing would be removed"]))
         return ExitCode.DONE
+    if not backup.store.versions():
+        raise ValueError(f"run {run_id} has no checkpoint here: there is nothing to prune")
     done = backup.prune()
     show(options.json, {"run": run_id, "done": done}, *done)
     return ExitCode.DONE

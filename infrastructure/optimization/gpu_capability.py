@@ -33,8 +33,8 @@ def refuse_fp8(device: torch.device) -> None:
     """Raise ValueError where fp8 cannot be computed, with the reason."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < ADA:
         raise ValueError(
-            "mixed_precision='fp8' needs a GPU of compute capability 8.9 or above (Ada, Hopper);"
-            " use mixed_precision=true"
+            "training.mixed_precision='fp8' needs a GPU of compute capability 8.9 or above (Ada,"
+            " Hopper); use training.mixed_precision=true"
         )
     require("torchao", "mixed_precision='fp8'")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import cast
 
 from infrastructure.backup.format.store import Store
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import read_record
 from infrastructure.core.errors import DamagedFileError
@@ -103,6 +104,8 @@ class RunDirectory:
         saved = self.read_run()["configuration"]
         try:
             return DeploymentConfig.from_dict(saved)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{self.run_file}: {error}") from error
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{self.run_file} was changed or is damaged: its configuration cannot be read"

@@ -1,27 +1,54 @@
 """Whatever a person gets wrong ends in exit code 2 and one sentence: what, where, what to do.
 
-A row: what is wrong, the files it needs, the command line, words that the sentence must have.
+A row: what is wrong, the command line, words that the sentence must have, the files and variables
+it needs, and whose language the sentence speaks. Each row has another cause: the line of the
+project that refuses it; `SAME_CAUSE` names those that are there for another reason.
 """
 
+import io
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from infrastructure.commands.main import main
+from infrastructure.commands import main as commands
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.schema import schema_of
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.deployment.deploy_training import TrainingDeployment
+from tests.commands.causes import cause_of, places_of_sentences
 
 Files = dict[str, bytes | str]
+
+
+class Language(Enum):
+    """How a sentence names what was given: as it was given."""
+
+    FLAG = r"(?<![\w-])--[a-z]"
+    FILE = r"\.yaml(:\d+)?: | \S+\.yaml\b|\(\S+\.yaml:\d+: "
+    VARIABLE = r"\b[A-Z]+_[A-Z_]+\b"
+    WORDS = r"\w"  # of a file, a folder or a run that a command was given
 
 
 @dataclass(frozen=True)
 class Wrong:
     what: str
-    command: str
+    command: str | list[str]
     words: list[str]
     files: Files = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    speaks: Language = Language.FLAG
+
+
+def npz(**arrays: list[object]) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **{name: np.array(values) for name, values in arrays.items()})
+    return file.getvalue()
 
 
 GOOD_ROW = json.dumps({"prompt": "Say a.", "completion": "a"})
@@ -40,103 +67,119 @@ LAUGHS = "a0: &a0 {x: 1}\n" + "".join(
 
 CONFIGURATION = [
     Wrong("unknown flag", "train --batchsize 4", ["--batchsize", "--batch-size"]),
-    Wrong("unknown command", "tran", ["tran", "train"]),
-    Wrong("text for a number", "config --batch-size many", ["batch_size", "many"]),
-    Wrong("number out of range", "config --batch-size 0", ["batch_size", "at least 1"]),
-    Wrong("share out of range", "config --validation-split 1.5", ["validation_split", "1.5"]),
-    Wrong("unknown choice", "config --scheduler-type cosin", ["scheduler_type", "cosine"]),
-    Wrong("negative learning rate", "config --learning-rate -1", ["learning_rate"]),
-    Wrong("a folder that is no UTF-8", "train --output runs\udce9", ["output_dir", "UTF-8"]),
-    Wrong("a place that is no UTF-8", "train --backup-place \udce9", ["backup.place", "UTF-8"]),
-    Wrong("a model that is no UTF-8", "train --model ./m\udce9", ["model.name", "UTF-8"]),
-    Wrong("infinite learning rate", "config --learning-rate inf", ["learning_rate"]),
-    Wrong("one checkpoint only", "config --keep-checkpoints 1", ["keep_checkpoints", "2"]),
+    Wrong("unknown command", "tran", ["tran", "train"], speaks=Language.WORDS),
+    Wrong("text for a number", "config --batch-size many", ["--batch-size", "many"]),
+    Wrong("number out of range", "config --batch-size 0", ["--batch-size", "at least 1"]),
+    Wrong("share out of range", "config --validation-split 1.5", ["--validation-split", "1.5"]),
+    Wrong("unknown choice", "config --scheduler-type cosin", ["--scheduler-type", "cosine"]),
+    Wrong("negative learning rate", "config --learning-rate -1", ["--learning-rate"]),
+    Wrong("a folder that is no UTF-8", "train --output runs\udce9", ["--output", "UTF-8"]),
+    Wrong("a place that is no UTF-8", "train --backup-place \udce9", ["--backup-place", "UTF-8"]),
+    Wrong("a model that is no UTF-8", "train --model ./m\udce9", ["--model", "UTF-8"]),
+    Wrong("infinite learning rate", "config --learning-rate inf", ["--learning-rate"]),
+    Wrong("one checkpoint only", "config --keep-checkpoints 1", ["--keep-checkpoints", "2"]),
     Wrong("flag without value", "config --batch-size", ["--batch-size"]),
-    Wrong("config file missing", "config --config nowhere.yaml", ["nowhere.yaml"]),
+    Wrong(
+        "config file missing",
+        "config --config nowhere.yaml",
+        ["nowhere.yaml"],
+        speaks=Language.FILE,
+    ),
     Wrong(
         "config file is not YAML",
         "config --config bad.yaml",
         ["bad.yaml:3", "not valid YAML"],
         {"bad.yaml": "training:\n  batch_size: [1\n"},
+        speaks=Language.FILE,
     ),
     Wrong(
         "config file is a list",
         "config --config list.yaml",
         ["list.yaml"],
         {"list.yaml": "- 1\n- 2\n"},
+        speaks=Language.FILE,
     ),
     Wrong(
         "unknown key in a file",
         "config --config typo.yaml",
         ["bath_size", "batch_size"],
         {"typo.yaml": "training:\n  bath_size: 4\n"},
+        speaks=Language.FILE,
     ),
     Wrong(
         "unknown section in a file",
         "config --config typo.yaml",
         ["unknown key 'trainning'; did you mean 'training'?"],
         {"typo.yaml": "trainning:\n  batch_size: 4\n"},
+        speaks=Language.FILE,
     ),
     Wrong(
         "a key twice",
         "config --config twice.yaml",
         ["twice.yaml", "batch_size"],
         {"twice.yaml": "training:\n  batch_size: 4\n  batch_size: 8\n"},
+        speaks=Language.FILE,
     ),
     Wrong(
         "aliases that stand for a billion values",
         "config --config laughs.yaml",
         ["laughs.yaml:", "stands for more than 5000 values"],
         {"laughs.yaml": LAUGHS},
+        speaks=Language.FILE,
     ),
     Wrong(
         "5,000 nested brackets",
         "config --config deep.yaml",
         ["deep.yaml", "nested deeper than 50 levels"],
         {"deep.yaml": "training: " + DEEP},
+        speaks=Language.FILE,
     ),
     Wrong(
         "5,000 nested brackets in a flag",
         f"config --metrics-sinks {DEEP}",
-        ["metrics_sinks must be a list"],
+        ["--metrics-sinks must be a list"],
     ),
     Wrong(
         "two spellings that disagree",
         "config --config two.yaml",
         ["data.batch_size", "training.batch_size"],
         {"two.yaml": "training:\n  batch_size: 4\ndata:\n  batch_size: 8\n"},
+        speaks=Language.FILE,
     ),
     Wrong(
         "epochs and steps for one thing",
         "config --checkpoint-interval 2 --checkpoint-frequency 100",
-        ["checkpoint_interval", "checkpoint_frequency"],
+        ["--checkpoint-interval", "--checkpoint-frequency"],
     ),
-    Wrong("a size that is none", "config --memory-limit 8XB", ["memory_limit", "8XB"]),
-    Wrong("a sink twice", "config --metrics-sinks csv,csv", ["metrics_sinks", "once"]),
-    Wrong("too many to count", f"config --batch-size {10**12}", ["batch_size", "2147483647"]),
-    Wrong("a setting without effect", "train --buffer-size 9", ["buffer_size", "streaming"]),
+    Wrong("a size that is none", "config --memory-limit 8XB", ["--memory-limit", "8XB"]),
+    Wrong("a sink twice", "config --metrics-sinks csv,csv", ["--metrics-sinks", "once"]),
+    Wrong("too many to count", f"config --batch-size {10**12}", ["--batch-size", "2147483647"]),
+    Wrong("a setting without effect", "train --buffer-size 9", ["--buffer-size", "streaming"]),
     Wrong("a value of later", "train --model-adapter dialogue", ["adapter", "not there yet"]),
-    Wrong("a secret for a name", f"train --run-name hf_{'aB' * 17}", ["run_name must be a name"]),
+    Wrong("a secret for a name", f"train --run-name hf_{'aB' * 17}", ["--run-name must be a name"]),
     Wrong("a mode that there is not", "train --mode sidewise", ["mode", "blockwise"]),
     Wrong(
         "a strategy with a slip",
         "train --strategy progresive",
-        ["training.strategy", "did you mean 'progressive'?", "auto"],
+        ["--strategy", "did you mean 'progressive'?", "auto"],
     ),
     Wrong("a storage that there is not", "train --quantization-type nf_fp4", ["nf_fp8", "nf4"]),
     Wrong("a corruption that there is not", "train --corruption maks", ["did you mean 'mask'?"]),
     Wrong("QLoRA of other tools", "train --qlora", ["--lora --quantization 4bit"]),
-    Wrong("two LoRAs", "train --qlora-enabled --lora", ["model.lora_config"]),
-    Wrong("weights that cannot train", "train --quantization-enabled", ["qlora_enabled"]),
+    Wrong("two LoRAs", "train --qlora-enabled --lora", ["--lora"]),
+    Wrong("weights that cannot train", "train --quantization-enabled", ["--qlora-enabled"]),
     Wrong("what there is not", "train --fsdp", ["not split over GPUs", "--num-processes"]),
-    Wrong("no command", "search", ["unknown command 'search'", "train-resume"]),
+    Wrong(
+        "no command", "search", ["unknown command 'search'", "train-resume"], speaks=Language.WORDS
+    ),
     Wrong(
         "llama.cpp's model",
         "train rows.jsonl --model m.gguf",
         ["is a GGUF file", "temper export", "convert_hf_to_gguf.py"],
         {"rows.jsonl": GOOD_DATA, "m.gguf": b"GGUF"},
+        speaks=Language.WORDS,
     ),
-    Wrong("a GPU that is not there", "train --device cuda:7", ["cuda:7"]),
+    Wrong("a GPU that is not there", "train --device cuda:7", ["cuda:7"], speaks=Language.WORDS),
     Wrong("fp16 on a CPU", "train --mixed-precision fp16 --device cpu", ["fp16", "GPU"]),
 ]
 
@@ -146,13 +189,24 @@ DATA = [
         "train https://me:letmein@example.org/rows.jsonl",
         ["https://***@example.org/rows.jsonl", "is a web address"],
     ),
-    Wrong("a file that is no UTF-8 missing", "train no\udce9.jsonl", ["there is no"]),
-    Wrong("data file missing", "train nowhere.jsonl", ["nowhere.jsonl"]),
-    Wrong("data file empty", "train empty.jsonl", ["empty.jsonl"], {"empty.jsonl": ""}),
+    Wrong(
+        "a file that is no UTF-8 missing",
+        "train no\udce9.jsonl",
+        ["there is no"],
+        speaks=Language.WORDS,
+    ),
+    Wrong("data file missing", "train nowhere.jsonl", ["nowhere.jsonl"], speaks=Language.WORDS),
+    Wrong(
+        "data file empty",
+        "train empty.jsonl",
+        ["empty.jsonl"],
+        {"empty.jsonl": ""},
+        speaks=Language.WORDS,
+    ),
     Wrong(
         "preferences as text",
         "train pairs.jsonl",
-        ["preference training", "data.prompt_column=prompt and data.answer_column=chosen"],
+        ["preference training", "--prompt-column prompt and --answer-column chosen"],
         {"pairs.jsonl": "\n".join([json.dumps(PREFERENCE)] * 9)},
     ),
     Wrong(
@@ -160,19 +214,23 @@ DATA = [
         "train chats.jsonl",
         ["preference training", "write 'chosen' into a column 'messages'"],
         {"chats.jsonl": "\n".join([json.dumps({"chosen": CHAT, "rejected": CHAT})] * 9)},
+        speaks=Language.WORDS,
     ),
-    Wrong("data folder empty", "train folder", ["folder"], {"folder/.keep": ""}),
+    Wrong(
+        "data folder empty", "train folder", ["folder"], {"folder/.keep": ""}, speaks=Language.WORDS
+    ),
     Wrong(
         "a zip archive for data",
         "train data.zip",
         ["data.zip is no whole zip archive", "cut off"],
         {"data.zip": b"PK\x03\x04" + bytes(30)},
+        speaks=Language.WORDS,
     ),
     Wrong("unknown extension", "train data.xyz", ["data.xyz"], {"data.xyz": "hello"}),
     Wrong(
         "mostly broken JSON",
         "train broken.jsonl",
-        ["broken.jsonl", "max_bad_rows_percent"],
+        ["broken.jsonl", "--max-bad-rows-percent"],
         {"broken.jsonl": "\n".join([GOOD_ROW, "{", "[", '{"prompt": 1'])},
     ),
     Wrong(
@@ -180,12 +238,14 @@ DATA = [
         "train latin.jsonl",
         ["latin.jsonl", "UTF-8"],
         {"latin.jsonl": b'{"prompt": "\xe4\xf6", "completion": "\xff"}\n' * 9},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "a page instead of data",
         "train page.jsonl",
         ["page.jsonl", "web page", "fetch the raw file"],
         {"page.jsonl": "<!DOCTYPE html><html><body>404</body></html>"},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "columns that say nothing",
@@ -222,38 +282,46 @@ DATA = [
         "train data.jsonl --eval-data nowhere.jsonl",
         ["nowhere.jsonl"],
         {"data.jsonl": GOOD_DATA},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "a damaged Parquet file",
         "train data.parquet",
         ["data.parquet"],
         {"data.parquet": b"PAR1 not really PAR1"},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "a damaged HDF5 file",
         "train data.h5",
         ["data.h5"],
         {"data.h5": b"\x89HDF\r\n\x1a\n" + b"\0" * 64},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "5,000 nested brackets in each row",
         "train deep.jsonl",
         ["deep.jsonl:1", "nested deeper than 100 levels"],
         {"deep.jsonl": f'{{"prompt": {DEEP}, "completion": "a"}}\n' * 9},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "5,000 nested brackets in a document",
         "train deep.json",
         ["deep.json:1", "nested deeper than 100 levels"],
         {"deep.json": f'[{{"prompt": {DEEP}}}]'},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "a CSV whose rows are too short",
         "train ragged.csv",
         ["ragged.csv"],
         {"ragged.csv": "prompt,completion\n" + "only one\n" * 20},
+        speaks=Language.WORDS,
     ),
-    Wrong("a model that needs data", "train --model-name ./folder", ["folder"]),
+    Wrong(
+        "a model that needs data", "train --model-name ./folder", ["folder"], speaks=Language.WORDS
+    ),
 ]
 
 MODEL = [
@@ -262,18 +330,21 @@ MODEL = [
         "train data.jsonl --model ./nowhere",
         ["nowhere", "no such folder"],
         {"data.jsonl": GOOD_DATA},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "folder without a model",
         "train data.jsonl --model ./folder",
         ["folder", "config.json"],
         {"data.jsonl": GOOD_DATA, "folder/readme.txt": "hello"},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "a file for a model",
         "train data.jsonl --model ./data.jsonl",
         ["data.jsonl", "folder"],
         {"data.jsonl": GOOD_DATA},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "model without weights",
@@ -285,6 +356,7 @@ MODEL = [
             "folder/tokenizer.json": REAL_TOKENIZER,
             "folder/tokenizer_config.json": REAL_TOKENIZER,
         },
+        speaks=Language.WORDS,
     ),
     Wrong(
         "pickled weights",
@@ -297,6 +369,7 @@ MODEL = [
             "folder/tokenizer_config.json": REAL_TOKENIZER,
             "folder/pytorch_model.bin": b"\x80\x04.",
         },
+        speaks=Language.WORDS,
     ),
     Wrong(
         "damaged weights",
@@ -309,12 +382,14 @@ MODEL = [
             "folder/tokenizer_config.json": REAL_TOKENIZER,
             "folder/model.safetensors": b"\xff" * 100,
         },
+        speaks=Language.WORDS,
     ),
     Wrong(
         "model configuration that is no JSON",
         "train data.jsonl --model ./folder",
         ["folder"],
         {"data.jsonl": GOOD_DATA, "folder/config.json": "{"},
+        speaks=Language.WORDS,
     ),
     *(
         Wrong(
@@ -328,6 +403,7 @@ MODEL = [
                 "folder/tokenizer_config.json": REAL_TOKENIZER,
                 f"folder/{name}": f'{{"a": {DEEP}}}',
             },
+            speaks=Language.WORDS,
         )
         for name, words in (
             ("config.json", "nested deeper than 100 levels"),
@@ -340,50 +416,56 @@ MODEL = [
     Wrong(
         "heads that do not divide the width",
         "train --embedded-hidden-size 100 --embedded-num-heads 7",
-        ["hidden_size", "num_heads"],
+        ["--embedded-hidden-size", "--embedded-num-heads"],
     ),
     Wrong("output that is a file", "train --output file", ["file"], {"file": ""}),
 ]
 
 VERSION = f"{3:012d}-blake3-{'ab' * 32}"
 CHECKPOINT = [
-    Wrong("no run to go on with", "train-resume", ["runs", "temper train"]),
-    Wrong("a run that is not there", "train-resume nowhere", ["nowhere"]),
+    Wrong("no run to go on with", "train-resume", ["runs", "temper train"], speaks=Language.WORDS),
+    Wrong("a run that is not there", "train-resume nowhere", ["nowhere"], speaks=Language.WORDS),
     Wrong(
         "a run without checkpoints",
         "train-resume runs/a",
         ["no checkpoint"],
         {"runs/a/run.json": RUN},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "a step that was not saved",
         "train-resume a@7",
         ["step '7'"],
         {"runs/a/run.json": "{}"},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "a damaged run.json",
         "train-resume runs/a",
         ["run.json"],
         {"runs/a/run.json": "{", f"runs/a/checkpoints/versions/{VERSION}.json": "{}"},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "a damaged checkpoint",
         f"train-resume runs/a/checkpoints/versions/{VERSION}.json",
         ["manifest", "not what was written"],
         {"runs/a/run.json": RUN, f"runs/a/checkpoints/versions/{VERSION}.json": "{}"},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "no whole checkpoint",
         "train-resume runs/a",
         ["manifest", "nothing to resume from"],
         {"runs/a/run.json": RUN, f"runs/a/checkpoints/versions/{VERSION}.json": "{}"},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "a checkpoint that is not there",
         f"train-resume runs/a/checkpoints/versions/{VERSION}.json",
         [VERSION],
         {"runs/a/run.json": RUN},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "a run.json of 5,000 nested brackets",
@@ -393,24 +475,32 @@ CHECKPOINT = [
             "runs/a/run.json": f'{{"configuration": {DEEP}}}',
             f"runs/a/checkpoints/versions/{VERSION}.json": "{}",
         },
+        speaks=Language.WORDS,
     ),
     Wrong(
         "a quantum problem of 5,000 nested brackets",
         "quantum solve deep.json",
         ["deep.json", "nested deeper than 100 levels"],
         {"deep.json": f'{{"linear": {DEEP}}}'},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "a run.json of something else",
         "train-resume runs/a",
         ["run.json", "configuration"],
         {"runs/a/run.json": "{}"},
+        speaks=Language.WORDS,
     ),
     Wrong("an unknown thing to accept", "train --accept learnig_rate", ["learning_rate"]),
-    Wrong("no checkpoint to verify", "checkpoints verify", ["runs", "temper train"]),
+    Wrong(
+        "no checkpoint to verify",
+        "checkpoints verify",
+        ["runs", "temper train"],
+        speaks=Language.WORDS,
+    ),
     Wrong("half a command", "checkpoints", ["ACTION"]),
-    Wrong("an unknown action", "backup lst", ["lst", "list"]),
-    Wrong("a run that nobody has", "checkpoints list nowhere", ["nowhere"]),
+    Wrong("an unknown action", "backup lst", ["lst", "list"], speaks=Language.WORDS),
+    Wrong("a run that nobody has", "checkpoints list nowhere", ["nowhere"], speaks=Language.WORDS),
     Wrong("exporting nothing", "export", ["RUN"]),
     Wrong("exporting nowhere", "export a", ["FOLDER"]),
     Wrong(
@@ -418,33 +508,41 @@ CHECKPOINT = [
         "export runs/a mine",
         ["mine", "holds other files"],
         {"runs/a/run.json": RUN, "mine/notes.txt": "keep me"},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "exporting a run without checkpoints",
         "export runs/a model",
         ["nothing to resume from"],
         {"runs/a/run.json": RUN},
+        speaks=Language.WORDS,
     ),
     Wrong("restoring from nowhere", "backup restore", ["--place"]),
-    Wrong("restoring from an empty place", "backup restore --place .", ["no run at"]),
+    Wrong(
+        "restoring from an empty place",
+        "backup restore --place .",
+        ["no run at"],
+        speaks=Language.WORDS,
+    ),
     Wrong(
         "a backup of a run without a place",
         "backup create runs/a",
         ["--place"],
         {"runs/a/run.json": RUN},
     ),
-    Wrong("a setting of backups without a place", "train --backup-keep 3", ["backup.place"]),
+    Wrong("a setting of backups without a place", "train --backup-keep 3", ["--backup-place"]),
     Wrong("evaluating nothing", "train-eval", ["MODEL"]),
     Wrong(
         "evaluating a model that is not there",
         "train-eval ./nowhere data.jsonl",
         ["nowhere"],
         {"data.jsonl": GOOD_DATA},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "evaluating on other data than the data",
         "train-eval runs/a data.jsonl --eval-data data.jsonl",
-        ["data.eval_path", "--eval-data", "DATA"],
+        ["--eval-data", "--eval-data", "DATA"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
@@ -458,15 +556,680 @@ CHECKPOINT = [
         "train-eval runs/a data.jsonl",
         ["runs/a", "train-resume"],
         {"runs/a/run.json": "{}", "data.jsonl": GOOD_DATA},
+        speaks=Language.WORDS,
     ),
 ]
 
-TABLE = CONFIGURATION + DATA + MODEL + CHECKPOINT
+FURTHER = [
+    Wrong(
+        "a config file that is no UTF-8",
+        "config --config c.yaml",
+        ["c.yaml", "save it as UTF-8"],
+        {"c.yaml": b"\xff\xfe"},
+        speaks=Language.FILE,
+    ),
+    Wrong(
+        "a config file of 300 KB",
+        "config --config c.yaml",
+        ["c.yaml", "no configuration"],
+        {"c.yaml": "#" * 300_000},
+        speaks=Language.FILE,
+    ),
+    Wrong(
+        "a folder for a config file",
+        "config --config c",
+        ["Is a directory"],
+        {"c/x": ""},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "a merge of no anchor",
+        "config --config c.yaml",
+        ["c.yaml", "*name) or a list of such anchors"],
+        {"c.yaml": "training:\n  <<: 3\n"},
+        speaks=Language.FILE,
+    ),
+    Wrong(
+        "a list for a key",
+        "config --config c.yaml",
+        ["c.yaml", "[1, 2] cannot be a key"],
+        {"c.yaml": "? [1, 2]\n: 3\n"},
+        speaks=Language.FILE,
+    ),
+    Wrong(
+        "an anchor inside itself",
+        "config --config c.yaml",
+        ["c.yaml", "an anchor that contains itself"],
+        {"c.yaml": "a: &a\n  b: *a\n"},
+        speaks=Language.FILE,
+    ),
+    Wrong(
+        "a number of 5,000 digits",
+        "config --config c.yaml",
+        ["c.yaml", "a number too long"],
+        {"c.yaml": "training:\n  batch_size: " + "9" * 5000},
+        speaks=Language.FILE,
+    ),
+    Wrong(
+        "a number for a section",
+        "config --config c.yaml",
+        ["c.yaml", "training is a section with keys of its own, not"],
+        {"c.yaml": "training: 3\n"},
+        speaks=Language.FILE,
+    ),
+    Wrong(
+        "a word for a switch",
+        "config --config c.yaml",
+        ["c.yaml", "model.lora_config)"],
+        {"c.yaml": "model:\n  lora_config: maybe\n"},
+        speaks=Language.FILE,
+    ),
+    Wrong(
+        "unknown preset",
+        "config --preset quik",
+        ["--preset", "ci, none, quick, small_memory, thorough)"],
+    ),
+    Wrong(
+        "an unknown variable",
+        "config",
+        ["did you mean TEMPER_BATCH_SIZE?"],
+        environment={"TEMPER_BATCH": "3"},
+        speaks=Language.VARIABLE,
+    ),
+    Wrong(
+        "a truth value for a number",
+        "config --config c.yaml",
+        ["c.yaml", "training.batch_size)"],
+        {"c.yaml": "training:\n  batch_size: true\n"},
+        speaks=Language.FILE,
+    ),
+    Wrong(
+        "a time that is none",
+        "config --deadline soon",
+        ["--deadline", 'a number counts seconds or none, not "soon"'],
+    ),
+    Wrong(
+        "a price that is none",
+        "config --price-per-hour cheap",
+        ["--price-per-hour", '2.5, $2.50, "2.5 EUR" or none, not "cheap"'],
+    ),
+    Wrong(
+        "a size without a unit",
+        "config --memory-limit 50",
+        ["--memory-limit must be a size of at least 1MB"],
+    ),
+    Wrong(
+        "a share above all",
+        "config --memory-limit 150%",
+        ["--memory-limit must be a size of at least 1MB"],
+    ),
+    Wrong(
+        "a list for a size",
+        "config --config c.yaml",
+        ["c.yaml", "data.memory_limit)"],
+        {"c.yaml": "data:\n  memory_limit: [1]\n"},
+        speaks=Language.FILE,
+    ),
+    Wrong("settings json", "config --settings {bad", ["--settings", '3}, not "{bad"']),
+    Wrong(
+        "settings own name",
+        'config --settings {"batch_size":3}',
+        ["choose another one"],
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "prometheus",
+        "config --monitor-prometheus nowhere",
+        ["--monitor-prometheus must be a port such as"],
+    ),
+    Wrong(
+        "empty path", ["config", "--output", ""], ['--output must be a path of UTF-8 text, not ""']
+    ),
+    Wrong(
+        "kv heads",
+        "config --embedded-num-heads 4 --embedded-num-kv-heads 3",
+        ["--embedded-num-heads 4 must be a multiple of"],
+    ),
+    Wrong(
+        "num proc device",
+        "train --num-processes 2 --device cuda:0",
+        ["--num-processes", "say device cuda"],
+    ),
+    Wrong(
+        "num proc visible",
+        "train --num-processes 3 --cuda-visible-devices 0,1",
+        ["--num-processes", "name as many"],
+    ),
+    Wrong(
+        "testing off",
+        "train --no-testing --testing-interval 5min",
+        ["--testing-interval", "switch that on, or leave it out"],
+    ),
+    Wrong(
+        "attention both",
+        "train --memory-efficient-attention --attention eager",
+        ["--memory-efficient-attention", "give one of them"],
+    ),
+    Wrong(
+        "compile",
+        "train --compile-mode auto --no-gpu-optimization",
+        ["--compile-mode", "switch that on, or name a mode"],
+    ),
+    Wrong(
+        "streaming balance",
+        "train data.jsonl --streaming --balance-by task",
+        ["--balance-by", "set one of the two"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "quantum answer",
+        "train --quantum-answer gredy",
+        ["--quantum-answer", "deduplicate_then_top, greedy,"],
+    ),
+    Wrong(
+        "budget 1",
+        "train --quantum-data-budget 1",
+        ["--quantum-data-budget", "give a smaller share, or leave the quantum step"],
+    ),
+    Wrong(
+        "background",
+        "train --quantum-background --epochs 1",
+        ["--quantum-background", "switch it off, or train longer"],
+    ),
+    Wrong(
+        "sampler",
+        "train --quantum-solver leap_hybrid",
+        ["--quantum-solver", "set DWAVE_API_TOKEN in the environment"],
+    ),
+    Wrong(
+        "too long", "train --max-length 9000", ["--max-length", "raise --embedded-max-positions"]
+    ),
+    Wrong(
+        "stackwise quant",
+        "train --strategy progressive --quantization 4bit",
+        ["leave it out, or give --quantization-enabled"],
+    ),
+    Wrong(
+        "stackwise compile",
+        "train --mode layerwise --compile-mode default",
+        ["--compile-mode", "leave it out"],
+    ),
+    Wrong(
+        "stackwise streaming",
+        "train --mode layerwise --cache-activations --streaming",
+        ["--cache-activations", "switch one of them off"],
+    ),
+    Wrong(
+        "reconstruct rack",
+        "train --strategy end_to_end --end-to-end-scope rackwise --local-loss reconstruct",
+        ["--local-loss", "give stackwise"],
+    ),
+    Wrong(
+        "reconstruct top",
+        "train --mode layerwise --local-loss reconstruct --with-top 1",
+        ["--local-loss", "leave out --with-top, --mode fused and growth"],
+    ),
+    Wrong(
+        "with top",
+        "train --strategy progressive --with-top 1",
+        ["--with-top", "give --mode instead"],
+    ),
+    Wrong("cache nothing", "train --cache-activations", ["--cache-activations", "leave it out"]),
+    Wrong(
+        "plugin no module",
+        "train --loss nowhere_module:loss",
+        ["--loss", "put nowhere_module.py into the current folder,"],
+    ),
+    Wrong(
+        "plugin no name",
+        "train --loss json:nothing",
+        ["the loss json:nothing cannot be loaded"],
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "plugin scheme",
+        "train --backup-place ftpx://a/b",
+        ["--backup-place", "abfs, adl, arrow_hdfs, az, box, dbfs, drive,"],
+    ),
+    Wrong(
+        "watch 0",
+        "watch --every 0 runs/a",
+        ["--every must be more than 0 seconds, not 0.0"],
+        {"runs/a/run.json": "{}"},
+    ),
+    Wrong(
+        "dashboard port", "dashboard --port 99999", ["choose another with --host and --port, or"]
+    ),
+    Wrong(
+        "optimize len",
+        "optimize ./m --length 0",
+        ["--length", "give a whole number of at least 1"],
+        {"m/config.json": "{}"},
+    ),
+    Wrong(
+        "optimize save",
+        "optimize ./m --save x.txt",
+        ["name a file with one of the endings .pt2, .ts"],
+        {"m/config.json": "{}"},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "optimize save there",
+        "optimize ./m --save x.pt2",
+        ["x.pt2", "name another file"],
+        {"m/config.json": "{}", "x.pt2": ""},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "quantum solve none",
+        "quantum solve nowhere.json",
+        ["there is no such file"],
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "quantum solve ext",
+        "quantum solve x.txt",
+        ["x.txt", "name a file with one of the endings .bqm, .npz,"],
+        {"x.txt": ""},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "qs list",
+        "quantum solve x.json",
+        ["x.json", "it is no JSON object"],
+        {"x.json": "[]"},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "qs key",
+        "quantum solve x.json",
+        ["x.json", "linear, offset, quadratic, vartype)"],
+        {"x.json": '{"lin": {}}'},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "qs entry",
+        "quantum solve x.json",
+        ["x.json", "[1, 2] is no [variable, variable, number]"],
+        {"x.json": '{"quadratic": [[1,2]]}'},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "qs number",
+        "quantum solve x.json",
+        ["x.json", '"b" is no finite number'],
+        {"x.json": '{"linear": {"a": "b"}}'},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "qs vartype",
+        "quantum solve x.json",
+        ["x.json", "give one of BINARY, SPIN"],
+        {"x.json": '{"vartype": "TERNARY"}'},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "qs broken",
+        "quantum solve x.json",
+        ["x.json", "line 1 column 2"],
+        {"x.json": "{"},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "qs npz",
+        "quantum solve x.npz",
+        ["x.npz", "it is no archive of arrays, as numpy.savez"],
+        {"x.npz": b"nope"},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "qs bqm",
+        "quantum solve x.bqm",
+        ["x.bqm", "it does not begin as dimod's format does"],
+        {"x.bqm": b"nope"},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "qs time",
+        "quantum solve x.json --time-limit 0",
+        ["--time-limit", "give seconds, more than 0"],
+        {"x.json": '{"linear": {"a": 1}}'},
+    ),
+    Wrong(
+        "qs sampler",
+        "quantum solve x.json --sampler nosuch",
+        ["aer_qaoa, auto, azure_quantum, dense_annealer,"],
+        {"x.json": '{"linear": {"a": 1}}'},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "qs ones",
+        "quantum solve x.json --num-ones 9",
+        ["the model has 1 variables"],
+        {"x.json": '{"linear": {"a": 1}}'},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "backup step",
+        "backup restore a@x --place .",
+        ["a step is a number, as in RUN@120"],
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "backup create none",
+        "backup create runs/a --place p",
+        ["there is nothing to copy"],
+        {"runs/a/run.json": RUN},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "backup verify a",
+        "backup verify runs/a",
+        ["nothing to verify"],
+        {"runs/a/run.json": RUN},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "backup prune",
+        "backup prune runs/a",
+        ["there is nothing to prune"],
+        {"runs/a/run.json": RUN},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "ckpt trainer",
+        "train-resume runs/a",
+        ["runs", "run its own script or notebook again to go on"],
+        {"runs/a/run.json": '{"trainer": {"class":"x"}}'},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "gz bad",
+        "train d.jsonl.gz",
+        ["d.jsonl.gz", "Compressed file ended before the end-of-stream"],
+        {"d.jsonl.gz": b"\x1f\x8bnope"},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "json broken",
+        "train d.json",
+        ["d.json", "mend the file or write it as JSON lines"],
+        {"d.json": '[{"prompt":'},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "csv no header",
+        "train d.csv",
+        ["d.csv", "the table has no header line that names its"],
+        {"d.csv": ",,\n1,2,3\n"},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "csv col twice",
+        "train d.csv",
+        ["d.csv", "rename one of them"],
+        {"d.csv": "a,a\n1,2\n"},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "csv never closed",
+        "train d.csv",
+        ["d.csv", "close or double it"],
+        {"d.csv": 'prompt,completion\n"a,b\n' * 3},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "mixed",
+        "train d.jsonl",
+        ["d.jsonl", "bring them into one shape, or train on one"],
+        {
+            "d.jsonl": '{"prompt": "a", "completion": "b"}\n{"instruction": "a", "output": "b"}\n'
+            * 20
+        },
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "text col and pair",
+        "train data.jsonl --text-column prompt --prompt-column prompt",
+        ["--text-column", "set one of the two kinds"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "text col and shape",
+        "train data.jsonl --text-column prompt --data-shape alpaca",
+        ["data.jsonl", "--text-column does not go with --data-shape"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "pair and messages",
+        "train data.jsonl --prompt-column prompt --data-shape messages",
+        ["data.jsonl", "--prompt-column, --answer-column and"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "label",
+        "train d.jsonl",
+        ["d.jsonl", "set --prompt-column text and --answer-column"],
+        {"d.jsonl": '{"text": "good film", "label": 1}\n' * 30},
+    ),
+    Wrong(
+        "kto",
+        "train d.jsonl",
+        ["d.jsonl", "leave the bad ones out, or set --data-shape"],
+        {"d.jsonl": '{"prompt": "good film", "completion": "b", "label": true}\n' * 30},
+    ),
+    Wrong(
+        "h5 none",
+        "train d.h5",
+        ["d.h5", "check how it was made"],
+        {"d.h5": "H5NONE"},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "vocab",
+        "train data.jsonl --embedded-vocab-size 20",
+        ["--embedded-vocab-size", "bytes and special tokens alone are 262"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "webhook",
+        "train data.jsonl --monitor-alert-sinks webhook",
+        ["--monitor-alert-sinks", "put its address into the variable"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "place file",
+        "train data.jsonl --backup-place file",
+        ["--backup-place", "--allow-missing-place trains without it until"],
+        {"data.jsonl": GOOD_DATA, "file": ""},
+    ),
+    Wrong(
+        "s3",
+        "train data.jsonl --backup-place s3://bucket/x",
+        ["pip install s3fs"],
+        {"data.jsonl": GOOD_DATA},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "hub place",
+        "train data.jsonl --backup-place hf://nobody",
+        ["--backup-place", "write hf://OWNER/NAME or"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "hub model offline",
+        "train data.jsonl --model nobody/nothing",
+        ["no folder of that name here, and the Hugging"],
+        {"data.jsonl": GOOD_DATA},
+        speaks=Language.WORDS,
+    ),
+    Wrong("fifo", "train /dev/null", ["give a file or a folder"], speaks=Language.WORDS),
+    Wrong(
+        "time steps",
+        "train data.jsonl --num-time-steps 3 --time-step-bins 9 --time-step-masking",
+        ["--time-step-bins", "--num-time-steps 3 allows 0 to 2"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "checkpoints verify none",
+        "checkpoints verify runs/a",
+        ["run a has no checkpoint to verify"],
+        {"runs/a/run.json": RUN},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "resume masked",
+        "train-resume runs/a",
+        ["--run-name", "start a new run without it"],
+        {
+            "runs/a/run.json": RUN.replace("}}}", '}, "masked": ["run_name"]}}'),
+            f"runs/a/checkpoints/versions/{VERSION}.json": "{}",
+        },
+    ),
+    Wrong(
+        "own syntax",
+        "train data.jsonl --strategy mine_a:X",
+        ["mine_a.py", "invalid syntax"],
+        {"data.jsonl": GOOD_DATA, "mine_a.py": "def (:\n"},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "own kind",
+        "train data.jsonl --strategy mine_c:X",
+        ["training strategy 'mine_c:X'"],
+        {"data.jsonl": GOOD_DATA, "mine_c.py": "X = 3\n"},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "own abstract",
+        "train data.jsonl --metrics-sinks mine_d:X",
+        ["it lacks write, close, name, truncate_after"],
+        {"data.jsonl": GOOD_DATA, "mine_d.py": "class X:\n    pass\n"},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "npz unknown",
+        "quantum solve x.npz",
+        ["x.npz", "columns, linear, offset, quadratic, rows,"],
+        {"x.npz": npz(foo=[1.0])},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "npz shape",
+        "quantum solve x.npz",
+        ["x.npz", "quadratic has the shape"],
+        {"x.npz": npz(quadratic=[[1.0, 2.0]])},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "npz linear",
+        "quantum solve x.npz",
+        ["x.npz", "linear has the shape"],
+        {"x.npz": npz(quadratic=[[1.0, 2.0], [0.0, 1.0]], linear=[1.0])},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "npz labels",
+        "quantum solve x.npz",
+        ["x.npz", "variables are 1 labels for 2 variables"],
+        {"x.npz": npz(linear=[1.0, 2.0], quadratic=[[0.0, 1.0], [0.0, 0.0]], variables=["a", "a"])},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "npz lengths",
+        "quantum solve x.npz",
+        ["x.npz", "rows, columns and quadratic have different"],
+        {"x.npz": npz(quadratic=[1.0], rows=[0, 1], columns=[1])},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "npz whole",
+        "quantum solve x.npz",
+        ["x.npz", "rows and columns are to be whole numbers"],
+        {"x.npz": npz(quadratic=[1.0], rows=[0.5], columns=[1.0])},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "npz negative",
+        "quantum solve x.npz",
+        ["x.npz", "rows and columns are numbers of variables from"],
+        {"x.npz": npz(quadratic=[1.0], rows=[-1], columns=[1])},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "npz inf",
+        "quantum solve x.npz",
+        ["x.npz", "a coefficient is no finite number"],
+        {"x.npz": npz(quadratic=[[0.0, float("inf")], [0.0, 0.0]])},
+        speaks=Language.WORDS,
+    ),
+]
+
+TABLE = CONFIGURATION + DATA + MODEL + CHECKPOINT + FURTHER
+# What one line of the project answers counts once: the row, and the row that has its cause.
+SAME_CAUSE = {
+    "number out of range": "text for a number",
+    "share out of range": "text for a number",
+    "unknown choice": "text for a number",
+    "negative learning rate": "text for a number",
+    "a place that is no UTF-8": "a folder that is no UTF-8",
+    "a model that is no UTF-8": "a folder that is no UTF-8",
+    "infinite learning rate": "text for a number",
+    "one checkpoint only": "text for a number",
+    "unknown section in a file": "unknown key in a file",
+    "epochs and steps for one thing": "two spellings that disagree",
+    "too many to count": "text for a number",
+    "a mode that there is not": "text for a number",
+    "a storage that there is not": "a strategy with a slip",
+    "a corruption that there is not": "a strategy with a slip",
+    "QLoRA of other tools": "unknown flag",
+    "what there is not": "unknown flag",
+    "no command": "unknown command",
+    "data file missing": "a file that is no UTF-8 missing",
+    "preferences as chats": "preferences as text",
+    "a page instead of data": "data file empty",
+    "empty answers": "mostly broken JSON",
+    "held-out file missing": "a file that is no UTF-8 missing",
+    "5,000 nested brackets in each row": "invalid UTF-8",
+    "a CSV whose rows are too short": "invalid UTF-8",
+    "model folder missing": "a model that needs data",
+    "5,000 nested brackets in config.json": "5,000 nested brackets in a flag",
+    "5,000 nested brackets in adapter_config.json": "5,000 nested brackets in a flag",
+    "5,000 nested brackets in model.safetensors.index.json": "5,000 nested brackets in a flag",
+    "5,000 nested brackets in tokenizer.json": "5,000 nested brackets in tokenizer_config.json",
+    "no whole checkpoint": "a run without checkpoints",
+    "a checkpoint that is not there": "a run that is not there",
+    "a run.json of 5,000 nested brackets": "5,000 nested brackets in a flag",
+    "a quantum problem of 5,000 nested brackets": "5,000 nested brackets in a flag",
+    "no checkpoint to verify": "no run to go on with",
+    "half a command": "flag without value",
+    "an unknown action": "unknown command",
+    "a run that nobody has": "a run that is not there",
+    "exporting nothing": "flag without value",
+    "exporting nowhere": "flag without value",
+    "exporting a run without checkpoints": "a run without checkpoints",
+    "a setting of backups without a place": "a setting without effect",
+    "evaluating nothing": "flag without value",
+    "evaluating a model that is not there": "a model that needs data",
+    "evaluating with a setting of a later part": "a value of later",
+}
+LEAST_CAUSES = 120
+KEYS = [key for key in schema_of(DeploymentConfig).fields if "." in key]
+OF_A_FILE = re.compile(r"\.ya?ml\b")
+
+
+@pytest.fixture(scope="module")
+def causes() -> dict[str, str]:
+    """Which row has which cause, of those that were tried; no two may have one."""
+    return {}
 
 
 def test_the_table_is_long_enough() -> None:
-    assert len(TABLE) >= 40
-    assert len({wrong.what for wrong in TABLE}) == len(TABLE)
+    names = {wrong.what for wrong in TABLE}
+    assert len(names) == len(TABLE)
+    assert {*SAME_CAUSE, *SAME_CAUSE.values()} <= names
+    assert not {*SAME_CAUSE} & {*SAME_CAUSE.values()}
+    assert len(TABLE) - len(SAME_CAUSE) >= LEAST_CAUSES
 
 
 @pytest.mark.parametrize("wrong", TABLE, ids=lambda wrong: wrong.what)
@@ -477,6 +1240,7 @@ def test_wrong_input_ends_in_one_sentence(
     capsys: pytest.CaptureFixture[str],
     restore_logging: Callable[[], None],
     saved_llama: Path,
+    causes: dict[str, str],
 ) -> None:
     for name, content in wrong.files.items():
         path = tmp_path / name
@@ -487,11 +1251,41 @@ def test_wrong_input_ends_in_one_sentence(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TEMPER_CACHE__DIRECTORY", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    code = main(wrong.command.split())
+    for name, text in wrong.environment.items():
+        monkeypatch.setenv(name, text)
+    errors: list[BaseException] = []
+    fail = commands._fail
+
+    def note(error: BaseException, code: ExitCode) -> ExitCode:
+        errors.append(error)
+        return fail(error, code)
+
+    monkeypatch.setattr(commands, "_fail", note)
+    monkeypatch.setattr(TrainingDeployment, "_measure", None)  # nothing here may begin to train
+    words = wrong.command if isinstance(wrong.command, list) else wrong.command.split()
+    with places_of_sentences(monkeypatch) as sentences:
+        code = commands.main(words)
     error = capsys.readouterr().err.strip().splitlines()
     assert code == ExitCode.WRONG_INPUT, error
     sentence = error[-1]
     assert sentence.startswith("temper: ")
     assert "Traceback" not in "".join(error)
-    for words in wrong.words:
-        assert words in sentence
+    for part in wrong.words:
+        assert part in sentence
+    _check_language(wrong, sentence)
+    _check_cause(wrong, cause_of(errors[0], sentences), causes)
+
+
+def _check_language(wrong: Wrong, sentence: str) -> None:
+    assert re.search(wrong.speaks.value, sentence), f"it does not speak as a {wrong.speaks.name}"
+    if OF_A_FILE.search(sentence) is None:
+        text = re.sub(r"/\S+", "", sentence)
+        keys = [key for key in KEYS if re.search(rf"(?<![\w.-]){re.escape(key)}(?![\w.])", text)]
+        assert keys == [], "keys are for who writes a file"
+
+
+def _check_cause(wrong: Wrong, cause: str, causes: dict[str, str]) -> None:
+    assert cause, "nothing of the project has refused it"
+    row = SAME_CAUSE.get(wrong.what, wrong.what)
+    assert causes.setdefault(cause, row) == row, f"{cause} answers both"
+    assert [c for c, other in causes.items() if other == row] == [cause]

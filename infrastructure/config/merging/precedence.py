@@ -125,7 +125,7 @@ def merge(layers: list[list[Setting]], schema: Schema) -> dict[str, Setting]:
         ConfigurationError: unknown keys, wrong values, disagreement inside a layer; all at once.
             Or there is no such preset.
     """
-    problems: list[str] = []
+    problems: list[ConfigurationError] = []
     merged: dict[str, Setting] = {}
     for layer in _with_preset(layers):
         one = _one_layer(layer, schema, problems)
@@ -133,7 +133,7 @@ def merge(layers: list[list[Setting]], schema: Schema) -> dict[str, Setting]:
             del merged[key]
         merged |= one
     if problems:
-        raise ConfigurationError("; ".join(dict.fromkeys(problems)))
+        raise ConfigurationError("; ".join(dict.fromkeys(map(str, problems)))) from problems[0]
     return merged
 
 
@@ -184,13 +184,16 @@ def _settings_of(named: list[Setting]) -> list[Setting]:
     return [Setting(key, value, source) for key, value in PRESETS[name].settings.items()]
 
 
-def _one_layer(layer: list[Setting], schema: Schema, problems: list[str]) -> dict[str, Setting]:
+def _one_layer(
+    layer: list[Setting], schema: Schema, problems: list[ConfigurationError]
+) -> dict[str, Setting]:
     settings: dict[str, Setting] = {}
     for setting in layer:
         try:
             checked = _checked(setting, schema)
         except ConfigurationError as error:
-            problems.append(f"{error} ({setting.source.place})")
+            error.args = (f"{error} ({setting.source.place})",)
+            problems.append(error)
             continue
         other = settings.get(checked.key)
         if other and other.value != checked.value:
@@ -213,7 +216,7 @@ def _checked(setting: Setting, schema: Schema) -> Setting:
     return Setting(setting.key, value, setting.source)
 
 
-def _switch_partners_off(settings: dict[str, Setting], problems: list[str]) -> None:
+def _switch_partners_off(settings: dict[str, Setting], problems: list[ConfigurationError]) -> None:
     """A rhythm in epochs and in steps is one thing: giving one switches the other off."""
     for key in [key for key in _PARTNERS if key in settings]:
         if settings[key].value is None:
@@ -226,10 +229,10 @@ def _switch_partners_off(settings: dict[str, Setting], problems: list[str]) -> N
             problems.append(_disagreement(settings[key], partner, "epochs and steps exclude"))
 
 
-def _disagreement(one: Setting, other: Setting, why: str) -> str:
+def _disagreement(one: Setting, other: Setting, why: str) -> ConfigurationError:
     if why.startswith("epochs"):
         why = f"{one.key} counts epochs and {other.key} steps of the same thing"
-    return (
+    return ConfigurationError(
         f"{one.source.place} says {format_value(one.value)} and {other.source.place} says "
         f"{format_value(other.value)}, but {why}: give one of them"
     )

@@ -96,15 +96,16 @@ def _losses(training: TrainingConfig) -> Iterator[str]:
         if not in_turn and training.end_to_end_scope == "rackwise":
             yield (
                 "training.local_loss reconstruct is for units with losses of their own, and"
-                " end_to_end_scope rackwise has one loss: give stackwise"
+                " training.end_to_end_scope rackwise has one loss: give stackwise"
             )
         if training.with_top or training.trunk_trains or training.mode == "fused":
             yield (
                 "training.local_loss reconstruct trains a unit without the layers around it:"
-                " leave out with_top, mode fused and growth once"
+                " leave out training.with_top, training.mode fused and growth once"
             )
         if training.trunk_is_adapted:
-            yield "training.local_loss reconstruct and qlora_enabled: leave one of them out"
+            both = "training.local_loss reconstruct and training.qlora_enabled"
+            yield f"{both}: leave one of them out"
     if training.with_top and training.strategy == "progressive":
         yield (
             "training.with_top needs the layers on top from the start, and training.strategy"

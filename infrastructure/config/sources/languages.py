@@ -11,6 +11,7 @@ from functools import cache
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
+from infrastructure.config.sources.environment import key_of_variable
 from infrastructure.config.sources.flags import flag_names, is_truth, key_of_flag, keyword_of
 
 _FIELDS = schema_of(DeploymentConfig).fields
@@ -18,6 +19,7 @@ _VALUE = r"""(?: ?= ?(?P<value>"[^"]*"|'[^']*'|[\w.+-]*\w)|: (?P<in_file>\w+)(?=
 _FROM_FILE = re.compile(r"\.ya?ml\b")
 _TYPED = re.compile(r" ?\((?P<place>--[a-z][\w-]*)\)")
 _POSITIONAL = re.compile(r" ?\(argument (?P<key>[\w.]+)\)")
+_VARIABLE = re.compile(r" ?\(environment (?P<place>\w+)\)")
 _KEYWORD = re.compile(r" ?\(keyword [\w.]+\)")
 _FLAG = re.compile(r"(?<![\w-])(?P<flag>--[a-z][a-z-]*)")
 _WORDS = {"data.path": "DATA", "model.name": "MODEL"}  # of a command line, without a flag
@@ -29,9 +31,12 @@ def in_flags(sentence: str) -> str:
     """As a command line spells it: `--batch-size must be …, not "many"`."""
     typed = {key_of_flag(match["place"]): match["place"] for match in _TYPED.finditer(sentence)}
     typed |= {m["key"]: _WORDS.get(m["key"], m["key"]) for m in _POSITIONAL.finditer(sentence)}
+    variables = {key_of_variable(m["place"]): m["place"] for m in _VARIABLE.finditer(sentence)}
     keeps_keys = _FROM_FILE.search(sentence) is not None
 
     def spell(key: str, value: str | None) -> str | None:
+        if key in variables:
+            return variables[key] + (f"={value}" if value is not None else "")
         if keeps_keys and key not in typed:
             return None
         name = typed.get(key) or flag_names(key)[0]
@@ -43,6 +48,8 @@ def in_flags(sentence: str) -> str:
     text = _translated(sentence, spell)
     named = _TYPED.sub("", text)
     text = _TYPED.sub(lambda place: "" if place["place"] in named else place[0], text)
+    named = _VARIABLE.sub("", text)
+    text = _VARIABLE.sub(lambda place: "" if place["place"] in named else place[0], text)
     return _POSITIONAL.sub("", text)
 
 

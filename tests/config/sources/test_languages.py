@@ -23,6 +23,7 @@ from infrastructure.config.sources.load import load_config
         ("give a machine more memory, or training.packed", "give a machine more memory, or "),
         ("device must be cpu (--device)", "--device must be cpu"),
         ("the device must be warm", "the device must be warm"),
+        ('training.batch_size must be x, not "a" (environment BATCH_SIZE)', "BATCH_SIZE must be x"),
         ("give run_name, or output_dir.", "give --run-name, or --output."),
         ("runs/data.path/x and data.pathology stay", "runs/data.path/x and data.pathology stay"),
         (

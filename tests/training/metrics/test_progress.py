@@ -17,8 +17,8 @@ from typing import TextIO
 import pytest
 from tqdm import tqdm
 
+from infrastructure.core.console import show
 from infrastructure.training.metrics.progress import Progress, RecentRate, display_kind
-from infrastructure.training.metrics.sinks import echo_above_bar
 
 COLUMNS = 100
 
@@ -97,7 +97,7 @@ def test_a_line_printed_meanwhile_stands_above_the_bar(
     monkeypatch.setattr(sys, "stdout", terminal.stream)
     progress = Progress(10, stream=terminal.stream)
     progress.update(5, loss=1.0)
-    echo_above_bar("held-out loss 2.5")
+    show("held-out loss 2.5")
     progress.update(10, loss=0.5)
     progress.close()
     lines = terminal.lines()

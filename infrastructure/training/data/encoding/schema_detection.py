@@ -88,15 +88,15 @@ class ShapeRequest:
         pair = self.prompt_column or self.answer_column or self.context_column
         if self.text_column and pair:
             raise ValueError(
-                "data.text_column is for plain text and data.prompt_column, answer_column and"
-                " context_column for pairs: set one of the two kinds"
+                "data.text_column is for plain text and data.prompt_column, data.answer_column and"
+                " data.context_column for pairs: set one of the two kinds"
             )
         if self.text_column and self.shape not in ("auto", TEXT):
             raise ValueError(f"data.text_column does not go with data.shape={self.shape!r}")
         if pair and self.shape not in ("auto", *PAIR_COLUMNS):
             raise ValueError(
-                "data.prompt_column, answer_column and context_column do not go with"
-                f" {self.shape!r}"
+                "data.prompt_column, data.answer_column and data.context_column do not go with"
+                f" data.shape={self.shape!r}"
             )
 
 
