@@ -52,6 +52,7 @@ def npz(**arrays: list[object]) -> bytes:
 
 
 GOOD_ROW = json.dumps({"prompt": "Say a.", "completion": "a"})
+ROW_B = json.dumps({"prompt": "Say b.", "completion": "b"})
 GOOD_DATA = "\n".join([GOOD_ROW] * 40)
 CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 PREFERENCE = {"prompt": "a", "chosen": "b", "rejected": "c"}
@@ -231,7 +232,7 @@ DATA = [
         "mostly broken JSON",
         "train broken.jsonl",
         ["broken.jsonl", "--max-bad-rows-percent"],
-        {"broken.jsonl": "\n".join([GOOD_ROW, "{", "[", '{"prompt": 1'])},
+        {"broken.jsonl": "\n".join([GOOD_ROW, ROW_B, "{", "[", '{"prompt": 1'])},
     ),
     Wrong(
         "invalid UTF-8",
@@ -1080,7 +1081,7 @@ FURTHER = [
     Wrong(
         "resume masked",
         "train-resume runs/a",
-        ["--run-name", "start a new run without it"],
+        ["--name", "start a new run without it"],
         {
             "runs/a/run.json": RUN.replace("}}}", '}, "masked": ["run_name"]}}'),
             f"runs/a/checkpoints/versions/{VERSION}.json": "{}",

@@ -24,7 +24,7 @@ from infrastructure.config.sources.load import load_config
         ("device must be cpu (--device)", "--device must be cpu"),
         ("the device must be warm", "the device must be warm"),
         ('training.batch_size must be x, not "a" (environment BATCH_SIZE)', "BATCH_SIZE must be x"),
-        ("give run_name, or output_dir.", "give --run-name, or --output."),
+        ("give run_name, or output_dir.", "give --name, or --output."),
         ("runs/data.path/x and data.pathology stay", "runs/data.path/x and data.pathology stay"),
         (
             "training.batch_size must be x (a.yaml:2: training.batch_size); or data.packing",
