@@ -55,6 +55,8 @@ SAME: dict[str, tuple[str, ...]] = {
     "report_to": ("training.metrics_sinks",),
     "tensorboard": ("training.metrics_sinks=tensorboard",),
     "tb": ("training.metrics_sinks=tensorboard",),
+    **dict.fromkeys(("wandb", "use_wandb", "wandb_project"), ("training.metrics_sinks=wandb",)),
+    "trackio": ("training.metrics_sinks=trackio",),
     "torch_compile": ("training.compile_mode",),
     "compile": ("training.compile_mode",),
     **dict.fromkeys(("early_stopping", "patience"), ("training.early_stopping_patience",)),
@@ -187,9 +189,9 @@ GGUF = (
     " Face layout, and llama.cpp's convert_hf_to_gguf.py (convert_lora_to_gguf.py for a LoRA)"
     " converts that"
 )
-_WEB_TRACKERS = (
-    "no tracker on the web is built in: training.metrics_sinks takes jsonl, csv, tensorboard, or"
-    " the address of a sink of your own (module:Class)"
+_OTHER_TRACKERS = (
+    "no sink of that name is built in: training.metrics_sinks takes jsonl, csv, tensorboard,"
+    " trackio, wandb, or the address of a sink of your own (module:Class)"
 )
 _SHUFFLED = "training data is always shuffled, by training.seed"
 _RESUMED = "temper train-resume RUN@STEP goes on with a run"
@@ -200,9 +202,7 @@ ABSENT: dict[str, str] = {
     **dict.fromkeys(("tensor_parallel", "pipeline_parallel", "tp", "pp"), _WHOLE_MODELS),
     **dict.fromkeys(("dpo", "orpo", "kto", "grpo", "ppo", "rlhf", "reward"), PREFERENCES),
     **dict.fromkeys(("gguf", "to_gguf", "llama_cpp"), GGUF),
-    **dict.fromkeys(
-        ("wandb", "wandb_project", "use_wandb", "mlflow", "comet", "swanlab"), _WEB_TRACKERS
-    ),
+    **dict.fromkeys(("mlflow", "comet", "swanlab", "neptune"), _OTHER_TRACKERS),
     **dict.fromkeys(("shuffle", "shuffle_dataset"), _SHUFFLED),
     **dict.fromkeys(("use_dora", "dora", "use_rslora", "rslora", "loftq"), _ALL_LORA),
     "warmup_ratio": (
