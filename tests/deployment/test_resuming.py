@@ -67,13 +67,19 @@ def stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_same_command_goes_on_to_the_same_numbers(stopped: Path, tmp_path: Path) -> None:
-    again, lines = deploy(small_config(tmp_path))
+    named = small_config(tmp_path)
+    named.run_name = "another try"
+    again, lines = deploy(named)
     assert again == stopped
+    assert any(line.startswith(f"--name has no effect on run {stopped.name}") for line in lines)
     assert f"Run {stopped.name} is of this kind and not finished; --new-run starts afresh" in lines
     assert f"Run {stopped.name}: going on from step 4" in lines
     fresh = small_config(tmp_path)
     fresh.new_run = True
+    fresh.run_name = "another try"
     whole, _ = deploy(fresh)
+    assert "-another-try-" in whole.name
+    assert "<title>another try · Temper</title>" in (whole / "report.html").read_text()
     assert losses(again) == losses(whole)
     assert runs_of(tmp_path) == [stopped, whole]
 

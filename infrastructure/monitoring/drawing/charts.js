@@ -109,7 +109,7 @@ const temperCharts = (() => {
       const range = data.zero && !this.isLog ? (_, low, high) => [Math.min(0, low ?? 0), (high ?? 0) * 1.08 || 1] : undefined;
       this.plot = new uPlot({
         ...this.size(),
-        padding: [8, 28, 0, 0],
+        padding: [8, 38, 0, 0],
         series,
         legend: { show: false },
         cursor: {
