@@ -29,6 +29,8 @@ ALLOWED = {
     ("attribute", "tell"): "the position in a file, a method of Python's files",
     ("attribute", "ask"): "colab.ask, which notebooks call",
     ("function", "ask"): "colab.ask, which notebooks call",
+    ("file name", "ask"): "temper ask, the same on the command line",
+    ("file name", "test_ask"): "of temper ask",
     ("argument", "say"): "of TrainingDeployment and TemperCallback, typed by whoever uses them",
     ("keyword", "say"): "of TrainingDeployment and TemperCallback, typed by whoever uses them",
     ("name", "foretold"): "a key of summary.json",

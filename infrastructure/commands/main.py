@@ -34,6 +34,7 @@ COMMANDS = {
     "train-resume": "go on with a run that was interrupted",
     "queue": "trainings one after another, over a night",
     "train-eval": "measure a trained model on held-out data",
+    "ask": "put questions to a trained model",
     "optimize": "find the fastest way to answer with a model",
     "check": "try out model, data and machine; trains nothing",
     "tune": "measure which settings are fastest on this machine",

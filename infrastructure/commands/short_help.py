@@ -72,7 +72,7 @@ EXAMPLES = {
     "temper queue add": (
         "temper queue add chats.jsonl --epochs 3 --deadline 2h",
         "temper queue add chats.jsonl --epochs 3 --deadline 2h --lora-r 64",
-        "temper queue run",
+        "temper queue add more.jsonl --model ./llama --lora  then: temper queue run",
     ),
     "temper train-eval": ("temper train-eval runs/my-run questions.jsonl",),
     "temper check": ("temper check chats.jsonl --model ./llama --lora",),

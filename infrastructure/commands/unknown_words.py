@@ -11,6 +11,7 @@ COMMANDS_ELSEWHERE = {
     **dict.fromkeys(("finetune", "fine-tune", "fit", "sft", "run"), "train"),
     **dict.fromkeys(("resume", "continue"), "train-resume"),
     **dict.fromkeys(("eval", "evaluate", "benchmark"), "train-eval"),
+    **dict.fromkeys(("chat", "generate", "infer", "predict", "inference"), "ask"),
     **dict.fromkeys(("convert", "merge", "save"), "export"),
     **dict.fromkeys(("monitor", "logs", "tail", "status"), "watch"),
     **dict.fromkeys(("restore", "sync", "copy"), "backup"),

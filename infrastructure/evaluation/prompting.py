@@ -22,33 +22,42 @@ if TYPE_CHECKING:
 def answer_questions(
     model: str | Path, questions: Sequence[str], max_tokens: int = 64, device: str = "auto"
 ) -> list[str]:
-    """Greedy answers, each to its question alone, written as in training.
+    """What `Answerer` answers."""
+    return Answerer(model, max_tokens, device).answer(questions) if questions else []
+
+
+class Answerer:
+    """A saved model that is loaded once, and answers greedily, each question by itself, written as
+    in training.
 
     Args:
         model: a finished run, its `final/`, any model folder, or a hub name.
-        questions: what is asked, in plain words; prompt formats and chat templates are added here.
         max_tokens: the longest answer; one that does not end by then is cut.
 
     Raises:
-        ValueError: there is no such model, it reads no text, or `max_tokens` is not positive.
+        ValueError: there is no such model, it writes no text, or `max_tokens` is not positive.
     """
-    if max_tokens < 1:
-        raise ValueError(f"max_tokens is {max_tokens}; an answer needs at least 1")
-    if not questions:
-        return []
-    config = ModelConfig(name=str(model))
-    loaded = ModelManager(config, device=choose_device(device), seed=0).load()
-    if loaded.tokenizer is None or not hasattr(loaded.model, "generate"):
-        raise ValueError(f"model {model}: it writes no text, so it cannot be asked")
-    encoder = ConversationEncoder(loaded.tokenizer, max_length=max_tokens)
-    length = max_tokens - ANSWER_MARGIN_TOKENS  # which generating adds
-    prompts = [
-        GenerationPrompt(text, encoder.prompt_ids([Turn("user", text)]), "", length)
-        for text in questions
-    ]
-    ends = stop_token_ids(loaded.model, loaded.tokenizer, str(model))
-    answers = generate_answers(loaded.model, loaded.tokenizer, prompts, ends)
-    return [answer.text.strip() for answer in answers]
+
+    def __init__(self, model: str | Path, max_tokens: int = 64, device: str = "auto") -> None:
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens is {max_tokens}; an answer needs at least 1")
+        config = ModelConfig(name=str(model))
+        loaded = ModelManager(config, device=choose_device(device), seed=0).load()
+        if loaded.tokenizer is None or not hasattr(loaded.model, "generate"):
+            raise ValueError(f"model {model}: it writes no text, so it cannot be asked")
+        self._model, self._tokenizer = loaded.model, loaded.tokenizer
+        self._encoder = ConversationEncoder(loaded.tokenizer, max_length=max_tokens)
+        self._length = max_tokens - ANSWER_MARGIN_TOKENS  # which generating adds
+        self._ends = stop_token_ids(loaded.model, loaded.tokenizer, str(model))
+
+    def answer(self, questions: Sequence[str]) -> list[str]:
+        """An answer to each, in plain words; prompt formats and chat templates are added here."""
+        prompts = [
+            GenerationPrompt(text, self._encoder.prompt_ids([Turn("user", text)]), "", self._length)
+            for text in questions
+        ]
+        answers = generate_answers(self._model, self._tokenizer, prompts, self._ends)
+        return [answer.text.strip() for answer in answers]
 
 
 def stop_token_ids(model: Any, tokenizer: "PreTrainedTokenizerBase", name: str) -> list[int]:

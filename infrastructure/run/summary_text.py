@@ -3,6 +3,7 @@
 Loads no torch.
 """
 
+import shlex
 from pathlib import Path
 
 from infrastructure.monitoring.drawing.formatting import format_duration
@@ -39,6 +40,8 @@ def closing_lines(run_path: Path, summary: Summary) -> list[str]:
     lines += ["", *costs] if (costs := cost_lines(summary)) else []
     lines += ["", "Where everything lies"]
     lines += [f"  {name:<12} {_relative(path)}" for name, path in summary["paths"].items()]
+    if model := summary["paths"].get("model"):
+        lines.append(f"  {'ask it':<12} temper ask {shlex.quote(_relative(model))}")
     backup = summary.get("backup", {})
     if "published" in backup:
         lines.append(f"  {'copy':<12} {backup['published']}")

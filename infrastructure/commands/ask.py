@@ -1,0 +1,68 @@
+"""`temper ask`: questions to a trained model, answered as it was trained to answer."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from infrastructure.commands.arguments import add_folder_flags, add_json
+from infrastructure.commands.output import show
+from infrastructure.commands.settings import configure
+from infrastructure.core.exit_codes import ExitCode
+
+LONGEST_ANSWER_TOKENS = 256
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.add_argument("model", metavar="MODEL", help="a run, its final/, or any model folder")
+    parser.add_argument(
+        "questions",
+        nargs="*",
+        metavar="QUESTION",
+        help="in plain words, each in quotes (default: the lines that are typed, or piped in)",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=LONGEST_ANSWER_TOKENS,
+        metavar="N",
+        help=f"the longest answer (default: {LONGEST_ANSWER_TOKENS})",
+    )
+    add_json(parser)
+    add_folder_flags(parser, "device")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Answer what was asked; each question by itself, the model remembers none before it."""
+    config = configure(options)
+    model = _model_of(options.model, Path(config.output_dir))
+    from infrastructure.deployment.model_repair import repair_model
+    from infrastructure.evaluation.prompting import Answerer
+
+    repair_model(Path(model))
+    answerer = Answerer(model, options.max_tokens, config.device)
+    for question in options.questions or _typed():
+        [answer] = answerer.answer([question])
+        lines = [answer or "(nothing)"]
+        if options.questions:
+            lines = [question, *(f"  {line}" for line in lines[0].splitlines()), ""]
+        show(options.json, {"question": question, "answer": answer}, *lines)
+        sys.stdout.flush()
+    return ExitCode.DONE
+
+
+def _model_of(name: str, output_dir: Path) -> str:
+    """A path or a hub name as it stands; the name of a run in the folder of runs as its path."""
+    is_run = not Path(name).exists() and (output_dir / name).is_dir()
+    return str(output_dir / name) if is_run else name
+
+
+def _typed() -> Iterator[str]:
+    """The lines of standard input that are not empty; in a terminal each after a sign to type."""
+    is_terminal = sys.stdin.isatty()
+    with suppress(EOFError):
+        while True:
+            if line := input("> " if is_terminal else "").strip():
+                yield line

@@ -1,0 +1,56 @@
+"""`temper ask`: what is asked on the command line, piped in, or typed."""
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from infrastructure.commands.main import main
+from infrastructure.evaluation.prompting import answer_questions
+
+QUESTIONS = ["What is 12 + 5?", "Reverse abc"]
+
+
+@pytest.fixture(scope="module")
+def answers(saved_llama: Path) -> list[str]:
+    return answer_questions(saved_llama, QUESTIONS, max_tokens=12)
+
+
+def ask(*words: str) -> int:
+    return main(["ask", *words, "--max-tokens", "12"])
+
+
+def test_each_question_is_shown_with_its_answer(
+    saved_llama: Path, answers: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(str(saved_llama), *QUESTIONS) == 0
+    shown = capsys.readouterr().out
+    assert [line for line in shown.splitlines() if line and line[0] != " "] == QUESTIONS
+    for answer in answers:
+        assert "\n".join(f"  {line}" for line in (answer or "(nothing)").splitlines()) in shown
+
+
+def test_lines_that_are_piped_in_are_answered_one_by_one(
+    saved_llama: Path,
+    answers: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{QUESTIONS[0]}\n\n{QUESTIONS[1]}"))
+    assert ask(str(saved_llama), "--json") == 0
+    shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert shown == [
+        {"question": question, "answer": answer}
+        for question, answer in zip(QUESTIONS, answers, strict=True)
+    ]
+
+
+def test_a_run_is_known_by_its_name(
+    saved_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(saved_llama, tmp_path / "my-run" / "final")
+    assert ask("my-run", QUESTIONS[0], "--output", str(tmp_path)) == 0
+    assert QUESTIONS[0] in capsys.readouterr().out
+    assert ask("no-run", QUESTIONS[0], "--output", str(tmp_path)) == 2
