@@ -64,7 +64,9 @@ def lose(directory: Path) -> None:
 
 
 def test_every_view_shows_what_is_safe(tmp_path: Path, place: Path) -> None:
-    run, lines = deploy(with_place(tmp_path, place, max_steps=4))
+    config = with_place(tmp_path, place, max_steps=4)
+    config.verbose = True
+    run, lines = deploy(config)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["backup"]["confirmed_step"] == 4
     assert summary["backup"]["published"] == f"{place}/{run.name}/final"

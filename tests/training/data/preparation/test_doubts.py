@@ -77,7 +77,9 @@ def test_a_person_at_the_terminal_answers(
     config = DeploymentConfig(data={"path": str(one_row(tmp_path))})
     trained: list[bool] = []
 
-    def train_configured(given: DeploymentConfig, accept: Collection[str]) -> dict[str, Any]:
+    def train_configured(
+        given: DeploymentConfig, accept: Collection[str], show_line: object
+    ) -> dict[str, Any]:
         check_meant(given.data)
         trained.append(given.data.accept_small_data)
         return {"status": "finished"}
@@ -96,7 +98,7 @@ def test_a_person_at_the_terminal_answers(
 
 def test_no_question_where_nobody_sits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = DeploymentConfig(data={"path": str(one_row(tmp_path))})
-    monkeypatch.setattr(one_call, "train_configured", lambda given, _: check_meant(given.data))
+    monkeypatch.setattr(one_call, "train_configured", lambda given, *_: check_meant(given.data))
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     with pytest.raises(UnconfirmedDataError):
         train.train(config)
