@@ -14,6 +14,16 @@ from infrastructure.monitoring.drawing.html import element, joined, raw_markup
 
 FOOTER = "Written by Temper. This page needs nothing but itself."
 FOLDER = Path(__file__).parent
+# In a notebook the page is a frame without an address, where a link to a part of it would load the
+# notebook into the frame.
+GO_TO_PART = """
+document.addEventListener("click", (event) => {
+  const link = event.target.closest('nav.contents a[href^="#"]');
+  if (!link) return;
+  event.preventDefault();
+  document.getElementById(link.getAttribute("href").slice(1)).scrollIntoView();
+});
+"""
 DRAW = "temperCharts.draw(document);"
 
 
@@ -40,8 +50,10 @@ def allowed_by_hash(text: str) -> str:
 def page(title: str, *sections: object) -> str:
     """The sections below each other as HTML, in the style of all our pages."""
     content = joined(sections)
-    script = f"{chart_script()}\n{DRAW}" if " data-chart=" in content else ""
-    style = STYLE + (chart_rules() if script else "")
+    has_charts = " data-chart=" in content
+    script = f"{chart_script()}\n{DRAW}" if has_charts else ""
+    script += GO_TO_PART if '<nav class="contents"' in content else ""
+    style = STYLE + (chart_rules() if has_charts else "")
     rules = ["default-src 'none'", f"style-src {allowed_by_hash(style)}"]
     if script:
         rules.append(f"script-src {allowed_by_hash(script)}")

@@ -1,5 +1,6 @@
 """The live page in a real browser: it goes on by itself, fits phones, and asks nobody else."""
 
+import html
 import json
 import threading
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.monitoring.dashboard.server import Dashboard
+from infrastructure.monitoring.report.report import write_report
 from tests.monitoring.browser import Browser, open_browser
 from tests.monitoring.written_run import (
     add,
@@ -123,6 +125,21 @@ def test_values_zoom_log_scale_and_overlays_of_a_chart(runs: Path, browser: Brow
         press("Escape")
         browser.wait_for(f"{zoom}.hidden")
         assert browser.complaints == []
+
+
+def test_a_report_in_a_notebook_s_frame_has_charts_and_contents(
+    runs: Path, browser: Browser, tmp_path: Path
+) -> None:
+    report = html.escape(write_report(runs / "20260101-a").read_text())
+    frame = f'<iframe srcdoc="{report}" style="width:800px;height:500px"></iframe>'
+    (tmp_path / "notebook.html").write_text(f"<!DOCTYPE html>{frame}")
+    browser.open((tmp_path / "notebook.html").as_uri())
+    framed = "document.querySelector('iframe').contentDocument"
+    browser.wait_for(f"{framed}.querySelector('figure[data-key=loss] .uplot') !== null")
+    browser.evaluate(f"{framed}.querySelector('nav.contents a:last-child').click()")
+    browser.wait_for("document.querySelector('iframe').contentWindow.scrollY > 500")
+    assert browser.evaluate(f"{framed}.URL") == "about:srcdoc"
+    assert browser.complaints == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
