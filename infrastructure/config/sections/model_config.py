@@ -93,8 +93,8 @@ class ModelConfig(ConfigSection):
     )
     backend: Literal["auto", "transformers", "unsloth"] = Field(
         default="auto",
-        description="Library that loads the model; auto: Unsloth on a CUDA GPU where it is"
-        " installed and supports model and training, else transformers.",
+        description="Library that loads the model; auto: Unsloth on a GPU where it fits, else"
+        " transformers.",
     )
     adapter: Annotated[
         str,
