@@ -790,7 +790,7 @@ FURTHER = [
     Wrong(
         "plugin scheme",
         "train --backup-place ftpx://a/b",
-        ["--backup-place", "abfs, adl, arrow_hdfs, az, box, dbfs, drive,"],
+        ["--backup-place", "unknown scheme 'ftpx'; did you mean 'ftp'"],
     ),
     Wrong(
         "watch 0",

@@ -152,8 +152,8 @@ def test_going_on_without_the_package_states_what_to_install(
     passing = shutil.ignore_patterns("*.part")  # its copier goes on without it
     shutil.copytree(killed, elsewhere / "runs" / killed.name, ignore=passing)
     output = errors("train-resume", killed.name, code=ExitCode.WRONG_INPUT)
-    assert output.startswith("temper: this run needs the package my-parts==1.2 for model.adapter")
-    assert "training.strategy (in_stages)" in output
+    assert output.startswith("temper: this run needs the package my-parts==1.2 for --model-adapter")
+    assert "--strategy (in_stages)" in output
     assert output.endswith("and it is not installed here: pip install my-parts==1.2\n")
     assert output.count("\n") == 1
 
@@ -305,5 +305,5 @@ def test_going_on_without_the_part_names_the_file(
     (tmp_path / "second").mkdir()
     with in_folder(tmp_path / "second"):
         output = errors("train-resume", f"{stopped}@2", code=ExitCode.WRONG_INPUT)
-    needed = f"temper: this run needs {file} for training.strategy (turns:InTurns), and {sentence}"
+    needed = f"temper: this run needs {file} for --strategy (turns:InTurns), and {sentence}"
     assert output.startswith(needed)

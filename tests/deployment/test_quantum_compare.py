@@ -93,7 +93,7 @@ def test_a_comparison_that_is_stopped_explains_how_it_goes_on(
     [
         (["nothing.jsonl"], "nothing.jsonl"),
         (["--quantum-problem", "blocks"], "data_selection"),
-        (["--quantum-data-budget", "1"], "quantum.data_budget 1 keeps every example"),
+        (["--quantum-data-budget", "1"], "--quantum-data-budget 1 keeps every example"),
         (["--quantum-answer", "gredy"], "did you mean 'greedy'"),
         (["--quantum-solver", "tabuu"], "did you mean 'tabu'"),
     ],

@@ -195,7 +195,7 @@ def test_what_waits_is_shown_and_can_be_removed(
     ("arguments", "sentence"),
     [
         (["add", "nothing.jsonl"], "nothing.jsonl"),
-        (["add", "--learning-rate", "fast"], "learning_rate"),
+        (["add", "--learning-rate", "fast"], "--learning-rate must be"),
         (["add", "--backup-place", "s3://me:Pa55word-of-mine@bucket"], "a secret stands in this"),
         (["remove", "7"], "job 7 is not in the queue (there are none)"),
         (["remove", "seven"], "invalid int value"),

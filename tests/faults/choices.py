@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import h5py
+import openpyxl
 import torch
 from datasets import Dataset
 
@@ -74,6 +75,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "model.dtype=fp16": {"model.lora_config": True},
     "model.adapter=tactical_mappo": {"model.name": "tactical_mappo"},
     **{f"data.format={name}": {"data.path": f"{{folder}}/rows.{name}"} for name in OF_ANOTHER_FILE},
+    "data.format=excel": {"data.path": "{folder}/rows.xlsx"},
     "training.gradient_checkpointing_mode": {"training.gradient_checkpointing": True},
     "training.progressive.": GROWING,
     "training.mode=layerwise": {"model.name": "embedded", "model.embedded.num_layers": 1},
@@ -182,11 +184,15 @@ def refusal(choice: Choice) -> str | None:
             check_sampler(choice.value)
         except (MissingPackageError, MissingSecretError) as error:
             return str(error)
+    if isinstance(choice.value, list):
+        return next((name for name in choice.value if name in OF_A_SERVICE), None)
     if torch.cuda.is_available():
         return None
     return WITHOUT_GPU.get((choice.key, choice.value)) if isinstance(choice.value, str) else None
 
 
+# Sinks that need a package which is not among the tested ones, or an address of their own.
+OF_A_SERVICE = ("trackio", "wandb", "apprise")
 WITHOUT_GPU = {
     ("model.attention", "flash_attention_2"): "needs a GPU",
     ("training.mixed_precision", "fp16"): "needs a GPU",
@@ -276,6 +282,11 @@ def write_data_of(settings: Mapping[str, Any], rows: list[dict[str, str]]) -> No
             Dataset.from_dict(columns).to_csv(str(path), sep="," if suffix == ".csv" else "\t")
         case ".text":
             path.write_text("\n".join(" ".join(row.values()) for row in rows))
+        case ".xlsx":
+            book = openpyxl.Workbook()
+            for line in (list(columns), *zip(*columns.values(), strict=True)):
+                book.active.append(line)
+            book.save(path)
         case ".parquet":
             Dataset.from_dict(columns).to_parquet(str(path))
         case ".hdf5":

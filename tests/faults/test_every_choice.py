@@ -12,6 +12,7 @@ import pytest
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import choices
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.errors import MissingPackageError
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from tests.faults.choices import (
     NUM_STEPS,
@@ -114,7 +115,7 @@ def test_what_is_refused_is_refused_in_a_sentence_before_there_is_a_run(tmp_path
     refused = [(one, sentence) for one in every_choice() if (sentence := refusal(one))]
     for choice, sentence in refused:
         settings = together(base, {**choice.needs, choice.key: choice.value})
-        with pytest.raises(ValueError) as caught:
+        with pytest.raises((ValueError, MissingPackageError)) as caught:
             TrainingDeployment(DeploymentConfig(**settings), say=lambda line: None).run()
         assert sentence in str(caught.value), choice
         assert not list((tmp_path / "runs").glob("*")), choice

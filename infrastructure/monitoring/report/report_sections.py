@@ -223,7 +223,7 @@ def before_after(run: RunFacts) -> Markup:
     if not rows:
         return NOTHING
     classes = ["part" if row[0].startswith(" ") else "total" for row in rows]
-    cells = [(row[0].strip().replace("_", " "), *row[1:]) for row in rows]
+    cells = [(row[0].strip(), *row[1:]) for row in rows]
     headings = ("", "before", "after", "change")
     return section("Before → after", table(headings, cells, "numbers change", classes))
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from infrastructure.config import registries
 from infrastructure.core.console import show
 from infrastructure.core.line_file import LineFile
-from infrastructure.core.optional import require
+from infrastructure.core.optional import refuse_missing, require
 from infrastructure.core.registry import Registry
 from infrastructure.monitoring.drawing.formatting import (
     format_bytes,
@@ -387,10 +387,20 @@ def register_sink(name: str, sink: Callable[[Path], Sink]) -> None:
     SINKS.register(name, sink)
 
 
+OF_A_PACKAGE = ("tensorboard", "trackio", "wandb")  # which has the same name
+
+
 def check_sinks(names: Iterable[str]) -> None:
-    """Raise ValueError where a sink of these names cannot be used."""
+    """Say before there is a run what cannot be written to.
+
+    Raises:
+        ValueError: there is no sink of such a name.
+        MissingPackageError: one needs a package that is not installed.
+    """
     for name in names:
         SINKS.get(name)
+        if name in OF_A_PACKAGE:
+            refuse_missing(name, f"the metrics sink {name!r}")
 
 
 def make_sinks(names: Iterable[str], run_directory: Path, loss: str | None = None) -> list[Sink]:

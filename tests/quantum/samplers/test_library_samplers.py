@@ -61,7 +61,7 @@ def test_reads_go_on_until_the_time_is_up_and_no_longer() -> None:
     found = sampler.sample(random_model(300, 0), time_limit=1.0, num_reads=10**9)
     assert 0.3 < time.monotonic() - began < 5  # so many reads would take days
     assert found.info["is_cut_off"]
-    assert found.info["num_reads"] > 3
+    assert found.info["num_reads"] > 1
 
 
 class Slow(LibrarySampler):

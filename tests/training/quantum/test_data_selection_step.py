@@ -12,6 +12,7 @@ import pytest
 from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.quantum import quantum_extension
 from infrastructure.training.quantum.data_selection_step import (
     LEAST_CANDIDATES,
     Costs,
@@ -44,8 +45,12 @@ def ids_of(trainer: Any, ids: Any) -> Counter[tuple[int, ...]]:
 
 
 def test_a_training_holds_what_was_chosen(
-    saved_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    saved_llama: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(quantum_extension, "LONG_SECONDS", 0.0)
     caplog.set_level(logging.INFO)
     seen = Seen()
     trainer = quantum_trainer(saved_llama, tmp_path, quantum={"data_budget": 0.5}, hooks=(seen,))
@@ -131,8 +136,13 @@ def test_no_more_variables_than_allowed(saved_llama: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("candidates", ["auto", 25])
 def test_no_more_variables_than_the_solver_takes(
-    saved_llama: Path, tmp_path: Path, candidates: Any, caplog: pytest.LogCaptureFixture
+    saved_llama: Path,
+    tmp_path: Path,
+    candidates: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(quantum_extension, "LONG_SECONDS", 0.0)
     write_rows(tmp_path, 40)
     quantum = {"candidates": candidates, "solver": "exact"}
     trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, max_steps=1)

@@ -227,6 +227,7 @@ def test_the_formula_of_block_coordinate_descent() -> None:
 def test_the_plan_is_reported_and_recorded(tmp_path: Path) -> None:
     """With the cache that it takes, before the forecast."""
     config = config_of(tmp_path, mode="blockwise", block_size=2, cache_activations=True)
+    config.verbose = True
     run, lines = deploy(config)
     [first] = [
         i for i, line in enumerate(lines) if line.startswith("Stack-wise training, 2 stacks")

@@ -153,7 +153,7 @@ WRONG_REQUESTS: list[tuple[dict[str, str], str]] = [
     ({"group_column": "level"}, r"data\.balance_by: unknown column 'level'"),
     ({"text_column": "answer", "prompt_column": "question"}, "set one of the two kinds"),
     ({"text_column": "answer", "shape": "qa"}, "does not go with data.shape='qa'"),
-    ({"prompt_column": "question", "shape": "messages"}, "do not go with 'messages'"),
+    ({"prompt_column": "question", "shape": "messages"}, "do not go with data.shape='messages'"),
 ]
 
 
