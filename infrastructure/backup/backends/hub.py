@@ -73,7 +73,8 @@ class HubPlace(Place):
     def api(self) -> "HfApi":
         """The client; its token is looked up anew by each request."""
         module = require("huggingface_hub", f"the place {self.url}")
-        module.utils.disable_progress_bars()
+        # not an attribute of the package until somebody imports it, and a copier imports little
+        require("huggingface_hub.utils", f"the place {self.url}").disable_progress_bars()
         api: HfApi = module.HfApi(endpoint=self.endpoint)
         return api
 

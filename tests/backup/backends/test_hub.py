@@ -2,6 +2,8 @@
 
 import errno
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -223,3 +225,14 @@ def test_no_path_leads_out(place: HubPlace) -> None:
 def test_every_error_has_a_remedy(place: HubPlace, number: int) -> None:
     assert len(place.advice(OSError(number, "x"))) > 20
     assert place.free_bytes(Path()) is None
+
+
+def test_a_process_that_has_imported_nothing_else_can_use_it() -> None:
+    """As a copier is: parts of huggingface_hub are there only when they are imported."""
+    program = (
+        "from infrastructure.backup.backends.hub import HubPlace\n"
+        "print(type(HubPlace('hf://owner/name').api).__name__)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("HfApi\n", "")
