@@ -98,7 +98,8 @@ def check_text(path: Path, head: bytes) -> None:
     what = kind_of_file(path, head)
     if what:
         known, remedy = what
-        raise ValueError(f"{path} is {known}, not the text that its name says: {remedy}")
+        contrast = "" if known == EMPTY else ", not the text that its name says"
+        raise ValueError(f"{path} is {known}{contrast}: {remedy}")
 
 
 def kind_of_file(path: Path, head: bytes) -> tuple[str, str] | None:
