@@ -65,7 +65,7 @@ class FieldRow:
         """Show what holds now."""
         self._is_drawing = True
         try:
-            self.input.value = _shown_as(self.input.value, text)
+            self.input.value = shown_as(self.input.value, text)
             self.input.disabled = is_absent
             self._notes.value = _notes_of(self.spec, source, message)
         finally:
@@ -119,7 +119,7 @@ def _input_of(spec: FieldSpec, make: Maker) -> Any:
     return make("Text", "input", continuous_update=False)
 
 
-def _shown_as(value: object, text: str) -> object:
+def shown_as(value: object, text: str) -> object:
     """A field's text as the value of its input, which has one of this kind now."""
     if isinstance(value, bool):
         return text == "true"

@@ -17,7 +17,6 @@ from tests import forks
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _num_modules_frozen = len(sys.modules)
-_num_files_until_frozen = FILES_BETWEEN = 20
 
 TEXTS = ["What is 12 + 5? 17", "Reverse abc: cba", "The sky is blue and the grass is green."]
 
@@ -30,11 +29,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What was imported, and what has gathered over some files of tests, is set aside: each
-    training collects garbage several times, and would look at all of it, for half a second."""
-    global _num_modules_frozen, _num_files_until_frozen
-    if len(sys.modules) > _num_modules_frozen + 200 or _num_files_until_frozen <= 0:
-        _num_modules_frozen, _num_files_until_frozen = len(sys.modules), FILES_BETWEEN
+    """What was imported is set aside: each training collects garbage several times, and would look
+    at all of it, for half a second each time."""
+    global _num_modules_frozen
+    if len(sys.modules) > _num_modules_frozen + 200:
+        _num_modules_frozen = len(sys.modules)
         gc.collect()
         gc.freeze()
 
@@ -42,10 +41,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """A module that a test wrote is imported anew by the tests of the next file, which may write
     another one of that name."""
-    global _num_files_until_frozen
     if nextitem is not None and nextitem.path == item.path:
         return
-    _num_files_until_frozen -= 1
     written_below = str(item.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
     for name, module in [*sys.modules.items()]:
         if str(getattr(module, "__file__", None)).startswith(written_below):

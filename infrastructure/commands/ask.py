@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from infrastructure.commands.arguments import add_folder_flags, add_json
+from infrastructure.commands.arguments import add_folder_flags
 from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
 from infrastructure.core.exit_codes import ExitCode
@@ -30,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help=f"the longest answer (default: {LONGEST_ANSWER_TOKENS})",
     )
-    add_json(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="print a JSON object for each answer, nothing else"
+    )
     add_folder_flags(parser, "device")
 
 
@@ -45,9 +47,9 @@ def run(options: argparse.Namespace) -> int:
     answerer = Answerer(model, options.max_tokens, config.device)
     for question in options.questions or _typed():
         [answer] = answerer.answer([question])
-        lines = [answer or "(nothing)"]
+        lines = (answer or "(nothing)").splitlines()
         if options.questions:
-            lines = [question, *(f"  {line}" for line in lines[0].splitlines()), ""]
+            lines = [question, *(f"  {line}" for line in lines), ""]
         show(options.json, {"question": question, "answer": answer}, *lines)
         sys.stdout.flush()
     return ExitCode.DONE

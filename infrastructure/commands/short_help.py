@@ -71,7 +71,6 @@ EXAMPLES = {
     ),
     "temper queue add": (
         "temper queue add chats.jsonl --epochs 3 --deadline 2h",
-        "temper queue add chats.jsonl --epochs 3 --deadline 2h --lora-r 64",
         "temper queue add more.jsonl --model ./llama --lora  then: temper queue run",
     ),
     "temper train-eval": ("temper train-eval runs/my-run questions.jsonl",),

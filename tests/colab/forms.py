@@ -4,7 +4,7 @@ import json
 
 from ipywidgets.embed import dependency_state, embed_data
 
-from colab.field_widgets import FieldRow, _shown_as
+from colab.field_widgets import FieldRow, shown_as
 from colab.form import ConfigForm
 
 
@@ -15,7 +15,7 @@ def row_of(form: ConfigForm, key: str) -> FieldRow:
 def type_into(form: ConfigForm, key: str, text: str) -> None:
     """What the browser does when somebody has typed or chosen."""
     field = row_of(form, key).input
-    field.value = _shown_as(field.value, text)
+    field.value = shown_as(field.value, text)
 
 
 def boxes_of(form: ConfigForm) -> list[object]:
