@@ -3,8 +3,10 @@
 import gc
 import logging
 import os
+import shlex
 import signal
 import sys
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,16 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):  # one of several, of which one has to import what forks have
         forks.share_server(config.workerinput["testrunuid"])
+    elif hasattr(config.option, "testrunuid"):
+        config.option.testrunuid = config.option.testrunuid or uuid.uuid4().hex
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Workers are forks of the process that has imported what they need."""
+    for spec in specs:
+        command = [sys.executable, "-m", "tests.forked_worker", config.option.testrunuid]
+        spec.python = shlex.join(command)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

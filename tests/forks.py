@@ -2,9 +2,9 @@
 
 A new Python takes seconds to import PyTorch, Transformers and the project; a fork of one that has
 them takes none. There is one such Python for each process that runs tests, or for all workers of
-one run of them. It runs no test itself, so what it forks is as new as any: arguments, environment,
-folder, input and output, signals, exit code and death are a process's own. What a command imports,
-and when, shows in a new Python alone.
+one run of them, which are its forks, too. It runs no test itself, so what it forks is as new as
+any: arguments, environment, folder, input and output, signals, exit code and death are a process's
+own. What a command imports, and when, shows in a new Python alone.
 """
 
 import errno
@@ -364,7 +364,7 @@ def forked_python(command: Sequence[str], **options: Any) -> Forked:
     """
     python, how, *arguments = [word for word in command if word != "-P"]
     assert python == sys.executable, command
-    runners = {"-c": _run_program, "-m": _run_module}
+    runners = {"-c": run_program, "-m": _run_module}
     if how not in runners:
         return Forked(functools.partial(_run_script, how), (how, *arguments), **options)
     what, *arguments = arguments
@@ -380,7 +380,8 @@ def _run_script(path: str) -> None:
     runpy.run_path(path, run_name="__main__")
 
 
-def _run_program(text: str) -> None:
+def run_program(text: str) -> None:
+    """What `-c` does."""
     exec(text, {"__name__": "__main__"})
 
 

@@ -4,6 +4,7 @@ Python does not forbid import cycles, so this test does. It needs nothing but th
 """
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -99,7 +100,12 @@ MODULES = {
     for package in (PACKAGE, NOTEBOOK_SIDE, FACADE)
     for path in sorted((ROOT / package).rglob("*.py"))
 }
-TREES = {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """The syntax tree of each module; parsed by the one worker that runs the tests of them."""
+    return {name: ast.parse(path.read_text()) for name, path in MODULES.items()}
 
 
 def targets(node: ast.Import | ast.ImportFrom) -> list[str]:
@@ -114,7 +120,7 @@ def targets(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 
 def imports(name: str) -> set[str]:
-    nodes = (n for n in ast.walk(TREES[name]) if isinstance(n, ast.Import | ast.ImportFrom))
+    nodes = (n for n in ast.walk(trees()[name]) if isinstance(n, ast.Import | ast.ImportFrom))
     return {target for node in nodes for target in targets(node)} - {name}
 
 
@@ -190,7 +196,7 @@ def test_no_import_cycles() -> None:
 
 
 def nodes_inside_functions() -> Iterator[tuple[str, ast.Import | ast.ImportFrom]]:
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         for scope in ast.walk(tree):
             if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef):
                 for node in ast.walk(scope):
@@ -214,7 +220,7 @@ def test_no_project_import_hidden_in_a_function() -> None:
 
 def test_heavy_packages_are_imported_inside_functions() -> None:
     eager = []
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         for node in tree.body:
             if isinstance(node, ast.Import):
                 roots = {alias.name.split(".")[0] for alias in node.names}
@@ -253,7 +259,7 @@ def test_helpers_are_started_in_one_way() -> None:
     """From a folder of the user with a package of our name, any other way starts the user's."""
     starting = [
         f"{name}: {call}"
-        for name, tree in TREES.items()
+        for name, tree in trees().items()
         if name not in START_OTHER_PROGRAMS
         for call in starts_of_processes(tree)
         if name != f"{PACKAGE}.core.helper_main"
@@ -283,7 +289,7 @@ def test_the_quantum_layer_and_config_know_no_torch() -> None:
     using = [
         name
         for name in light
-        for node in ast.walk(TREES[name])
+        for node in ast.walk(trees()[name])
         if (isinstance(node, ast.Import) and any(a.name.startswith("torch") for a in node.names))
         or (isinstance(node, ast.ImportFrom) and str(node.module).startswith("torch"))
     ]
@@ -297,7 +303,7 @@ TYPE_TESTS = {"isinstance", "issubclass", "cast"}
 
 
 def classes_of(name: str) -> dict[str, ast.ClassDef]:
-    return {n.name: n for n in ast.walk(TREES[name]) if isinstance(n, ast.ClassDef)}
+    return {n.name: n for n in ast.walk(trees()[name]) if isinstance(n, ast.ClassDef)}
 
 
 def project_classes() -> dict[tuple[str, str], ast.ClassDef]:
@@ -307,7 +313,7 @@ def project_classes() -> dict[tuple[str, str], ast.ClassDef]:
 def names_in(name: str) -> dict[str, tuple[str, str]]:
     """What each name of a module is: the module and the class that it was defined as."""
     found = {c: (name, c) for c in classes_of(name)}
-    for node in ast.walk(TREES[name]):
+    for node in ast.walk(trees()[name]):
         if isinstance(node, ast.ImportFrom):
             found |= {a.asname or a.name: (str(node.module), a.name) for a in node.names}
     return found
@@ -336,7 +342,7 @@ def cut_in_two() -> set[str]:
     classes = project_classes()
     subclasses: dict[tuple[str, str], list[str]] = {}
     made: set[tuple[str, str]] = set()
-    for name, tree in TREES.items():
+    for name, tree in trees().items():
         names = names_in(name)
         made |= {names[node.id] for node in used_as_values(tree) if node.id in names}
         for node in classes_of(name).values():
@@ -363,8 +369,8 @@ def test_an_object_that_is_cut_in_two_is_seen(monkeypatch: pytest.MonkeyPatch) -
         "b.other": "from a.first import First\ndef f(x: First): return isinstance(x, First)\n",
     }
     monkeypatch.setattr(sys.modules[__name__], "MODULES", dict.fromkeys(parts))
-    trees = {name: ast.parse(text) for name, text in parts.items()}
-    monkeypatch.setattr(sys.modules[__name__], "TREES", trees)
+    planted = {name: ast.parse(text) for name, text in parts.items()}
+    monkeypatch.setattr(sys.modules[__name__], "trees", lambda: planted)
     assert cut_in_two() == {"First", "Second"}
 
 

@@ -223,7 +223,7 @@ class RunBackup:
             newest_name=self.store.newest_healthy(),
         )
         if status.newest_name is not None and status.newest_name != known.newest_name:
-            status = replace(status, newest_step=self.store.read(status.newest_name).step)
+            status = replace(status, newest_step=self.store.outline(status.newest_name).step)
         if status != known:
             status = replace(status, changed_at=time.time())
             with suppress(OSError):  # a disk that refuses is asked again

@@ -29,7 +29,7 @@ def by_step(store: Store) -> dict[int, Path]:
     manifests: dict[int, Path] = {}
     for name in reversed(store.versions()):
         try:
-            manifests[store.read(name).step] = store.manifest_path(name)
+            manifests[store.outline(name).step] = store.manifest_path(name)
         except CheckpointError as error:
             log.warning("skipping a damaged checkpoint: %s: %s", name, error)
     return manifests

@@ -81,6 +81,19 @@ class VersionName:
 
 
 @dataclass(frozen=True)
+class Outline:
+    """What rotation needs to know of a version; the fields are those of its `Manifest`."""
+
+    hash_name: str
+    kind: str
+    healthy: bool
+    step: int
+    score: float | None
+    packs: tuple[Pack, ...]
+    needed_packs: tuple[Pack, ...]
+
+
+@dataclass(frozen=True)
 class Manifest:
     """One version.
 
@@ -116,6 +129,19 @@ class Manifest:
             place.pack for name, place in self.tensors.items() if name.partition("/")[0] != FILES
         }
         return tuple(pack for index, pack in enumerate(self.packs) if index in needed)
+
+    @property
+    def outline(self) -> Outline:
+        """Its small part, in which nothing can be changed."""
+        return Outline(
+            hash_name=self.hash_name,
+            kind=self.kind,
+            healthy=self.healthy,
+            step=self.step,
+            score=self.score,
+            packs=self.packs,
+            needed_packs=self.needed_packs,
+        )
 
     def to_bytes(self) -> bytes:
         """Canonical JSON: sorted keys, no spaces, ASCII, no NaN."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from infrastructure.backup.format.manifest import Manifest
+from infrastructure.backup.format.manifest import Outline
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
 
@@ -55,7 +55,7 @@ def versions_to_keep(store: Store, retention: Retention) -> set[str]:
     verified_steps: set[int] = set()  # going back, or being stopped, saves one step twice
     for number, name in enumerate(names, start=1):
         if is_good(store, name):
-            verified_steps.add(store.read(name).step)
+            verified_steps.add(store.outline(name).step)
         if len(verified_steps) == retention.keep_last:
             readable = {older: manifest for older in names if (manifest := _read(store, older))}
             return {*names[:number], *_worth_keeping(store, retention, readable)}
@@ -72,7 +72,7 @@ def is_good(store: Store, name: str) -> bool:
 
 
 def _worth_keeping(
-    store: Store, retention: Retention, manifests: dict[str, Manifest]
+    store: Store, retention: Retention, manifests: dict[str, Outline]
 ) -> Iterable[str]:
     healthy = {name: manifest for name, manifest in manifests.items() if manifest.healthy}
     scored = {name: m.score for name, m in healthy.items() if m.score is not None}
@@ -86,8 +86,8 @@ def _worth_keeping(
     yield from [name for name, m in healthy.items() if m.kind == "emergency"][:1]
 
 
-def _read(store: Store, name: str) -> Manifest | None:
+def _read(store: Store, name: str) -> Outline | None:
     try:
-        return store.read(name)
+        return store.outline(name)
     except CheckpointError:
         return None

@@ -19,6 +19,7 @@ from infrastructure.backup.format.hashing import available_hash, hash_of
 from infrastructure.backup.format.manifest import (
     HELD_ANEW,
     Manifest,
+    Outline,
     Pack,
     StoredTensor,
     VersionName,
@@ -65,6 +66,7 @@ class Store:
         self.objects = ObjectFiles(root, self.operations, compress)
         self.hash_name = available_hash()  # of new versions; an old one's stands in its name
         self._is_prepared = False
+        self._outlines: dict[str, Outline] = {}  # of versions that were there a moment ago
 
     def versions(self) -> list[str]:
         """Names of all versions, the newest first; not verified."""
@@ -85,6 +87,23 @@ class Store:
         Raises:
             CheckpointError: it is missing, or not what its name says.
         """
+        return parse_manifest(*self._read_bytes(name))
+
+    def outline(self, name: str) -> Outline:
+        """What rotation needs of a version; its objects are not looked at.
+
+        Its file is read and compared with its name each time. It is parsed once: the same name
+        means the same bytes.
+
+        Raises:
+            CheckpointError: as `read`.
+        """
+        data, parsed = self._read_bytes(name)
+        if name not in self._outlines:
+            self._outlines[name] = parse_manifest(data, parsed).outline
+        return self._outlines[name]
+
+    def _read_bytes(self, name: str) -> tuple[bytes, VersionName]:
         parsed = VersionName.parse(name)
         if parsed is None:
             raise CheckpointError(f"{name!r} is no name of a version")
@@ -95,7 +114,7 @@ class Store:
             raise CheckpointError(str(error)) from error
         if digest != parsed.digest:
             raise CheckpointError("its manifest is not what was written")
-        return parse_manifest(data, parsed)
+        return data, parsed
 
     def verify(self, manifest: Manifest, *, run_files: bool = True) -> None:
         """Read every object of a version and compare it with its name.
@@ -159,7 +178,7 @@ class Store:
         """The newest version that a resume may choose; its manifest alone is read."""
         for name in self.versions():
             with contextlib.suppress(CheckpointError):
-                if self.read(name).healthy:
+                if self.outline(name).healthy:
                     return name
         return None
 
@@ -263,6 +282,7 @@ class Store:
         try:
             for name in removed:
                 self.operations.remove(self.manifest_path(name))
+                self._outlines.pop(name, None)
             if removed:
                 self.operations.sync_directory(self.root / "versions")
             living = self._named_objects()
@@ -282,7 +302,7 @@ class Store:
 
     def _named_objects(self) -> set[str] | None:
         try:
-            return {pack.hash for name in self.versions() for pack in self.read(name).packs}
+            return {pack.hash for name in self.versions() for pack in self.outline(name).packs}
         except CheckpointError:
             return None
 

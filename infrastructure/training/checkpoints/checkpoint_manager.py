@@ -138,7 +138,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: its manifest is damaged.
         """
-        return self.store.read(checkpoint.stem).healthy
+        return self.store.outline(checkpoint.stem).healthy
 
     def newest(self) -> Path:
         """The newest healthy checkpoint that verifies; damaged newer ones are named in a warning.

@@ -116,6 +116,25 @@ def test_a_version_that_is_not_there(tmp_path: Path) -> None:
         Store(tmp_path).read(name[:-1] + ("0" if name[-1] != "0" else "1"))
 
 
+def test_an_outline_is_read_again_and_parsed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path)
+    [name] = commit(store, 7)
+    outline = store.outline(name)
+    assert outline == store.read(name).outline
+    assert (outline.step, outline.healthy, outline.packs) == (7, True, store.read(name).packs)
+    monkeypatch.setattr(store_module, "parse_manifest", None)
+    assert store.outline(name) is outline
+    path = store.manifest_path(name)
+    path.write_bytes(path.read_bytes().replace(b'"step":7', b'"step":8'))
+    with pytest.raises(CheckpointError, match="is not what was written"):
+        store.outline(name)
+    store.remove_all_but(())
+    with pytest.raises(CheckpointError):
+        store.outline(name)
+
+
 def test_a_hash_of_another_time_is_named(tmp_path: Path) -> None:
     (name,) = commit(Store(tmp_path), 1)
     path = Store(tmp_path).manifest_path(name)
