@@ -40,14 +40,22 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
         spec.python = shlex.join(command)
 
 
+def pytest_collection_finish() -> None:
+    _set_aside()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """What was imported is set aside: each training collects garbage several times, and would look
+    if len(sys.modules) > _num_modules_frozen + 200:
+        _set_aside()
+
+
+def _set_aside() -> None:
+    """What was collected and imported: each training collects garbage several times, and would look
     at all of it, for half a second each time."""
     global _num_modules_frozen
-    if len(sys.modules) > _num_modules_frozen + 200:
-        _num_modules_frozen = len(sys.modules)
-        gc.collect()
-        gc.freeze()
+    _num_modules_frozen = len(sys.modules)
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:

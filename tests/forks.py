@@ -23,8 +23,8 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -205,8 +205,22 @@ def serve(number: int) -> None:
     if os.fork() != 0:  # no child of who runs tests, which may look at its children
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it means the tests
-    import_what_takes_long(HEAVY + KERNELS + OURS)
+    with _silent():
+        import_what_takes_long(HEAVY + KERNELS + OURS)
     _Serving(socket.socket(fileno=number)).until_nobody_is_connected()
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """What libraries tell each other when they are imported is not for who runs tests."""
+    errors = os.dup(2)
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(errors, 2)
+        os.close(errors)
 
 
 class _Serving:

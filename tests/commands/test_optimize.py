@@ -8,6 +8,7 @@ import torch
 
 from infrastructure.commands.main import main
 from infrastructure.deployment.inference import Logits
+from infrastructure.optimization import inference
 from tests.slow import slow
 
 SHAPE = ["--rows", "2", "--length", "16"]
@@ -34,8 +35,13 @@ def test_a_program_is_saved_that_answers_like_the_model(
 
 
 def test_to_a_person_it_is_a_table_with_a_verdict(
-    tmp_path: Path, saved_llama: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    saved_llama: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Without compiling, which is half a minute, and is in the slow test above."""
+    monkeypatch.delitem(inference.METHODS, "compile")
     arguments = ["optimize", str(saved_llama), *SHAPE, "--output", str(tmp_path)]
     assert main(arguments) == 0
     shown = capsys.readouterr().out

@@ -16,8 +16,10 @@ from infrastructure.config.sources.load import load_config
 from infrastructure.core.checksums import damaged_files
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from tests.deployment.runs import losses, newest_step, runs_of
+from tests.slow import slow_but
 
 KEPT = Path(__file__).parent / "kept"
+KILLED = ["interrupted", "stack_wise"]
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def is_whole(model: Path) -> bool:
     return (model / "model.safetensors").is_file() and not damaged_files(model)
 
 
-@pytest.mark.parametrize("folder", ["interrupted", "stack_wise"], indirect=True)
+@pytest.mark.parametrize("folder", slow_but(["interrupted"], KILLED), indirect=True)
 def test_an_interrupted_run_goes_on_where_it_was(folder: Path) -> None:
     [run] = runs_of(folder)
     prepared = {path.name for path in (folder / "cache/tokens").iterdir()}
@@ -54,7 +56,7 @@ def test_an_interrupted_run_goes_on_where_it_was(folder: Path) -> None:
     assert {path.name for path in (folder / "cache/tokens").iterdir()} == prepared
 
 
-@pytest.mark.parametrize("folder", ["interrupted", "stack_wise"], indirect=True)
+@pytest.mark.parametrize("folder", slow_but(["stack_wise"], KILLED), indirect=True)
 def test_a_run_comes_back_from_its_place_alone(folder: Path) -> None:
     [run] = runs_of(folder)
     shutil.rmtree(folder / "runs")

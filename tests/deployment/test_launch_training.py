@@ -24,7 +24,7 @@ from tests.deployment.small_project import (
     make_wheel,
 )
 from tests.foreign_folder import foreign_folder
-from tests.slow import slow
+from tests.slow import slow, slow_but
 
 SCRIPTS = [
     "launch_training.sh",
@@ -52,6 +52,13 @@ def project(
     first = project.run(LAUNCH, "--epochs", "2", "data with space.jsonl")
     (project.root / "first.json").write_text(json.dumps([first.code, first.out, first.err]))
     return project
+
+
+# What an installer has no part in is shown with the faster one.
+FASTER, SLOWER = ("pip", "uv") if UV is None else ("uv", "pip")
+with_one_installer = pytest.mark.parametrize(
+    "project", slow_but([FASTER], [FASTER, SLOWER]), indirect=True, scope="module"
+)
 
 
 def first_launch(project: SmallProject) -> tuple[int, str, str]:
@@ -122,6 +129,7 @@ def test_through_a_relative_path(project: SmallProject) -> None:
     assert (done.returncode, done.stderr) == (7, "")
 
 
+@with_one_installer
 def test_unsloth_is_requested_and_stays_an_option_of_the_launcher(project: SmallProject) -> None:
     done = project.run(LAUNCH, "--with-unsloth", "--epochs", "1")
     assert "requirements-unsloth.txt, without their dependencies" in done.err
@@ -130,6 +138,7 @@ def test_unsloth_is_requested_and_stays_an_option_of_the_launcher(project: Small
     assert (project.packages / "unsloth-1.0.dist-info").exists()
 
 
+@with_one_installer
 def test_a_changed_file_installs_that_part_alone(project: SmallProject) -> None:
     make_wheel(project.wheels, "leaf", "1.1")
     requirements = project.root / "requirements.txt"

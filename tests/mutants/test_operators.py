@@ -10,6 +10,7 @@ from tests.mutants.coverage import noting
 from tests.mutants.named import named_mutants
 from tests.mutants.operators import Mutant, lines_of_functions, mutants_of, statement_lines
 from tests.mutants.run import ROOT, draw, modules
+from tests.slow import slow_but
 
 SOURCE = '''"""A module's words."""
 
@@ -109,17 +110,19 @@ def test_the_lines_of_a_statement_and_of_functions() -> None:
 
 
 def test_a_seed_draws_the_same_defects_again() -> None:
-    some = modules()[::12]
+    some = modules()[::24]
     drawn = draw(400, 14, some)
     assert [mutant.key for mutant in drawn] == [mutant.key for mutant in draw(400, 14, some)]
     assert {m.key for m in draw(100, 14, some)} <= {m.key for m in drawn}
     assert {m.key for m in draw(100, 15, some)} != {m.key for m in draw(100, 14, some)}
 
 
-def test_defects_are_drawn_from_every_module() -> None:
-    drawn = draw(400, 14)
+@pytest.mark.parametrize("every", slow_but([8], [8, 1]))
+def test_defects_are_drawn_from_every_module(every: int) -> None:
+    paths = modules()[::every]
+    drawn = draw(400 // every, 14, paths)
     assert len({mutant.key for mutant in drawn}) == len(drawn)
-    assert len({mutant.module for mutant in drawn}) > len(modules()) / 3
+    assert len({mutant.module for mutant in drawn}) > len(paths) / 3
     assert all((ROOT / path).is_file() for path in modules())
 
 

@@ -20,7 +20,7 @@ from tests.deployment.runs import deploy, losses
 from tests.training.stackwise.memory_cache import MemoryCache
 from tests.training.strategies.test_stackwise_strategy import config_of, train
 
-LAYERWISE: dict[str, Any] = {"mode": "layerwise", "num_epochs": 2}
+BLOCKWISE: dict[str, Any] = {"mode": "blockwise", "block_size": 2, "num_epochs": 1}
 
 
 def test_another_corruption_trains(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_another_corruption_trains(tmp_path: Path) -> None:
         places = np.searchsorted(vocabulary.ordinary, ids)
         return vocabulary.ordinary[(places + 1) % len(vocabulary.ordinary)]
 
-    masked = {**LAYERWISE, "time_step_masking": True}
+    masked = {**BLOCKWISE, "time_step_masking": True}
     with CORRUPTIONS.registered("next_word", next_word):
         own = train(tmp_path, "own", **masked, corruption="next_word")
     assert sum(used) > 0
@@ -49,7 +49,7 @@ def test_another_quantisation_stores_the_trunk(tmp_path: Path) -> None:
     def restore(stored: Any, shape: torch.Size) -> torch.Tensor:
         return stored["payload"].float() * stored["scales"]
 
-    quantized = {**LAYERWISE, "quantization_enabled": True}
+    quantized = {**BLOCKWISE, "quantization_enabled": True}
     with QUANTIZATIONS.registered("int8_rows", Quantization(store, restore)):
         config = config_of(tmp_path, **quantized, quantization_type="int8_rows")
         run, lines = deploy(config)
@@ -61,7 +61,7 @@ def test_another_quantisation_stores_the_trunk(tmp_path: Path) -> None:
 
 def test_another_cache_is_read(tmp_path: Path) -> None:
     made = MemoryCache.made
-    cached = {**LAYERWISE, "cache_activations": True, "cache_dtype": "fp32"}
+    cached = {**BLOCKWISE, "cache_activations": True, "cache_dtype": "fp32"}
     with CACHES.registered("memory", MemoryCache):
         own = train(tmp_path, "own", **cached, cache_storage="memory")
     assert MemoryCache.made > made
@@ -75,7 +75,7 @@ def test_what_a_quantisation_lacks_is_reported_before_there_is_a_run(tmp_path: P
 
     with QUANTIZATIONS.registered("missing", Quantization(refuse, refuse)):
         config = config_of(
-            tmp_path, **LAYERWISE, quantization_enabled=True, quantization_type="missing"
+            tmp_path, **BLOCKWISE, quantization_enabled=True, quantization_type="missing"
         )
         with pytest.raises(ValueError, match="no such library"):
             deploy(config)

@@ -282,7 +282,7 @@ def test_each_phase_warms_up_and_falls_anew(trained: Trained) -> None:
     assert rates[0] < rates[1] > rates[STEPS - 2]
 
 
-@pytest.mark.parametrize("max_steps", [2 * STEPS, 3 * STEPS, 5 * STEPS])
+@pytest.mark.parametrize("max_steps", slow_but([18], [12, 18, 30]))
 def test_a_number_of_steps_alone_is_shared_by_the_phases(max_steps: int, trained: Trained) -> None:
     settings = {"mode": "blockwise", "block_size": 2, "num_epochs": "auto"}
     run = trained(**settings, max_steps=max_steps)
@@ -371,7 +371,12 @@ def test_low_rank_matrices_of_the_trunk_train_with_each_unit(trained: Trained) -
     assert {key.split("layers.")[1][0] for key in moved - beside} == {"2", "3"}
 
 
-@pytest.mark.parametrize("name", ["qlora", "progressive qlora", "qlora at once"])
+@pytest.mark.parametrize(
+    "name",
+    slow_but(
+        ["progressive qlora", "qlora at once"], ["qlora", "progressive qlora", "qlora at once"]
+    ),
+)
 def test_what_low_rank_matrices_learnt_is_in_the_finished_model(
     name: str, trained: Trained, tmp_path: Path
 ) -> None:
