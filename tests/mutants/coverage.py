@@ -1,11 +1,15 @@
 """Which test runs which lines of the mutated modules, and how long it takes.
 
+A test's time is recorded twice: on the clock, and of the processor, that of the processes which it
+started and waited for included. The second does not depend on what else the machine does.
+
 For the recording, the modules are replaced by copies that note each of their lines when it runs
 for the first time in a test, in whatever process. What a fixture of several tests runs belongs to
 all of them.
 """
 
 import ast
+import os
 import sys
 import time
 from collections import defaultdict
@@ -88,12 +92,15 @@ class Recorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: Any, nextitem: Any) -> Iterator[object]:
         self._taken()
-        began = time.monotonic()
+        began, processor_began = time.monotonic(), _processor_seconds()
         try:
             return (yield)
         finally:
-            seconds = round(time.monotonic() - began, 3)
-            self.tests.append({"test": item.nodeid, "seconds": seconds})
+            times = {
+                "seconds": round(time.monotonic() - began, 3),
+                "processor_seconds": round(_processor_seconds() - processor_began, 3),
+            }
+            self.tests.append({"test": item.nodeid, **times})
             self.lines[item.nodeid] = self._taken()
             self.fixtures[item.nodeid] = [
                 id(definition)
@@ -142,6 +149,11 @@ class Recorder:
             test |= {"passed": self.passed.get(name, False), "lines": lines}
         self.report({"file": self.tests[0]["test"].partition("::")[0], "tests": self.tests})
         self.tests = []
+
+
+def _processor_seconds() -> float:
+    """Of this process and those that it started and waited for, since it began."""
+    return sum(os.times()[:4])
 
 
 def record(files: Sequence[str], folder: Path, report: Report) -> None:

@@ -17,7 +17,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any
 MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 4096, 16384, 1 << 18
 CLONE_NEWNS, CLONE_NEWPID = 0x00020000, 0x20000000
 MEMORY_BYTES, FILE_BYTES = 20 * 1024**3, 2 * 1024**3
+WAIT_SECONDS = 1.0
 INSIDE = "MUTANTS_INSIDE_SANDBOX"
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -98,17 +98,21 @@ class Forked:
         """What it reports, until it ends.
 
         Args:
-            seconds: how long the next report may take.
+            seconds: how long the next report may take. Counted in single waits: while this process
+                and its fork are stopped together, no time passes.
 
         Raises:
             TimeoutError: it took longer.
         """
         while True:
-            end = time.monotonic() + seconds()
+            left = seconds()
             while b"\n" not in self._rest:
-                ready, _, _ = select.select([self._pipe], [], [], max(0, end - time.monotonic()))
-                if not ready:
+                if left <= 0:
                     raise TimeoutError
+                ready, _, _ = select.select([self._pipe], [], [], min(left, WAIT_SECONDS))
+                if not ready:
+                    left -= WAIT_SECONDS
+                    continue
                 piece = os.read(self._pipe, 1 << 16)
                 if not piece:
                     return
