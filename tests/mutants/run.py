@@ -69,6 +69,7 @@ TESTS = {
     "training/checkpoints": "snapshot save_schedule checkpoint_manager",
     "training/data/serving": "example_order collate prefetch",
     "training/data": "selection",
+    "training/data/encoding": "tokenization",
     "training/strategies": "*",
     "quantum/samplers": "deadline fallback process_sampler",
     "quantum": "quantum_step",
