@@ -434,6 +434,19 @@ def test_an_idle_place_is_looked_at_once_a_minute(rig: Rig) -> None:
     assert set(pauses) == {60.0}
 
 
+def test_a_place_is_first_looked_at_several_times_and_then_left_for_a_minute(rig: Rig) -> None:
+    """Right after a mount a listing may be short for a moment."""
+    looked_at: list[float] = []
+
+    def look(operation: str, path: Path) -> None:
+        if (operation, path.name) == ("names", "versions"):
+            looked_at.append(rig.clock.now - 1000.0)
+
+    rig.place.fault = look
+    rig.run_until(lambda: rig.clock.now >= 1059.0)
+    assert [at for at in looked_at if at < 59] == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2])
+
+
 def test_an_upload_is_given_up_when_another_machine_goes_on(rig: Rig, tmp_path: Path) -> None:
     other = Store(tmp_path / "other")
     for step in range(1, 4):

@@ -95,7 +95,9 @@ def test_objects_may_lie_there_compressed_and_older_versions_are_not_read(
     read: list[str] = []
     place.fault = lambda what, path: read.append(path.name[:64]) if what == "read" else None
     (old,) = link.store.read(first).packs
-    assert prune_once(link, RETENTION, tmp_path / "unnamed.json")[0].startswith("2 versions")
+    versions, objects = prune_once(link, RETENTION, tmp_path / "unnamed.json")
+    assert versions.startswith("2 versions")
+    assert objects.startswith("2 objects there have no name")  # those that stay have theirs
     assert old.hash not in read
 
 

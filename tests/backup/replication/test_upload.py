@@ -149,6 +149,19 @@ def test_what_a_place_holds_wrong_is_reported_and_then_written_again(store: Stor
     assert Store(Path(RUN), place).newest()[0] == name
 
 
+def test_half_an_object_is_written_anew_where_the_place_cannot_judge_it_yet(store: Store) -> None:
+    place, name = MemoryPlace(), save(store, 1)
+    place.confirm = lambda path, content: False  # type: ignore[method-assign]
+    whole, half = (store.objects.path_of(pack.hash) for pack in store.read(name).packs[:2])
+    for path, size_bytes in ((whole, None), (half, 16)):
+        there = Path(RUN) / path.relative_to(store.root)
+        place.files.files[there] = path.read_bytes()[:size_bytes]
+    run(upload(store, name, link_to(place)), limit=30)
+    written = [path.name for path in place.written]
+    assert half.name in written
+    assert whole.name not in written
+
+
 def test_an_upload_that_got_lost_is_sent_again(store: Store) -> None:
     place = MemoryPlace()
     place.is_safe = lambda path: path != place.written[0] or place.written.count(path) == 2
@@ -424,6 +437,21 @@ def test_between_two_steps_no_more_than_one_object_is_requested_or_written(store
     for _ in upload(store, save(store, 1), link_to(place)).steps():
         assert len(sized) <= 1
         sized.clear()
+
+
+def test_every_object_is_looked_for_before_the_first_is_written(store: Store) -> None:
+    """Some places gather what is written, until somebody requests anything."""
+    place, operations = MemoryPlace(), []
+
+    def note(operation: str, path: Path) -> None:
+        if "objects" in path.parts:
+            operations.append(operation)
+
+    place.fault = note
+    run(upload(store, save(store, 1), link_to(place)))
+    first = operations.index("write")
+    assert operations[:first] == ["size"] * 6  # plain and compressed
+    assert operations[first : first + 3] == ["write"] * 3
 
 
 @pytest.mark.parametrize(("num_bytes", "patience"), [(0, 600.0), (25_000_000, 700.0)])

@@ -10,7 +10,7 @@ import torch
 from infrastructure.backup.format.store import Store
 from infrastructure.training.checkpoints.save_schedule import SaveSchedule
 from infrastructure.training.core.state import StopReason, TrainingState
-from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.extensions.extension_hooks import Extension, Observer
 from tests.training.toy_training import Training
 
 QUIET: dict[str, Any] = {"checkpoint_interval": None, "validation_frequency": 2}
@@ -70,6 +70,20 @@ def test_a_checkpoint_names_its_kind_and_its_score(tmp_path: Path) -> None:
         (9, "scheduled", None),
         (12, "scheduled", 1.0),
     ]
+
+
+class Deciding(Extension):
+    """Decides something by a clock before the second epoch's first step."""
+
+    def epoch_start(self, state: TrainingState) -> None:
+        state.must_save |= state.position.epoch == 1
+
+
+def test_what_a_clock_decides_before_an_epoch_is_saved_before_its_first_step(
+    tmp_path: Path,
+) -> None:
+    Training(tmp_path, hooks=[Deciding()], **QUIET, num_epochs=2).run()
+    assert [step for step, _, _ in manifests(tmp_path)] == [4, 8]
 
 
 def test_by_time_without_any_rhythm(tmp_path: Path) -> None:
