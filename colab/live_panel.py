@@ -16,6 +16,7 @@ from infrastructure.core.optional import require
 from infrastructure.monitoring.dashboard.snapshots import MAX_CPU_SHARE, MAX_LONGEST_SECONDS
 from infrastructure.monitoring.drawing.plots import FOLDER, write_plots
 from infrastructure.monitoring.records.live_run import LiveRun
+from infrastructure.monitoring.records.run_view import view_of
 from infrastructure.run.latest_checkpoint import SavedSteps
 
 LOOK_SECONDS = 1.0
@@ -99,9 +100,9 @@ class LivePanel:
             self._run = LiveRun(self.run_path)
         else:
             self._run.refresh()
-        saved, now = self._saved.newest(), time.time()
-        html = panel_html(self._run, saved, self.advice, now)
-        self._output.show(html, panel_text(self._run, saved, now))
+        view, saved = view_of(self._run), self._saved.newest()
+        html = panel_html(view, saved, self.advice, time.time())
+        self._output.show(html, panel_text(view, saved))
         cost_seconds = (self._cpu_clock() - began) / MAX_CPU_SHARE
         wait_seconds = min(MAX_LONGEST_SECONDS, max(LOOK_SECONDS, cost_seconds))
         self._next_look = self._clock() + wait_seconds

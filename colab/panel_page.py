@@ -4,26 +4,20 @@ It takes text colour and background from the notebook around it, light or dark.
 """
 
 from infrastructure.monitoring.dashboard.page import live_rules
-from infrastructure.monitoring.dashboard.sections import (
-    NUM_SMALL_BUCKETS,
-    alerts,
-    make_tile,
-    meters,
-    number_tiles,
-    progress,
-)
-from infrastructure.monitoring.drawing.curves import WIDE, curves, holes
+from infrastructure.monitoring.dashboard.sections import NUM_SMALL_BUCKETS, meters, progress
+from infrastructure.monitoring.drawing.curves import WIDE, charts_of, curves
 from infrastructure.monitoring.drawing.formatting import clip, format_duration
 from infrastructure.monitoring.drawing.html import Markup, element, raw_markup
-from infrastructure.monitoring.records.live_run import STATES, LiveRun
-from infrastructure.monitoring.records.run_reader import RunFacts
-from infrastructure.monitoring.records.status_text import safety_words
+from infrastructure.monitoring.records.run_view import RunView
 from infrastructure.monitoring.report.report_sections import (
     NOTHING,
+    alerts,
     before_after,
     errors,
     example,
+    make_tile,
     notices,
+    tiles,
 )
 from infrastructure.monitoring.watch import status_line
 from infrastructure.run.latest_checkpoint import SavedCheckpoint
@@ -65,7 +59,7 @@ RULES = """
 """
 
 
-def panel_html(run: LiveRun, saved: SavedCheckpoint | None, advice: str, now: float) -> str:
+def panel_html(view: RunView, saved: SavedCheckpoint | None, advice: str, now: float) -> str:
     """The panel as HTML that is its own style.
 
     Args:
@@ -73,69 +67,60 @@ def panel_html(run: LiveRun, saved: SavedCheckpoint | None, advice: str, now: fl
         advice: what a person can do while it goes on.
         now: unix time.
     """
-    facts = run.facts
     parts = [
-        head(run),
-        progress(run),
-        element("section", *number_tiles(run), *saved_tiles(run, saved, now), css_class="tiles"),
-        notices(facts, [*run.problems, *holes(run.curves)]),
-        alerts(run),
-        curve_section(run),
-        meters(run),
+        head(view),
+        progress(view),
+        tiles(view, *saved_tiles(view, saved, now)),
+        notices(view),
+        alerts(view),
+        curve_section(view),
+        meters(view),
     ]
-    if run.has_ended:
-        parts += [before_after(facts), example(facts), errors(facts)]
-    parts.append(element("p", safety_words(facts, now), css_class="soft"))
-    if advice and not run.has_ended:
+    if view["is_over"]:
+        parts += [before_after(view), example(view), errors(view)]
+    parts.append(element("p", view["backup"]["text"], css_class="soft"))
+    if advice and not view["is_over"]:
         parts.append(element("p", advice, css_class="soft"))
     style = f"{SELECTOR} {{{COLOURS}{live_rules()}{RULES}}}"
     return element("div", element("style", raw_markup(style)), *parts, css_class=CLASS)
 
 
-def panel_text(run: LiveRun, saved: SavedCheckpoint | None, now: float) -> str:
+def panel_text(view: RunView, saved: SavedCheckpoint | None) -> str:
     """The same in two lines, for who shows no HTML."""
     here = f"saved: step {saved.step}" if saved else "nothing is saved yet"
-    return f"{run.facts.run_id}: {status_line(run)}\n{here}; {safety_words(run.facts, now)}"
+    return f"{view['title']}: {status_line(view)}\n{here}; {view['backup']['text']}"
 
 
-def head(run: LiveRun) -> Markup:
-    """Which run it is, what becomes of it, and who trains it."""
-    status = element("span", run.state, css_class=f"status {run.state}")
-    name = element("span", run.facts.title, css_class="name-of-run", title=run.facts.run_id)
-    text = STATES[run.state]
-    if run.trainer is not None and not run.has_ended:
-        text += f" by {run.trainer}"
-    if run.is_silent:
-        text += "; it has said nothing for long"
-    return element("div", element("span", name, status), element("span", text), css_class="split")
+def head(view: RunView) -> Markup:
+    """Which run it is, and how it stands."""
+    status = element("span", view["state"], css_class=f"status {view['state']}")
+    name = element("span", view["title"], css_class="name-of-run", title=view["run_id"])
+    text = element("span", view["state_text"])
+    return element("div", element("span", name, status), text, css_class="split")
 
 
-def saved_tiles(run: LiveRun, saved: SavedCheckpoint | None, now: float) -> list[Markup]:
+def saved_tiles(view: RunView, saved: SavedCheckpoint | None, now: float) -> list[Markup]:
     """Where the work is that no death takes: the newest confirmed copy, and what is saved here."""
-    copies, tiles = run.facts.copies, []
-    if copies.get("place"):
-        tiles.append(_confirmed_tile(run.facts, now))
+    copy, tiles = view["backup"], []
+    if copy["place"] is not None:
+        place = f"at {clip(copy['place'], MAX_PLACE_CHARACTERS)}"
+        shown = "none yet"
+        if copy["confirmed_step"] is not None and copy["saved_at"] is not None:
+            shown = f"step {copy['confirmed_step']:,}"
+            place = f"{format_duration(max(0.0, now - copy['saved_at']))} ago, {place}"
+        tiles.append(make_tile("Last durable checkpoint", shown, more=place))
+    where = "Saved on this machine" if tiles else "Last durable checkpoint"
     if saved is None:
         return [*tiles, make_tile("Saved on this machine", "nothing yet")]
     age = f"{format_duration(max(0.0, now - saved.saved_at))} ago"
-    where = "Saved on this machine" if tiles else "Last durable checkpoint"
-    more = age if tiles or run.has_ended else f"{age}, on this machine only"
-    return [*tiles, make_tile(where, f"step {saved.step:,}", more)]
+    more = age if tiles or view["is_over"] else f"{age}, on this machine only"
+    return [*tiles, make_tile(where, f"step {saved.step:,}", more=more)]
 
 
-def _confirmed_tile(facts: RunFacts, now: float) -> Markup:
-    step, saved_at = facts.copies.get("confirmed_step"), facts.copies.get("saved_at")
-    place = clip(str(facts.copies["place"]), MAX_PLACE_CHARACTERS)
-    if not isinstance(step, int) or not isinstance(saved_at, int | float):
-        return make_tile("Last durable checkpoint", "none yet", f"at {place}")
-    age = format_duration(max(0.0, now - saved_at))
-    return make_tile("Last durable checkpoint", f"step {step:,}", f"{age} ago, at {place}")
-
-
-def curve_section(run: LiveRun) -> Markup:
+def curve_section(view: RunView) -> Markup:
     """Loss and learning rate."""
-    points = {key: run.points[key].kept for key in SHOWN_CURVES if key in run.points}
-    figures = curves(points, run.evaluated, NUM_SMALL_BUCKETS, wide=None)
+    points = {key: view["curves"][key] for key in SHOWN_CURVES if key in view["curves"]}
+    figures = curves(charts_of(points, view["evaluated"], NUM_SMALL_BUCKETS), wide=None)
     if figures:
         return element("div", *figures, css_class="columns")
-    return NOTHING if run.has_ended else element("p", "No step has been logged yet.")
+    return NOTHING if view["is_over"] else element("p", "No step has been logged yet.")

@@ -15,12 +15,11 @@ from infrastructure.deployment.export import export_checkpoint
 from infrastructure.deployment.model_repair import repair_model
 from infrastructure.evaluation.evaluate import evaluate_model
 from infrastructure.evaluation.prompting import answer_questions
-from infrastructure.monitoring.drawing.curves import points_by_key
 from infrastructure.monitoring.drawing.html_page import page
-from infrastructure.monitoring.records.run_reader import read_run_facts
+from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.report.quantum_section import quantum_steps
 from infrastructure.monitoring.report.report import REPORT_FILE
-from infrastructure.monitoring.report.stack_section import read_stacks, stack_section
+from infrastructure.monitoring.report.stack_section import stack_section, stacks_of
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import find_run
 from infrastructure.run.repair import repair_records_of
@@ -77,10 +76,7 @@ def show_report(run: str | Path, height_pixels: int = HEIGHT_PIXELS) -> None:
     if not in_notebook_kernel():
         print(f"The report: {path}")
         return
-    page = html.escape(path.read_text(encoding="utf-8"))  # framed: its styles stay its own
-    style = f"width:100%;height:{height_pixels}px;border:0"
-    frame = f'<iframe title="report" style="{style}" srcdoc="{page}"></iframe>'
-    _display_html(frame, "temper-report")
+    _display_page("report", path.read_text(encoding="utf-8"), height_pixels)
 
 
 def show_quantum_steps(run: str | Path) -> list[Record]:
@@ -97,10 +93,7 @@ def show_quantum_steps(run: str | Path) -> list[Record]:
     if not records:
         raise ValueError(f"{run} has made no quantum step: training.enabled_extensions names it")
     if in_notebook_kernel():
-        content = html.escape(page("Quantum steps", quantum_steps(Path(run))))
-        style = f"width:100%;height:{HEIGHT_PIXELS}px;border:0"
-        frame = f'<iframe title="quantum steps" style="{style}" srcdoc="{content}"></iframe>'
-        _display_html(frame, "temper-quantum-steps")
+        _display_page("quantum-steps", page("Quantum steps", quantum_steps(read_view(Path(run)))))
     else:
         for record in records:
             text = record.get("chosen") or record.get("why") or ""
@@ -121,15 +114,12 @@ def show_stacks(run: str | Path) -> list[dict[str, object]]:
     Raises:
         ValueError: the run's training is not stack-wise.
     """
-    points = points_by_key(read_run_facts(Path(run)).records)
-    _, phases = read_stacks(Path(run), points)
+    view = read_view(Path(run))
+    _, phases = stacks_of(view)
     if not phases:
         raise ValueError(f"{run} has no stacks: training.strategy or training.mode makes them")
     if in_notebook_kernel():
-        content = html.escape(page("Stack by stack", stack_section(Path(run), points)))
-        style = f"width:100%;height:{HEIGHT_PIXELS}px;border:0"
-        frame = f'<iframe title="stacks" style="{style}" srcdoc="{content}"></iframe>'
-        _display_html(frame, "temper-stacks")
+        _display_page("stacks", page("Stack by stack", stack_section(view)))
     else:
         print(*[bar.title for _, bar in phases], sep="\n")
     return [
@@ -197,6 +187,13 @@ def export(run: str | Path, step: int | None = None) -> Path:
     facts = export_checkpoint(run_directory, checkpoint, folder)
     print(f"Step {facts['step']} of run {facts['run']} as a model of its own: {facts['folder']}")
     return folder
+
+
+def _display_page(title: str, content: str, height_pixels: int = HEIGHT_PIXELS) -> None:
+    """Show a page below the cell, in a frame, so that its styles stay its own."""
+    style = f"width:100%;height:{height_pixels}px;border:0"
+    frame = f'<iframe title="{title}" style="{style}" srcdoc="{html.escape(content)}"></iframe>'
+    _display_html(frame, f"temper-{title}")
 
 
 def _display_html(text: str, css_class: str) -> None:

@@ -4,10 +4,13 @@ import argparse
 import os
 from pathlib import Path
 
-from infrastructure.commands.arguments import A_RUN_HELP, add_folder_flags, add_run
+from infrastructure.commands.arguments import A_RUN_HELP, add_folder_flags, add_json, add_run
+from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.records.run_list import find_run_path
+from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.watch import watch
 
 NICENESS = 10  # whoever trains on this machine comes first
@@ -20,12 +23,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--every", type=float, default=1.0, metavar="SECONDS", help="between looks (default: 1)"
     )
+    add_json(parser)
     add_folder_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Show a run until it ends; FAILED where it failed."""
     output_dir = Path(configure(options).output_dir)
+    path = find_run_path(options.run, output_dir)
+    if options.json:
+        show(True, spell_numbers(read_view(path)))
+        return ExitCode.DONE
     os.nice(NICENESS)
-    state = watch(find_run_path(options.run, output_dir), options.once, options.every)
+    state = watch(path, options.once, options.every)
     return ExitCode.FAILED if state == "failed" else ExitCode.DONE

@@ -29,8 +29,9 @@ class Price:
         return self.per_hour * seconds / 3600
 
     def text(self, seconds: float) -> str:
-        """The same in words: `2.90`, `$2.90`, `2.90 EUR`."""
-        return self._shown(f"{self.amount(seconds):,.2f}")
+        """The same in words: `2.90`, `$2.90`, `2.90 EUR`, `0.003`."""
+        amount = self.amount(seconds)
+        return self._shown(f"{amount:,.2f}" if amount >= 0.005 else f"{amount:.1g}")
 
     def __str__(self) -> str:
         return self._shown(f"{self.per_hour:.10g}")

@@ -21,7 +21,7 @@ from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.core.checksums import write_record
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.monitoring.drawing.formatting import format_duration, format_number
-from infrastructure.monitoring.report.quantum_section import COMPARISON_FILE
+from infrastructure.monitoring.records.run_reader import COMPARISON_FILE
 from infrastructure.monitoring.report.report import REPORT_FILE, write_report
 from infrastructure.run.record_types import Summary
 from infrastructure.training.data.samples import use_sample_data

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.files import write_json
-from infrastructure.monitoring.report.check_section import CHECKS_FILE, read_rounds
+from infrastructure.monitoring.records.run_reader import CHECKS_FILE, read_rounds
 from infrastructure.testing.check_observer import CheckObserver
 from infrastructure.testing.preflight import preflight
 from infrastructure.testing.results import CheckResult, lines_of, verdict

@@ -14,22 +14,15 @@ from rich.live import Live
 from rich.markup import escape
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
+from infrastructure.monitoring.drawing.curves import WIDE, charts_of
 from infrastructure.monitoring.drawing.downsampling import Points
-from infrastructure.monitoring.drawing.formatting import (
-    format_bytes,
-    format_duration,
-    format_number,
-    format_share,
-    printable,
-)
-from infrastructure.monitoring.drawing.html import readable_key
-from infrastructure.monitoring.drawing.metrics_file import Record
-from infrastructure.monitoring.drawing.tables import HELD_OUT_LOSS, held_out_loss
-from infrastructure.monitoring.records.live_run import STATES, LiveRun
-from infrastructure.monitoring.records.status_text import alert_words, error_words, safety_words
+from infrastructure.monitoring.drawing.formatting import printable
+from infrastructure.monitoring.records.live_run import LiveRun
+from infrastructure.monitoring.records.run_reader import FINISHED
+from infrastructure.monitoring.records.run_view import Alert, RunView, view_of
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 NOT_FINITE_MARK = "×"
@@ -45,15 +38,7 @@ STATE_STYLES = {
 }
 LEVEL_STYLES = {"fine": "green", "high": "yellow", "full": "red"}
 SEVERITY_STYLES = {"info": "dim", "warning": "yellow", "critical": "bold red"}
-FROM_ZERO = {"tokens_per_second", "memory_bytes"}
-ROWS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("loss", "loss", format_number),
-    ("eval_loss", HELD_OUT_LOSS, format_number),
-    ("learning_rate", "learning rate", format_number),
-    ("grad_norm", "gradient norm", format_number),
-    ("tokens_per_second", "tokens/s", lambda rate: format_number(round(rate))),
-    ("memory_bytes", "peak memory", format_bytes),
-)
+NUM_HEADLINES = 3
 
 
 def watch(
@@ -83,7 +68,7 @@ def watch(
     run = LiveRun(directory)
     try:
         if is_once:
-            console.print(frame(run, console.width))
+            console.print(frame(view_of(run), console.width))
         elif console.is_terminal and not console.is_dumb_terminal:
             _draw(run, console, interval_seconds, sleep, is_patient)
         else:
@@ -102,7 +87,7 @@ def _draw(
 ) -> None:
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            live.update(frame(run, console.width), refresh=True)
+            live.update(frame(view_of(run), console.width), refresh=True)
             if _is_over(run, is_patient):
                 return
             sleep(interval_seconds)
@@ -118,7 +103,7 @@ def _print_lines(
 ) -> None:
     shown, shown_at = "", -math.inf
     while True:
-        line, is_over = status_line(run), _is_over(run, is_patient)
+        line, is_over = status_line(view_of(run)), _is_over(run, is_patient)
         if line != shown and (is_over or time.monotonic() - shown_at >= LINE_EVERY_SECONDS):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
             shown, shown_at = line, time.monotonic()
@@ -132,26 +117,15 @@ def _is_over(run: LiveRun, is_patient: bool) -> bool:
     return run.has_ended and not (is_patient and run.state == "interrupted")
 
 
-def status_line(run: LiveRun) -> str:
-    """The run in one line: `step 120 of 500 · 24 % · loss 0.51 · 12 min 03 s left`."""
-    parts = [run.state if run.state != "running" else "", progress_words(run)]
-    if (loss := run.facts.last("loss")) is not None and _is_number(loss):
-        parts.append(f"loss {format_number(loss)}")
-    if (rate := run.facts.last("tokens_per_second")) is not None and _is_number(rate):
-        parts.append(f"{format_number(round(rate) if math.isfinite(rate) else rate)} tokens/s")
-    if run.seconds_left is not None:
-        parts.append(f"{format_duration(run.seconds_left)} left")
+def status_line(view: RunView) -> str:
+    """The run in one line: `step 120 of 500 · 24 % · loss 0.51 · about 12 min 03 s left`."""
+    state = [] if view["state"] == "running" else [view["state"]]
+    numbers = [
+        f"{line['name'].lower()} {line['text']}" for line in view["headlines"][:NUM_HEADLINES]
+    ]
+    times = [] if view["is_over"] else [view["times"]]
+    parts = [*state, view["progress"], *numbers, *times]
     return " · ".join(printable(part) for part in parts if part)
-
-
-def progress_words(run: LiveRun) -> str:
-    """`step 120 of 500 · 24 %`, as far as it is known."""
-    if run.step is None:
-        return "no step yet"
-    text = f"step {run.step:,}"
-    if run.total_steps is not None:
-        text += f" of {run.total_steps:,} · {format_share(run.share_done or 0.0)}"
-    return text
 
 
 def sparkline(points: Points, width: int, from_zero: bool = False) -> str:
@@ -183,114 +157,87 @@ def _block(value: float | None, low: float, high: float) -> str:
     return BLOCKS[min(len(BLOCKS) - 1, int(share * len(BLOCKS)))]
 
 
-def frame(run: LiveRun, width: int) -> RenderableType:
+def frame(view: RunView, width: int) -> RenderableType:
     """Everything that is shown at once, for a terminal of `width` columns."""
-    parts: list[RenderableType] = [_head(run, width), Text()]
-    parts += [part for part in (_numbers(run, width), _machine(run, width)) if part is not None]
-    parts.append(Text(safety_words(run.facts, time.time()), style="dim"))
-    for words, style in messages(run):
-        parts.append(Text(printable(words), style=style))
-    title = f"[bold]{escape(printable(run.facts.run_id))}[/]"
-    foot = None if run.has_ended else "Ctrl-C leaves; the training goes on"
+    parts: list[RenderableType] = [_head(view, width), Text()]
+    parts += [part for part in (_numbers(view, width), _machine(view, width)) if part is not None]
+    parts.append(Text(printable(view["backup"]["text"]), style="dim"))
+    parts += [Text(printable(words), style=style) for words, style in messages(view)]
+    title = f"[bold]{escape(printable(view['title']))}[/]"
+    foot = None if view["is_over"] else "Ctrl-C leaves; the training goes on"
     return Panel(
         Group(*parts), title=title, subtitle=foot, border_style="dim", padding=(0, 1), width=width
     )
 
 
-def _head(run: LiveRun, width: int) -> RenderableType:
-    state = Text(f"{run.state}", style=STATE_STYLES[run.state])
-    if run.state not in ("running", "finished"):
-        state.append(f"  {STATES[run.state]}", style="not bold")
-    if run.is_silent:
-        state.append("  but has said nothing for long", style="yellow not bold")
+def _head(view: RunView, width: int) -> RenderableType:
     grid = Table.grid(expand=True, padding=(0, 1))
     grid.add_column(ratio=1)
     grid.add_column(justify="right")
-    left = _time_words(run)
-    grid.add_row(state, Text(left))
-    grid.add_row(Text(progress_words(run)), Text())
-    if run.share_done is None:
-        return grid
-    style = "green" if run.state == "finished" else "cyan"
-    bar = ProgressBar(
-        total=1.0,
-        completed=run.share_done,
-        width=width - 4,
-        complete_style=style,
-        finished_style="green",
-    )
-    return Group(grid, bar)
-
-
-def _time_words(run: LiveRun) -> str:
-    parts = []
-    if run.seconds_trained:
-        parts.append(f"trained {format_duration(run.seconds_trained)}")
-    if run.seconds_left is not None:
-        parts.append(f"about {format_duration(run.seconds_left)} left")
-    return " · ".join(parts)
-
-
-def _numbers(run: LiveRun, width: int) -> RenderableType | None:
-    known = {key for key, _, _ in ROWS}
-    further = [
-        (key, readable_key(key.removeprefix("eval_")) + ", held out", format_number)
-        for key in run.points
-        if key in run.evaluated - known and key.startswith("eval_")
+    grid.add_row(Text(view["progress"]), Text(view["times"]))
+    parts: list[RenderableType] = [
+        Text(printable(view["state_text"]), style=STATE_STYLES[view["state"]]),
+        grid,
     ]
-    rows = [row for row in (*ROWS, *further) if row[0] in run.points]
+    result = [
+        f"{line['name']} {line['before']} → {line['text']}"
+        for line in view["headlines"]
+        if "before" in line
+    ]
+    if result:
+        parts.insert(1, Text(" · ".join(result), style="bold"))
+    if (share := view["share_done"]) is None:
+        return Group(*parts)
+    return Group(*parts, _bar(share, "green" if view["state"] == FINISHED else "cyan", width - 4))
+
+
+def _bar(share: float, style: str, width: int | None = None) -> ProgressBar:
+    return ProgressBar(1.0, share, width, complete_style=style, finished_style=style)
+
+
+def _numbers(view: RunView, width: int) -> RenderableType | None:
+    """Each chart as its newest value and, where there is more than one point, a line."""
+    rows = []
+    for key, chart in charts_of(view["curves"], view["evaluated"]).items():
+        rows.append((chart.title, chart, chart.points))
+        rows.append((view["held_out_name"] if key == WIDE else chart.title, chart, chart.marks))
+    rows = [row for row in rows if row[2]]
     if not rows:
         return None
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True, style="cyan")
-    label = held_out_loss(run.facts.config_value("training.loss"))
-    width -= max(0, len(label) - len(HELD_OUT_LOSS))
-    for key, name, format_value in rows:
-        points = run.points[key]
-        curve = points.kept if len(points.kept) > 1 else []  # one number is no curve
-        line = sparkline(curve, max(8, width - 40), key in FROM_ZERO)
-        shown = label if key == "eval_loss" else printable(name)
-        table.add_row(Text(shown), format_value(points.last), line)
+    table = _table(Column(justify="right"), Column(style="cyan"))
+    space = max(8, width - 30 - max(len(name) for name, _, _ in rows))
+    for name, chart, points in rows:
+        line = sparkline(points if len(points) > 1 else [], space, chart.from_zero)
+        shown = printable(name[:1].upper() + name[1:])
+        table.add_row(Text(shown), chart.format_value(points[-1][1]), line)
     return Group(table, Text())
 
 
-def _machine(run: LiveRun, width: int) -> RenderableType | None:
-    meters = [] if run.has_ended else run.machine.meters()
-    if not meters:
+def _table(*columns: Column) -> Table:
+    names = Column(style="dim")
+    for column in (names, *columns):
+        column.no_wrap = True
+    return Table(names, *columns, box=None, show_header=False, padding=(0, 2, 0, 0))
+
+
+def _machine(view: RunView, width: int) -> RenderableType | None:
+    if not view["machine"]["meters"]:
         return None
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(no_wrap=True, width=max(8, min(40, width - 50)))
-    table.add_column(no_wrap=True)
-    for meter in meters:
-        style = LEVEL_STYLES[meter.level]
-        bar = ProgressBar(
-            total=1.0, completed=meter.share, complete_style=style, finished_style=style
+    table = _table(Column(width=max(8, min(40, width - 50))), Column())
+    for meter in view["machine"]["meters"]:
+        table.add_row(
+            meter["name"], _bar(meter["share"], LEVEL_STYLES[meter["level"]]), meter["text"]
         )
-        table.add_row(meter.name, bar, meter.text)
     return Group(table, Text())
 
 
-def messages(run: LiveRun) -> list[tuple[str, str]]:
+def messages(view: RunView) -> list[tuple[str, str]]:
     """(words, style) of what a person should know: what went wrong, and the newest alerts."""
-    lines: list[tuple[str, str]] = [(problem, "yellow") for problem in run.problems]
-    if error := run.facts.summary.get("error"):
-        lines.append((str(error), "red"))
-    elif reason := run.facts.summary.get("reason"):
-        lines.append((str(reason), "yellow"))
-    recent: list[Record] = list(run.alerts)[-MAX_MESSAGES:]
-    lines += [(alert_words(alert), _style_of(alert)) for alert in recent]
-    lines += [(error_words(error), "yellow") for error in run.facts.errors[-MAX_MESSAGES:]]
-    return lines
+    lines = [(problem, "yellow") for problem in view["problems"]]
+    lines += [(view["error"], "red")] if view["error"] else []
+    lines += [(alert["text"], _style_of(alert)) for alert in view["alerts"][-MAX_MESSAGES:]]
+    return lines + [(error["text"], "yellow") for error in view["errors"][-MAX_MESSAGES:]]
 
 
-def _style_of(alert: Record) -> str:
-    if "ended_at" in alert:
-        return "dim"
-    return SEVERITY_STYLES.get(str(alert.get("severity")), "yellow")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
+def _style_of(alert: Alert) -> str:
+    return "dim" if alert["is_over"] else SEVERITY_STYLES.get(alert["severity"], "yellow")

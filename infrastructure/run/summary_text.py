@@ -10,6 +10,8 @@ from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.monitoring.drawing.tables import before_after_table
 from infrastructure.run.record_types import Summary
 
+MAX_EXAMPLE_LINES = 8
+
 
 def paths_of(run_path: Path) -> dict[str, str]:
     """Where the parts of a run lie that are there."""
@@ -61,7 +63,10 @@ def cost_lines(summary: Summary) -> list[str]:
 
 
 def _indented(name: str, text: str | None) -> list[str]:
-    first, *rest = (text or "(nothing)").splitlines() or [""]
+    whole = [line for line in (text or "").splitlines() if line.strip()] or ["(nothing)"]
+    left_out = len(whole) - MAX_EXAMPLE_LINES
+    more = [f"… ({left_out} more lines; the report has all)"] if left_out > 0 else []
+    first, *rest = [*whole[:MAX_EXAMPLE_LINES], *more]
     return [f"  {name:<9} {first}", *(f"            {line}" for line in rest)]
 
 

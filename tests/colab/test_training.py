@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -44,7 +45,7 @@ config = DeploymentConfig(**{small_settings(folder, **settings)!r})
 
 
 def has_a_panel(shown: Cell) -> bool:
-    return "step <b>" in panel_of(shown)
+    return re.search(r"<span>step [\d,]+ of", panel_of(shown)) is not None
 
 
 def panel_of(shown: Cell) -> str:

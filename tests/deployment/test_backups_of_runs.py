@@ -18,8 +18,7 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import StorageError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment import forecast
-from infrastructure.monitoring.records.run_reader import read_run_facts
-from infrastructure.monitoring.records.status_text import safety_words
+from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.run import replication as run_copies
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.replication import (
@@ -101,7 +100,7 @@ def test_a_copier_that_cannot_run_is_reported_everywhere_and_not_waited_for(
     assert (summary["backup"]["state"], summary["backup"]["newest_step"]) == ("down", 4)
     assert why in summary["backup"]["text"]
     assert why in (run / "report.html").read_text()
-    assert why in safety_words(read_run_facts(run), time.time())
+    assert why in read_view(run)["backup"]["text"]
 
 
 def test_without_a_place_there_is_one_line(tmp_path: Path) -> None:

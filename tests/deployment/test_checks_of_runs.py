@@ -12,7 +12,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import PreflightError
 from infrastructure.deployment import run_checks
 from infrastructure.deployment.run_checks import keep_round
-from infrastructure.monitoring.report.check_section import read_rounds
+from infrastructure.monitoring.records.run_reader import read_rounds
 from infrastructure.testing.results import CheckResult
 from infrastructure.training.model_adapters.base_adapter import LossOutput
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter

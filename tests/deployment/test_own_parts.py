@@ -20,8 +20,7 @@ from infrastructure.config.describe import describe
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment import detached
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.monitoring.dashboard.sections import number_tiles
-from infrastructure.monitoring.records.live_run import LiveRun
+from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.watch import frame
 from infrastructure.training.context import initialize_training
 from infrastructure.training.strategies import STRATEGIES
@@ -81,13 +80,12 @@ def test_a_run_has_a_part_of_ones_own_in_every_place(undisturbed: tuple[Path, st
     summary = json.loads((run / "summary.json").read_text())
     assert summary["loss_function"] == "my_parts:loss"
     assert label in (run / "report.html").read_text()
-    live = LiveRun(run)
+    view = read_view(run)
     console = Console(file=io.StringIO(), width=100)
     with console.capture() as shown:
-        console.print(frame(live, 100))
-    assert label in shown.get()
-    assert label.capitalize() in "".join(map(str, number_tiles(live)))
-    live.close()
+        console.print(frame(view, 100))
+    assert label.capitalize() in shown.get()
+    assert label.capitalize() in [line["name"] for line in view["headlines"]]
     assert summary["backup"]["confirmed_step"] == 8, summary["backup"]
     assert (folder / "place" / run.name / "versions").is_dir()
     log = (run / "logs/training/training.jsonl").read_text()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from infrastructure.monitoring.records.live_run import LiveRun
+from infrastructure.monitoring.records.run_view import RunView, read_view
 from infrastructure.monitoring.watch import frame, sparkline, status_line, watch
 from tests.monitoring.written_run import (
     add,
@@ -28,7 +28,7 @@ from tests.monitoring.written_run import (
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def shown(run: LiveRun, width: int = 100) -> str:
+def shown(run: RunView, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width, record=True)
     console.print(frame(run, width))
     return console.export_text()
@@ -46,14 +46,14 @@ def a_training(folder: Path) -> Path:
 
 
 def test_a_frame_shows_everything_that_matters_now(tmp_path: Path) -> None:
-    run = LiveRun(a_training(tmp_path))
+    run = read_view(a_training(tmp_path))
     text = shown(run)
     for part in (
         "20260101-a",
-        "running",
+        f"Being trained (process {os.getpid()} on ",
         "step 30 of 40 · 75.0 %",
-        "trained 15 s · about 5.0 s left",
-        "held-out loss",
+        "about 5.0 s left · trained for 15 s",
+        "Held-out loss",
         "1.250",
         "GPU 0 memory",
         "14.0 of 15.0 GiB",
@@ -64,26 +64,23 @@ def test_a_frame_shows_everything_that_matters_now(tmp_path: Path) -> None:
         "Ctrl-C leaves; the training goes on",
     ):
         assert part in text, part
-    run.close()
 
 
 @pytest.mark.parametrize("width", [40, 60, 200])
 def test_a_frame_fits_its_terminal(tmp_path: Path, width: int) -> None:
-    run = LiveRun(a_training(tmp_path))
+    run = read_view(a_training(tmp_path))
     assert max(map(len, shown(run, width).splitlines())) == width
-    run.close()
 
 
 def test_text_of_a_run_cannot_steer_the_terminal(tmp_path: Path) -> None:
     directory = a_training(tmp_path)
     evil = {"step": 31, "kind": "\x1b[2Jgone", "message": "[bold]x[/bold]\x07"}
     add(directory, evil, file="logs/errors/errors.jsonl")
-    run = LiveRun(directory)
+    run = read_view(directory)
     text = shown(run)
     assert "\x1b" not in text
     assert "\x07" not in text
     assert "[bold]x[/bold]" in text
-    run.close()
 
 
 def test_a_sparkline_shows_shape_and_what_is_not_finite() -> None:
@@ -105,8 +102,11 @@ def test_without_a_terminal_a_line_shows_each_state_until_the_end(tmp_path: Path
 
     assert watch(directory, console=Console(file=out, width=40), sleep=finish) == "finished"
     first, last = out.getvalue().splitlines()
-    assert first.startswith("step 30 of 40 · 75.0 % · loss 1.069 · 200 tokens/s")
-    assert last == "finished · step 40 of 40 · 100 % · loss 0.5000 · 200 tokens/s"
+    assert first.startswith("step 30 of 40 · 75.0 % · loss 1.069 · held-out loss 1.250")
+    assert last == (
+        "finished · step 40 of 40 · 100 % · loss 0.5000 · held-out loss 1.250"
+        " · tokens per second 200"
+    )
 
 
 def test_a_run_that_was_broken_off_is_waited_for_by_who_is_patient_only(tmp_path: Path) -> None:
@@ -124,10 +124,9 @@ def enough(seconds: float) -> None:
 
 
 def test_a_run_without_a_step_is_shown_as_one(tmp_path: Path) -> None:
-    run = LiveRun(write_run(tmp_path))
+    run = read_view(write_run(tmp_path))
     assert status_line(run) == "no step yet"
     assert "no step yet" in shown(run)
-    run.close()
 
 
 def test_looks_must_have_time_between_them(tmp_path: Path) -> None:

@@ -69,5 +69,15 @@ def add(run: Path, *records: dict[str, Any], file: str = "metrics.jsonl") -> Non
         lines.write(b"".join(map(encode_record, records)))
 
 
+def points_by_key(records: list[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """Key → (step, value) of every record that has a number under it."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for record in records:
+        for key, value in record.items():
+            if isinstance(value, int | float):
+                points.setdefault(key, []).append((record["step"], value))
+    return points
+
+
 def system_file(kind: str) -> str:
     return f"logs/system/{kind}.jsonl"

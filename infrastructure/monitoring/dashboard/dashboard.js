@@ -141,6 +141,10 @@
 
   const OF_ONE_RUN = new Set(["new_run", "run_name", "output_dir"]); // no difference in the training
   const wordsOf = (key) => key.replace(/^training\./, "").replace(/[._]/g, " ");
+  const shortValue = (key, value) => {
+    if (value === undefined || value === "null") return "–";
+    return /(path|name)$/.test(key) ? value.split(/[\\/]/).pop() : value;
+  };
   const rowOf = (name) => [...document.querySelectorAll("#runs a[data-run]")]
     .find((link) => link.dataset.run === name)?.closest("tr");
 
@@ -155,7 +159,9 @@
     }).settings;
     const runs = [[here, { settings }], ...shown];
     const all = new Set(runs.flatMap(([, run]) => Object.keys(run.settings)));
-    const differing = [...all].filter((key) => !OF_ONE_RUN.has(key) && new Set(runs.map(([, run]) => run.settings[key])).size > 1);
+    // a setting that an older run did not know is no difference
+    const valuesOf = (key) => runs.map(([, run]) => run.settings[key]).filter((value) => value !== undefined);
+    const differing = [...all].filter((key) => !OF_ONE_RUN.has(key) && new Set(valuesOf(key)).size > 1);
     const { own, colourOf } = temperCharts;
     const section = own("section"), scroll = own("div", "scroll"), table = own("table", "numbers compare");
     const line = (heading, cells) => {
@@ -173,7 +179,7 @@
     ["state", "step", "loss", "held-out loss"].forEach((what, i) => {
       line(what, runs.map(([name]) => rowOf(name)?.cells[i + 1]?.textContent || "–"));
     });
-    for (const key of differing) line(wordsOf(key), runs.map(([, run]) => run.settings[key] ?? "–"));
+    for (const key of differing) line(wordsOf(key), runs.map(([, run]) => shortValue(key, run.settings[key])));
     if (!differing.length) line("settings", runs.map(() => "the same"));
     scroll.append(table);
     section.append(own("h2", "", "Compared"), scroll);

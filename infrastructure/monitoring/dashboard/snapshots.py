@@ -15,6 +15,7 @@ from infrastructure.monitoring.drawing.html import element
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_list import runs_in
 from infrastructure.monitoring.records.run_rows import RunRow, RunRows
+from infrastructure.monitoring.records.run_view import view_of
 
 logger = logging.getLogger(__name__)
 
@@ -129,10 +130,11 @@ class Looks:
 
 def look_at(run: LiveRun, rows: list[RunRow]) -> Look:
     """The page of one run."""
-    share = f"{format_share(run.share_done)} · " if run.share_done is not None else ""
-    title = (
-        f"{share}{run.facts.title} · Temper" if not run.has_ended else f"{run.facts.title} · Temper"
-    )
-    wait = ENDED_LOOK_SECONDS if run.has_ended else LOOK_SECONDS
-    sections = {name: part for name, part in sections_of(run, rows).items() if part}
-    return Look(title, run.state, sections, wait)
+    view = view_of(run)
+    title, wait = f"{view['title']} · Temper", ENDED_LOOK_SECONDS
+    if not view["is_over"]:
+        wait = LOOK_SECONDS
+        if view["share_done"] is not None:
+            title = f"{format_share(view['share_done'])} · {title}"
+    sections = {name: part for name, part in sections_of(view, rows).items() if part}
+    return Look(title, view["state"], sections, wait)

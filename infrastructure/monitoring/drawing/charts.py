@@ -1,9 +1,9 @@
 """Line charts as SVG text that lives inside a page: its colours are the page's CSS classes.
 
-No drawing package, no ids: a chart is a few kilobytes, follows light and dark, and any number of
-them stand in one page. `figure` puts the numbers beside the picture, for the script of our pages
-(`charts.js`); where none runs, in a notebook's cell and on paper, the picture stays. Knows nothing
-of training.
+A `Chart` says what is drawn, and everything that draws takes it: the picture here, the script of
+our pages (`charts.js`, by `chart_json`), the PNG files (`plots.py`) and the terminal's sparkline.
+A picture is a few kilobytes, follows light and dark, and stays where no script runs, in a
+notebook's cell and on paper. Knows nothing of training.
 """
 
 import json
@@ -11,14 +11,15 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from infrastructure.monitoring.drawing.downsampling import (
+    NUM_BUCKETS,
     BoundedPoints,
     Bucket,
     Curve,
     Gap,
     Points,
-    find_gaps,
     linear_ticks,
     log_ticks,
     make_curve,
@@ -40,22 +41,36 @@ class Chart:
 
     Attributes:
         title: for people who cannot see it.
-        curve: the quantity over the steps.
+        points: (step, value) of the quantity.
         marks: (step, value) drawn as dots on top, such as evaluations.
         from_zero: the value axis begins at 0.
         may_be_log: use a logarithmic value axis where the values span much.
         axis: what the other axis counts; in whole numbers.
         is_noisy: an average over neighbours says more than each value.
+        num_buckets: the most pieces of the picture's curve.
     """
 
     title: str
-    curve: Curve
+    points: Points = field(default_factory=list)
     marks: Points = field(default_factory=list)
     format_value: Callable[[float], str] = format_number
     from_zero: bool = False
     may_be_log: bool = False
     axis: str = "step"
     is_noisy: bool = True
+    num_buckets: int = NUM_BUCKETS
+
+    @cached_property
+    def curve(self) -> Curve:
+        """The points as they are drawn."""
+        return make_curve(self.points, self.num_buckets, self.is_noisy)
+
+    @property
+    def last(self) -> str:
+        """The newest value and the newest mark: `0.51 · held out 0.6`."""
+        return " · held out ".join(
+            self.format_value(p[-1][1]) for p in (self.points, self.marks) if p
+        )
 
     @property
     def is_one_dot(self) -> bool:
@@ -104,32 +119,26 @@ def render_chart(chart: Chart, width: int = 440, height: int = 220) -> str:
 
 
 def figure(
-    key: str,
-    chart: Chart,
-    points: Points,
-    now: str = "",
-    caption: Markup | None = None,
-    is_wide: bool = False,
+    key: str, chart: Chart, now: str = "", caption: Markup | None = None, is_wide: bool = False
 ) -> Markup:
     """A chart with its heading: the picture, and the numbers for the page's script.
 
     Args:
         key: what is drawn; the same in every run.
-        points: of the curve, in the unit of the chart.
         now: the newest value, beside the heading.
     """
     heading = element("h3", element("span", chart.title), element("span", now, css_class="now"))
     picture = raw_markup(render_chart(chart, 720, 260) if is_wide else render_chart(chart))
-    attributes = {"data-key": key, "data-chart": chart_json(chart, points, is_wide)}
+    attributes = {"data-key": key, "data-chart": chart_json(chart, is_wide)}
     css_class = "wide" if is_wide else None
     return element("figure", heading, picture, caption or "", css_class=css_class, **attributes)
 
 
-def chart_json(chart: Chart, points: Points, is_wide: bool = False) -> str:
+def chart_json(chart: Chart, is_wide: bool = False) -> str:
     """What `charts.js` draws: the points, thinned where they are many, and how they are shown."""
     of_one, unit = LEADING_NUMBER.fullmatch(chart.format_value(1.0)).groups()  # type: ignore[union-attr]
-    points = sorted(points, key=lambda point: point[0])
-    gaps = [(gap.first_step, gap.last_step) for gap in find_gaps(points)]
+    points = sorted(chart.points, key=lambda point: point[0])
+    gaps = [(gap.first_step, gap.last_step) for gap in chart.curve.gaps]
     x, y = _columns(points, MAX_POINTS if is_wide else MAX_SMALL_POINTS)
     marks_x, marks_y = _columns(chart.marks, MAX_SMALL_POINTS)
     low, _ = value_range(chart) or (0.0, 0.0)

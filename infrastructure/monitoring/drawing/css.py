@@ -45,7 +45,7 @@ p { margin: 0 0 8px; overflow-wrap: anywhere; }
 .status { display: inline-block; padding: 1px 11px; border-radius: 99px; font-size: 13px;
           font-weight: 600; vertical-align: 5px; margin-left: 12px; border: 1px solid; }
 .finished { color: var(--good); } .failed { color: var(--bad); }
-.stopped { color: var(--warn); } .running { color: var(--main); }
+.stopped, .interrupted { color: var(--warn); } .running, .starting { color: var(--main); }
 section { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
           padding: 22px 24px; margin: 0 0 18px; }
 .tiles { display: flex; flex-wrap: wrap; padding: 0; overflow: hidden; }
@@ -59,6 +59,9 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 .tiles.numbers { border: 1px solid var(--line); border-radius: 8px; margin-top: 14px; }
 .tiles.numbers .value { font-size: 17px; }
 .notice { border-left: 4px solid var(--bad); }
+.alerts.alarm { border-left: 4px solid var(--warn); }
+.alerts .info { color: var(--soft); } .alerts .critical { color: var(--bad); font-weight: 600; }
+.alerts td:first-child { width: 170px; white-space: nowrap; }
 ul { margin: 0 0 14px; padding-left: 20px; }
 .scroll { overflow-x: auto; margin-bottom: 14px; } .scroll:last-child { margin-bottom: 0; }
 table { border-collapse: collapse; width: 100%; font-size: 14px;
@@ -75,7 +78,8 @@ table.numbers { width: auto; min-width: min(100%, 520px); }
 table.numbers td:first-child { padding-right: 40px; }
 tr.total td { font-weight: 620; }
 tr.part td:first-child { padding-left: 18px; }
-table.phases td:first-child { white-space: nowrap; }
+table.phases td:first-child, table.names td:first-child,
+table.stages td:nth-child(-n+3) { white-space: nowrap; }
 table.checks td:nth-child(-n+2), table.checks td:last-child { white-space: nowrap; }
 table.facts td:first-child { color: var(--soft); width: 34%; min-width: 120px; }
 table.config td:first-child { min-width: 240px; }
@@ -95,6 +99,7 @@ section:target { border-color: var(--main); }
                  gap: 0 20px; }
 figure { margin: 0 0 16px; }
 figcaption { font-size: 13px; color: var(--soft); }
+.columns figcaption .band { display: none; } /* the wide chart says it once */
 .chart { display: block; width: 100%; height: auto; }
 .chart text { fill: var(--soft); font: 11px system-ui, sans-serif;
               font-variant-numeric: tabular-nums; }
@@ -117,16 +122,20 @@ figcaption { font-size: 13px; color: var(--soft); }
   section.tiles { padding: 0; }
   .tile { padding: 12px 14px; } .tile .value { font-size: 18px; } h1 { font-size: 23px; }
   .status { margin-left: 0; } h1 { display: flex; flex-wrap: wrap; gap: 8px; }
-  table.numbers th, table.numbers td { padding-right: 10px; }
+  table.numbers th, table.numbers td, table.numbers td:first-child { padding-right: 10px; }
+  table.machine th:nth-child(3), table.machine td:nth-child(3),
+  table.machine th:last-child, table.machine td:last-child { display: none; }
+  table.machine td:first-child, table.forecast td:first-child { white-space: normal; }
   table.change { font-size: 13px; }
-  table.change th, table.change td { padding-right: 8px; }
-  table.change td:last-child, table.change th:last-child { padding-right: 0; }
+  table.numbers.change td, table.numbers.change th { padding-right: 7px; }
+  table.numbers.change td:last-child, table.numbers.change th:last-child { padding-right: 0; }
+  table.numbers.change td:first-child { white-space: normal; overflow-wrap: anywhere; }
   table.change tr.part td:first-child { padding-left: 8px; }
   table.stack thead { display: none; }
   table.stack tr, table.stack td { display: block; border: 0; padding: 0; }
   table.stack td:first-child { font-weight: 550; min-width: 0; }
   table.stack tr { border-bottom: 1px solid var(--line); padding: 7px 0; }
-  table.stack tr:last-child { border: 0; }
+  table.stack tr:last-child { border: 0; } .alerts td:first-child { width: auto; }
   .chart text { font-size: 13px; }
 }
 .key { display: inline-block; margin-right: 16px; white-space: nowrap; }

@@ -1,6 +1,6 @@
-"""The curves of a report: which numbers of `metrics.jsonl` are drawn, and what is said of them."""
+"""The charts of a training: which numbers of `metrics.jsonl` are drawn, and how they are called."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from infrastructure.monitoring.drawing.charts import (
@@ -13,7 +13,6 @@ from infrastructure.monitoring.drawing.downsampling import (
     NUM_BUCKETS,
     Points,
     find_gaps,
-    make_curve,
 )
 from infrastructure.monitoring.drawing.formatting import (
     format_number,
@@ -21,7 +20,6 @@ from infrastructure.monitoring.drawing.formatting import (
     not_finite_name,
 )
 from infrastructure.monitoring.drawing.html import Markup, element, raw_markup, readable_key
-from infrastructure.monitoring.drawing.metrics_file import Record
 
 EVALUATION = "evaluation"
 MAX_FURTHER_CHARTS = 12
@@ -54,47 +52,26 @@ QUANTITIES = (
 )
 
 
-def points_by_key(records: Iterable[Record]) -> PointsByKey:
-    """Key → (step, value) of every record that has a number under it."""
-    points: PointsByKey = {}
-    for record in records:
-        step = record.get("step")
-        if not isinstance(step, int | float):
-            continue
-        for key, value in record.items():
-            if isinstance(value, int | float):
-                points.setdefault(key, []).append((step, value))
-    return points
+def curves(charts: Mapping[str, Chart], wide: str | None = WIDE) -> list[Markup]:
+    """A figure for each chart of more than one point. `wide`: the key of one drawn large."""
+    return [
+        figure(key, chart, f"last {chart.last}", _caption(chart), key == wide)
+        for key, chart in charts.items()
+        if not chart.is_one_dot
+    ]
 
 
-def curves(
-    points: PointsByKey,
-    evaluated: Collection[str],
-    num_buckets: int = NUM_BUCKETS,
-    wide: str | None = WIDE,
-) -> list[Markup]:
-    """A figure for each quantity of more than one point; the loss first, and wide.
-
-    Args:
-        evaluated: the keys that evaluations gave, see `evaluated_keys`.
-        num_buckets: the most pieces of a curve, but for the wide one.
-        wide: the key of the wide one; None: none is.
-    """
-    drawn = _charts(points, evaluated, num_buckets, wide)
-    return [_draw(key, *pair, key == wide) for key, pair in drawn.items() if not pair[0].is_one_dot]
-
-
-def single_numbers(points: PointsByKey, evaluated: Collection[str]) -> Markup:
+def single_numbers(charts: Mapping[str, Chart]) -> Markup:
     """The quantities of which there is one point, as numbers; nothing where there is none."""
     tiles = []
-    for chart, pairs in _charts(points, evaluated, NUM_BUCKETS, None).values():
+    for chart in charts.values():
         for (step, value), name in zip(
-            [*pairs[-1:], *chart.marks[-1:]], ("", ", held out"), strict=False
+            [*chart.points[-1:], *chart.marks[-1:]], ("", ", held out"), strict=False
         ):
             if not chart.is_one_dot:
                 continue
             parts = [
-                element("div", f"{chart.title}{name if pairs else ''}", css_class="name"),
+                element("div", f"{chart.title}{name if chart.points else ''}", css_class="name"),
                 element("div", chart.format_value(value), css_class="value"),
                 element("div", f"at step {step:,.0f}", css_class="more"),
             ]
@@ -102,15 +79,20 @@ def single_numbers(points: PointsByKey, evaluated: Collection[str]) -> Markup:
     return element("div", *tiles, css_class="tiles numbers") if tiles else raw_markup("")
 
 
-def _charts(
-    points: PointsByKey, evaluated: Collection[str], num_buckets: int, wide: str | None
-) -> dict[str, tuple[Chart, Points]]:
-    """Key → its chart, and the points of the curve in the chart's unit."""
-    charts: dict[str, tuple[Chart, Points]] = {}
+def charts_of(
+    points: PointsByKey, evaluated: Collection[str], num_buckets: int = NUM_BUCKETS
+) -> dict[str, Chart]:
+    """Key → its chart; the loss first.
+
+    Args:
+        evaluated: the keys that evaluations gave.
+        num_buckets: the most pieces of a picture's curve, but for the loss.
+    """
+    charts: dict[str, Chart] = {}
     for quantity in QUANTITIES:
-        buckets = NUM_BUCKETS if quantity.key == wide else num_buckets
+        buckets = NUM_BUCKETS if quantity.key == WIDE else num_buckets
         if (chart := chart_of(quantity, points, buckets)) is not None:
-            charts[quantity.key] = (chart, _in_units(quantity.key, points.get(quantity.key, []))[0])
+            charts[quantity.key] = chart
     known = {key for q in QUANTITIES for key in (q.key, q.marks_key)} | POSITION_KEYS
     further = [
         key
@@ -120,11 +102,6 @@ def _charts(
     return charts | {
         key: _further(key, points[key], key in evaluated, num_buckets) for key in further
     }
-
-
-def evaluated_keys(records: Iterable[Record]) -> set[str]:
-    """The keys of the records of evaluations."""
-    return {key for record in records if record.get("kind") == EVALUATION for key in record}
 
 
 def holes(points: PointsByKey) -> list[str]:
@@ -148,25 +125,24 @@ def chart_of(
     points, format_value = _in_units(quantity.key, points)
     return Chart(
         quantity.title,
-        make_curve(points, num_buckets, quantity.is_noisy),
+        points,
         marks,
         format_value,
         from_zero=quantity.from_zero,
         may_be_log=quantity.may_be_log,
         is_noisy=quantity.is_noisy,
+        num_buckets=num_buckets,
     )
 
 
-def _further(
-    key: str, points: Points, is_evaluation: bool, num_buckets: int
-) -> tuple[Chart, Points]:
+def _further(key: str, points: Points, is_evaluation: bool, num_buckets: int) -> Chart:
     """A number that an evaluation or an extension added; an evaluation's are drawn as dots."""
     format_value = format_share if "exact_match" in key else format_number
     title = readable_key(key.removeprefix("eval_")).capitalize()
     title += ", seconds" if key.endswith("_seconds") else ""
     if is_evaluation:
-        return Chart(f"{title}, held out", make_curve([]), points, format_value), []
-    return Chart(title, make_curve(points, num_buckets), [], format_value), points
+        return Chart(f"{title}, held out", [], points, format_value)
+    return Chart(title, points, [], format_value, num_buckets=num_buckets)
 
 
 def _in_units(key: str, points: Points) -> tuple[Points, Callable[[float], str]]:
@@ -179,15 +155,9 @@ def _in_units(key: str, points: Points) -> tuple[Points, Callable[[float], str]]
     return scaled, lambda value: f"{format_number(value, 3)} {unit}"
 
 
-def _draw(key: str, chart: Chart, points: Points, is_wide: bool = False) -> Markup:
-    last = [chart.format_value(p[-1][1]) for p in (points, chart.marks) if p]
-    now = "last " + " · held out ".join(last)
-    return figure(key, chart, points, now, _caption(chart, points), is_wide)
-
-
-def _caption(chart: Chart, points: Points) -> Markup:
+def _caption(chart: Chart) -> Markup:
     keys: list[tuple[str, str | None]] = []
-    if points and chart.marks:
+    if chart.points and chart.marks:
         keys += [("training", "key"), ("held out", "key held-out")]
     if chart.curve.is_downsampled:
         keys.append(("lowest to highest of neighbouring records", "key band"))

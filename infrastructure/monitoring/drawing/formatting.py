@@ -30,6 +30,11 @@ def format_number(value: float, digits: int = 4) -> str:
     return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent):03d}"
 
 
+def format_rate(rate: float) -> str:
+    """So many a second, in whole numbers."""
+    return format_number(round(rate) if math.isfinite(rate) else rate)
+
+
 def format_share(share: float) -> str:
     """A share of 1 in percent: 0.975 → 97.5 %. Only a true 1 reads 100 %, a true 0 reads 0 %."""
     share = float(share)
@@ -69,6 +74,11 @@ def format_duration(seconds: float) -> str:
     if minutes < 24 * 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"
     return f"{minutes // (24 * 60)} d {minutes // 60 % 24:02d} h"
+
+
+def format_step_time(seconds: float) -> str:
+    """Milliseconds below a second: 42 ms, 1.9 s."""
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else format_duration(seconds)
 
 
 def clip(text: str, max_characters: int) -> str:

@@ -104,7 +104,7 @@ def readable_key(key: str) -> str:
     """`memory_total_bytes` → `memory total`: the unit stands with the value."""
     for unit in ("_bytes", "_seconds"):
         key = key.removesuffix(unit)
-    return key.removeprefix("num_").replace("_", " ").replace(".", " ")
+    return re.sub(r"(?:^|(?<=\.))num_", "", key).replace("_", " ").replace(".", " ")
 
 
 def readable_value(key: str, value: object) -> str:

@@ -1,11 +1,12 @@
 """Reads what was added to a file of JSON lines since the last look, however long the file is."""
 
 import os
+from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
 from infrastructure.core.line_file import rotated_files
-from infrastructure.monitoring.drawing.metrics_file import Record, decode_record, parse_metrics
+from infrastructure.monitoring.drawing.metrics_file import Record, decode_record
 
 MAX_READ_BYTES = 1 << 22
 
@@ -27,15 +28,14 @@ class GrowingFile:
         self._file: FileIO | None = None
         self._rest = b""
 
-    def read_new(self) -> list[Record]:
-        """The records of the whole lines that were added; of a torn last line nothing yet.
+    def read_new(self) -> Iterator[Record]:
+        """The records of the whole lines that were added; of a torn last line nothing yet. They are
+        read while they are taken, so that a long file needs no memory.
 
         Raises:
             OSError: the file is there and cannot be read.
         """
-        if not self._open():
-            return []
-        return self._read_on()
+        return self._read_on() if self._open() else iter(())
 
     def close(self) -> None:
         """Let the file go."""
@@ -43,17 +43,17 @@ class GrowingFile:
             self._file.close()
             self._file = None
 
-    def _read_on(self) -> list[Record]:
+    def _read_on(self) -> Iterator[Record]:
         """The whole lines that are not read yet, of the file that is open."""
-        records: list[Record] = []
         while self._file is not None and (data := self._file.read(MAX_READ_BYTES)):
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
                 try:
-                    records.append(decode_record(line))
+                    record = decode_record(line)
                 except ValueError:
                     self.num_unreadable += 1
-        return records
+                    continue
+                yield record
 
     def _open(self) -> bool:
         """Open the file that has the name now; the old one is held open until then, so that its
@@ -82,7 +82,7 @@ class GrowingLog(GrowingFile):
         super().__init__(path)
         self._is_first = True
 
-    def read_new(self) -> list[Record]:
+    def read_new(self) -> Iterator[Record]:
         """The records that were added, in their order; at the first look those of all files.
 
         Raises:
@@ -90,17 +90,10 @@ class GrowingLog(GrowingFile):
         """
         if self._is_first:
             self._is_first = False
-            older = [record for path in self._older() for record in _records_of(path)]
+            others = [GrowingFile(path) for path in rotated_files(self.path) if path != self.path]
+            for older in others:
+                yield from older.read_new()  # nothing where it was removed just now
+                older.close()
         else:
-            older = self._read_on()  # what came before the file was put aside
-        return older + super().read_new()
-
-    def _older(self) -> list[Path]:
-        return [path for path in rotated_files(self.path) if path != self.path]
-
-
-def _records_of(path: Path) -> list[Record]:
-    try:
-        return parse_metrics(path).records
-    except FileNotFoundError:  # the oldest is removed when there are too many
-        return []
+            yield from self._read_on()  # what came before the file was put aside
+        yield from super().read_new()

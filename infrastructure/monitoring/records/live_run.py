@@ -6,12 +6,13 @@ the training.
 """
 
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
-from infrastructure.monitoring.drawing.curves import EVALUATION, WIDE, PointsByKey
+from infrastructure.monitoring.drawing.curves import EVALUATION, WIDE, PointsByKey, holes
 from infrastructure.monitoring.drawing.downsampling import BoundedPoints
 from infrastructure.monitoring.drawing.metrics_file import Record
 from infrastructure.monitoring.records.jsonl_tail import GrowingFile, GrowingLog
@@ -19,6 +20,7 @@ from infrastructure.monitoring.records.machine_history import MachineHistory
 from infrastructure.monitoring.records.run_owner import TrainerProcess, read_trainer
 from infrastructure.monitoring.records.run_reader import (
     ERRORS_FILE,
+    FINISHED,
     METRICS_FILE,
     SMALL_FILES,
     RunFacts,
@@ -28,32 +30,30 @@ from infrastructure.monitoring.training_monitor import ALERTS_FILE, PERFORMANCE_
 
 MAX_RECENT_RECORDS = 400
 MAX_ALERTS = 200
+MAX_ERRORS = 200
 MAX_POINTS, MAX_SMALL_POINTS = 2000, 800  # of the curve that is drawn wide, and of the others
 RATE_SECONDS = 60.0
 
-STATES = {
-    "starting": "is being prepared",
-    "running": "is being trained",
-    "interrupted": "was broken off: the process that trained it is gone",
-    "finished": "is finished",
-    "stopped": "was stopped before the end",
-    "failed": "failed",
-}
-ENDED = ("finished", "stopped", "failed", "interrupted")
+ENDED = (FINISHED, "stopped", "failed", "interrupted")
+STATES = ("starting", "running", *ENDED)
 
 
 class LiveRun:
     """What is known of a run after the last `refresh`.
 
     Attributes:
-        facts: its small files; `facts.records` are the newest few records of the metrics.
+        facts: its small files.
+        records: the newest few of the metrics.
         points: key → the curve so far.
         evaluated: the keys that evaluations gave.
         machine: the monitor's samples; empty where it is switched off.
+        errors: the newest that the training got over, and the one that ended it.
+        num_errors: how many there were.
         alerts: the newest alerts, the oldest first; those that are over have `ended_at`.
         trainer: who trains it, or did so last.
         seconds_trained: of all logged steps.
-        changed_at: unix time of the newest numbers; None before there are any.
+        num_rated, seconds_rated: tokens of the steps whose speed was logged, and their time.
+        written_at: unix time of the newest numbers; None before there are any.
 
     Raises:
         ValueError: there is no such directory.
@@ -67,8 +67,11 @@ class LiveRun:
         self._samples = GrowingLog(directory / SYSTEM_FILE)
         self._performance = GrowingLog(directory / PERFORMANCE_FILE)
         self._alerts = GrowingLog(directory / ALERTS_FILE)
+        self._errors = GrowingFile(directory / ERRORS_FILE)
         self.machine = MachineHistory()
         self.alerts: deque[Record] = deque(maxlen=MAX_ALERTS)
+        self.errors: deque[Record] = deque(maxlen=MAX_ERRORS)
+        self.num_errors = 0
         self._signature: tuple[object, ...] = ()
         self._num_starts = 0
         self._metrics_changed_at: float | None = None
@@ -95,26 +98,13 @@ class LiveRun:
 
     def close(self) -> None:
         """Let the files go."""
-        for file in (self._metrics, self._samples, self._performance, self._alerts):
+        for file in (self._metrics, self._samples, self._performance, self._alerts, self._errors):
             file.close()
 
     @property
     def state(self) -> str:
         """One of `STATES`."""
-        if self._goes_on_again():
-            return "starting"
-        if self.facts.status != "running":
-            return self.facts.status
-        if self.trainer is not None and self.trainer.is_alive is False:
-            return "interrupted"
-        return "running" if self.facts.summary else "starting"
-
-    def _goes_on_again(self) -> bool:
-        """Whether somebody prepares to go on with a run that had ended before."""
-        ended_at = _changed_at(self.directory / "summary.json")
-        if self.trainer is None or not self.trainer.is_alive or ended_at is None:
-            return False
-        return self.facts.status in ("stopped", "failed") and self.trainer.since > ended_at
+        return state_of(self.facts, self.trainer)
 
     @property
     def has_ended(self) -> bool:
@@ -123,7 +113,8 @@ class LiveRun:
     @property
     def step(self) -> int | None:
         """Steps done, as far as anything was written of them."""
-        logged = self.facts.last_step
+        steps = self.facts.summary.get("steps", self.last("step"))
+        logged = int(steps) if isinstance(steps, int | float) else None
         sampled, moment = (self.machine.last.get(key) for key in ("step", "time"))
         is_newer = isinstance(moment, int | float) and moment > (self._metrics_changed_at or 0.0)
         if not self.has_ended and is_newer and isinstance(sampled, int):
@@ -145,7 +136,7 @@ class LiveRun:
     @property
     def seconds_per_step(self) -> float | None:
         """Of the last minute of steps; None before two steps are logged."""
-        timed = [(r.get("step"), r.get("seconds")) for r in self.facts.records]
+        timed = [(r.get("step"), r.get("seconds")) for r in self.records]
         steps = [(s, t) for s, t in timed if isinstance(s, int) and isinstance(t, int | float)]
         seconds, num_steps = 0.0, 0
         for (before, _), (step, step_seconds) in reversed(list(itertools.pairwise(steps))):
@@ -162,6 +153,19 @@ class LiveRun:
         each = self.seconds_per_step
         return None if each is None else max(0, self.total_steps - self.step) * each
 
+    def last(self, key: str) -> float | None:
+        """The newest value under `key` in the records, if it is a number."""
+        values = (record[key] for record in reversed(self.records) if key in record)
+        value = next(values, None)
+        return value if isinstance(value, int | float) else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the newest step while it is trained, of all logged steps together afterwards."""
+        if not self.has_ended or not self.seconds_rated:
+            return self.last("tokens_per_second")
+        return self.num_rated / self.seconds_rated
+
     @property
     def curves(self) -> PointsByKey:
         """Key → its points, thinned where they are many."""
@@ -169,45 +173,52 @@ class LiveRun:
 
     @property
     def problems(self) -> list[str]:
-        """What could not be read, one sentence each."""
-        num_unreadable = self._metrics.num_unreadable
-        problems = list(self.facts.problems)
-        if num_unreadable:
-            problems.append(f"{num_unreadable} lines of {METRICS_FILE} are damaged and left out.")
-        return problems
+        """What could not be read, and which numbers are none, one sentence each."""
+        damaged = [
+            f"{file.num_unreadable} lines of {file.path.name} are damaged and left out."
+            for file in (self._metrics, self._errors)
+            if file.num_unreadable
+        ]
+        not_finite = [f"Not finite: {sentence}." for sentence in holes(self.curves)]
+        return [*self.facts.problems, *damaged, *not_finite]
 
     def _read_small(self) -> bool:
-        names = (*SMALL_FILES, ERRORS_FILE)
-        signature = tuple(_signature(self.directory / name) for name in names)
+        signature = tuple(_signature(self.directory / name) for name in SMALL_FILES)
         if signature == self._signature and self.directory.is_dir():
             return False
-        records = self.facts.records
         self.facts = read_small_files(self.directory)
-        self.facts.records = records
         self._signature = signature
         return True
 
     def _read_metrics(self) -> bool:
         records = self._metrics.read_new()
-        is_restarted = self._metrics.num_starts != self._num_starts
-        if is_restarted:  # the training went on from an earlier step
+        is_new = self._metrics.num_starts != self._num_starts
+        if is_new:  # the training went on from an earlier step
             self._num_starts = self._metrics.num_starts
             self._forget()
         for record in records:
             self._add(record)
-        if records or is_restarted:
-            del self.facts.records[:-MAX_RECENT_RECORDS]
-            self._metrics_changed_at = _changed_at(self.directory / METRICS_FILE)
-        return bool(records) or is_restarted
+            is_new = True
+        if is_new:
+            self._metrics_changed_at = changed_at(self.directory / METRICS_FILE)
+        return is_new
 
     def _read_logs(self) -> bool:
-        samples, performance = self._samples.read_new(), self._performance.read_new()
-        alerts = self._alerts.read_new()
-        self.machine.add(samples)
-        self.machine.add_performance(performance)
-        for alert in alerts:
-            self._note(alert)
-        return bool(samples or performance or alerts)
+        is_new = False
+        for file, take in (
+            (self._samples, self.machine.add),
+            (self._performance, self.machine.add_performance),
+            (self._alerts, self._note),
+            (self._errors, self._note_error),
+        ):
+            for record in file.read_new():
+                take(record)
+                is_new = True
+        return is_new
+
+    def _note_error(self, error: Record) -> None:
+        self.num_errors += 1
+        self.errors.append(error)
 
     def _note(self, alert: Record) -> None:
         """An incident that has ended stays among the alerts, with the moment of its end."""
@@ -223,15 +234,15 @@ class LiveRun:
     def _forget(self) -> None:
         self.points: dict[str, BoundedPoints] = {}
         self.evaluated: set[str] = set()
-        self.seconds_trained = 0.0
+        self.seconds_trained = self.num_rated = self.seconds_rated = 0.0
         self._metrics_changed_at = None
-        self.facts.records = []
+        self.records: deque[Record] = deque(maxlen=MAX_RECENT_RECORDS)
 
     def _add(self, record: Mapping[str, object]) -> None:
         step = record.get("step")
         if not isinstance(step, int | float):
             return
-        self.facts.records.append(dict(record))
+        self.records.append(dict(record))
         if record.get("kind") == EVALUATION:
             self.evaluated |= set(record)
         for key, value in record.items():
@@ -241,21 +252,24 @@ class LiveRun:
                         MAX_POINTS if key == WIDE else MAX_SMALL_POINTS
                     )
                 self.points[key].add(step, value)
-        step_seconds = record.get("seconds")
+        step_seconds, rate = record.get("seconds"), record.get("tokens_per_second")
         if isinstance(step_seconds, int | float) and step_seconds > 0:
             self.seconds_trained += step_seconds
+            if isinstance(rate, int | float) and 0 < rate < math.inf:
+                self.num_rated += rate * step_seconds
+                self.seconds_rated += step_seconds
 
     @property
-    def changed_at(self) -> float | None:
+    def written_at(self) -> float | None:
         moments = (self._metrics_changed_at, self.machine.last.get("time"))
         return max((m for m in moments if isinstance(m, int | float)), default=None)
 
     @property
     def is_silent(self) -> bool:
         """Whether it should be training and has said nothing for ten minutes and ten steps."""
-        if self.state != "running" or self.changed_at is None:
+        if self.state != "running" or self.written_at is None:
             return False
-        return time.time() - self.changed_at > max(600.0, 10 * (self.seconds_per_step or 0.0))
+        return time.time() - self.written_at > max(600.0, 10 * (self.seconds_per_step or 0.0))
 
 
 def _signature(path: Path) -> tuple[int, int, int] | None:
@@ -266,7 +280,21 @@ def _signature(path: Path) -> tuple[int, int, int] | None:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _changed_at(path: Path) -> float | None:
+def state_of(facts: RunFacts, trainer: TrainerProcess | None) -> str:
+    """One of `STATES`, from run.json and summary.json and who trains the run."""
+    ended_at = changed_at(facts.directory / "summary.json")
+    is_left = facts.status in ("stopped", "failed") and ended_at is not None
+    if is_left and trainer is not None and trainer.is_alive and trainer.since > (ended_at or 0):
+        return "starting"  # somebody prepares to go on with it
+    if facts.status != "running":
+        return facts.status
+    if trainer is not None and trainer.is_alive is False:
+        return "interrupted"
+    return "running" if facts.summary else "starting"
+
+
+def changed_at(path: Path) -> float | None:
+    """Unix time of the last write to a file; None where it is not there."""
     try:
         return path.stat().st_mtime
     except OSError:

@@ -1,69 +1,72 @@
 """The samples of the machine that a run wrote, as curves over time in bounded memory."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeGuard
+from typing import TypedDict, TypeGuard
 
 from infrastructure.monitoring.drawing.charts import Chart
 from infrastructure.monitoring.drawing.downsampling import (
     NUM_BUCKETS,
     BoundedPoints,
     Points,
-    make_curve,
 )
-from infrastructure.monitoring.drawing.formatting import format_bytes, format_number
+from infrastructure.monitoring.drawing.formatting import (
+    format_bytes,
+    format_number,
+    format_share,
+    format_step_time,
+)
 from infrastructure.monitoring.drawing.metrics_file import Record
+from infrastructure.monitoring.watching.running_stats import Statistics
 
 MAX_POINTS = 600  # these curves are drawn small
 BYTE_UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 TIME_UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))
 
 
-@dataclass(frozen=True)
-class Meter:
+class Meter(TypedDict):
     """How full something is now.
 
     Attributes:
         share: from 0 to 1.
-        should_be_full: a busy processor is good news, full memory is not.
+        level: `fine`, `high` (above 85 %) or `full` (above 95 %). A busy processor is good news,
+            and always fine; full memory is not.
     """
 
     name: str
     share: float
     text: str
-    should_be_full: bool
-
-    @property
-    def level(self) -> str:
-        """`fine`, `high` (above 85 %) or `full` (above 95 %); what should be full is fine."""
-        if self.should_be_full or self.share <= 0.85:
-            return "fine"
-        return "high" if self.share <= 0.95 else "full"
+    level: str
 
 
-@dataclass(frozen=True)
-class MachineQuantity:
-    """One curve of the machine; its unit stands in its key."""
-
-    key: str
-    title: str
-    is_percent: bool = False
-
-
-QUANTITIES = (
-    MachineQuantity("gpu_utilization_percent", "GPU load", is_percent=True),
-    MachineQuantity("gpu_memory_used_bytes", "GPU memory"),
-    MachineQuantity("gpu_temperature_celsius", "GPU temperature"),
-    MachineQuantity("gpu_power_watts", "GPU power"),
-    MachineQuantity("cpu_percent", "Processor load", is_percent=True),
-    MachineQuantity("process_memory_bytes", "Memory of the training"),
-    MachineQuantity("data_wait_percent", "Waiting for data", is_percent=True),
-    MachineQuantity("model_flops_percent", "Model FLOPs utilization", is_percent=True),
-    MachineQuantity("disk_read_bytes_per_second", "Disk, read"),
-    MachineQuantity("disk_write_bytes_per_second", "Disk, written"),
-    MachineQuantity("network_received_bytes_per_second", "Network, received"),
-    MachineQuantity("network_sent_bytes_per_second", "Network, sent"),
-)
+# What is drawn of the machine, and what is only a row of the table; the unit stands in the key.
+DRAWN = {
+    "gpu_utilization_percent": "GPU load",
+    "gpu_memory_used_bytes": "GPU memory",
+    "gpu_temperature_celsius": "GPU temperature",
+    "gpu_power_watts": "GPU power",
+    "cpu_percent": "Processor load",
+    "process_memory_bytes": "Memory of the training",
+    "data_wait_percent": "Waiting for data",
+    "model_flops_percent": "Model FLOPs utilization",
+    "disk_read_bytes_per_second": "Disk, read",
+    "disk_write_bytes_per_second": "Disk, written",
+    "network_received_bytes_per_second": "Network, received",
+    "network_sent_bytes_per_second": "Network, sent",
+}
+COUNTED = {
+    "memory_percent": "Memory of the machine",
+    "disk_free_bytes": "Free on the disk",
+    "checkpoint_age_seconds": "Age of the newest checkpoint",
+    "backup_age_seconds": "Age of the newest copy",
+    "cache_bytes": "Cache of the data",
+    "seconds_per_step": "Time of a step",
+    "samples_per_second": "Examples per second",
+    "tokens_per_second": "Tokens per second",
+    "inference_latency_seconds": "Time of an inference",
+    "quantum_solver_seconds": "Solver of a quantum step",
+}
+UNITS = {"_celsius": " °C", "_watts": " W"}
 
 
 @dataclass
@@ -73,30 +76,34 @@ class MachineHistory:
     Attributes:
         last: the newest sample; empty where nothing was sampled.
         points: key → (unix time in seconds, value); of GPUs `gpu_…`, with a number from the second.
+        numbers: key → what all of its values come to.
     """
 
     last: Record = field(default_factory=dict)
     points: dict[str, BoundedPoints] = field(default_factory=dict)
+    numbers: dict[str, Statistics] = field(default_factory=dict)
 
-    def add(self, samples: Iterable[Record]) -> None:
-        """Take samples of the machine, in the order of time."""
-        for sample in samples:
-            if _is_number(sample.get("time")):
-                self.last = sample
-                self._add(sample["time"], _flat(sample))
+    def add(self, sample: Record) -> None:
+        """Take a sample of the machine; they come in the order of time."""
+        if _is_number(sample.get("time")):
+            self.last = sample
+            self._add(sample["time"], _flat(sample))
 
-    def add_performance(self, records: Iterable[Record]) -> None:
-        """Take what was measured of the steps: how well they use the machine."""
-        for record in records:
-            use = {"data_wait_percent": record.get("data_wait_percent")}
-            if _is_number(share := record.get("model_flops_utilization")):
-                use["model_flops_percent"] = 100 * share
-            if _is_number(record.get("time")):
-                self._add(record["time"], {k: v for k, v in use.items() if _is_number(v)})
+    def add_performance(self, record: Record) -> None:
+        """Take what was measured of a step: how well it uses the machine."""
+        values = {key: value for key, value in record.items() if _is_number(value)}
+        if (share := values.get("model_flops_utilization")) is not None:
+            values["model_flops_percent"] = 100 * share
+        if "time" in values:
+            self._add(values["time"], values)
 
     def _add(self, moment: float, values: Mapping[str, float]) -> None:
         for key, value in values.items():
-            self.points.setdefault(key, BoundedPoints(MAX_POINTS)).add(moment, value)
+            kind = key.partition("#")[0]
+            if kind in DRAWN:
+                self.points.setdefault(key, BoundedPoints(MAX_POINTS)).add(moment, value)
+            if kind in DRAWN or kind in COUNTED:
+                self.numbers.setdefault(key, Statistics()).add(value)
 
     def meters(self) -> list[Meter]:
         """What has a most, and how near it is."""
@@ -110,23 +117,47 @@ class MachineHistory:
             meters.append(_memory_meter(f"{name} memory", used, total))
         return [meter for meter in meters if meter is not None]
 
-    def charts(self, num_buckets: int = NUM_BUCKETS) -> list[tuple[str, Chart, Points]]:
-        """Key, chart and points of each quantity that was sampled and is not always zero."""
-        charts = []
-        for key, title, is_percent in self._wanted():
-            points = self.points[key].kept
-            if any(value for _, value in points):
-                charts.append((key, *_chart(title, points, key, is_percent, num_buckets)))
-        return charts
+    def rows(self) -> list[list[str]]:
+        """Of each quantity its name, mean, 95th percentile of the newest values, most, and last."""
+        known = {key: summed for key in self.numbers if (summed := self.numbers[key].to_dict())}
+        return [
+            [title, *(with_unit(key, known[key][name]) for name in ("mean", "p95", "max", "last"))]
+            for key, title in _titles(DRAWN | COUNTED, known)
+            if known[key]["max"]  # what was always zero says nothing
+        ]
 
-    def _wanted(self) -> Iterable[tuple[str, str, bool]]:
-        for quantity in QUANTITIES:
-            for key in self.points:
-                if key == quantity.key:
-                    yield key, quantity.title, quantity.is_percent
-                elif key.removeprefix(quantity.key + "#").isdecimal():
-                    number = key.rpartition("#")[2]
-                    yield key, f"{quantity.title}, card {number}", quantity.is_percent
+
+def machine_charts(
+    points_of: Mapping[str, Points], num_buckets: int = NUM_BUCKETS
+) -> dict[str, Chart]:
+    """Key → chart, of each quantity that was sampled and is not always zero."""
+    return {
+        key: _chart(title, points_of[key], key, num_buckets)
+        for key, title in _titles(DRAWN, points_of)
+        if any(value for _, value in points_of[key])
+    }
+
+
+def _titles(names: Mapping[str, str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Key and title of what is known, in the order of the names; of GPUs one for each card."""
+    for kind, title in names.items():
+        for key in known:
+            if key.partition("#")[0] == kind:
+                yield key, title + (f", card {key.partition('#')[2]}" if "#" in key else "")
+
+
+def with_unit(key: str, value: float) -> str:
+    """A number of the machine, in the unit that its key has."""
+    if key.endswith("_bytes_per_second"):
+        return f"{format_bytes(value)}/s"
+    if "_bytes" in key:
+        return format_bytes(value)
+    if key.endswith("_seconds") or key == "seconds_per_step":
+        return format_step_time(value)
+    if "_percent" in key:
+        return format_share(value / 100)
+    unit = next((unit for ending, unit in UNITS.items() if ending in key), "")
+    return f"{format_number(value, 3)}{unit}"
 
 
 def gpus_of(sample: Record) -> list[dict[str, object]]:
@@ -150,7 +181,8 @@ def _is_number(value: object) -> TypeGuard[float]:
 def _percent_meter(name: str, percent: object, more: str = "") -> Meter | None:
     if not _is_number(percent):
         return None
-    return Meter(name, min(1.0, max(0.0, percent / 100)), f"{percent:.0f} %{more}", True)
+    share = min(1.0, max(0.0, percent / 100))
+    return {"name": name, "share": share, "text": f"{percent:.0f} %{more}", "level": "fine"}
 
 
 def _memory_meter(name: str, used: object, total: object) -> Meter | None:
@@ -158,7 +190,9 @@ def _memory_meter(name: str, used: object, total: object) -> Meter | None:
         return None
     (number, unit), whole = format_bytes(used).split(), format_bytes(total)
     text = f"{number if whole.endswith(unit) else format_bytes(used)} of {whole}"
-    return Meter(name, min(1.0, max(0.0, used / total)), text, False)
+    share = min(1.0, max(0.0, used / total))
+    level = "fine" if share <= 0.85 else "high" if share <= 0.95 else "full"
+    return {"name": name, "share": share, "text": text, "level": level}
 
 
 def _gpu_name(gpu: Mapping[str, object]) -> str:
@@ -174,29 +208,26 @@ def _heat(gpu: Mapping[str, object]) -> str:
     return text
 
 
-def _chart(
-    title: str, points: Points, key: str, is_percent: bool, num_buckets: int
-) -> tuple[Chart, Points]:
+def _chart(title: str, points: Points, key: str, num_buckets: int) -> Chart:
     """Over the time since the first sample, in the unit that gives round numbers."""
     first, last = points[0][0], points[-1][0]
     seconds, unit = next((s, u) for least, s, u in TIME_UNITS if last - first >= least)
-    size, measure = _unit(key, points, is_percent)
+    size, measure = _unit(key, points)
     moved = [((moment - first) / seconds, value / size) for moment, value in points]
-    is_noisy = "memory" not in key
-    chart = Chart(
+    return Chart(
         f"{title}, {measure}",
-        make_curve(moved, num_buckets, is_noisy),
+        moved,
         format_value=lambda value: format_number(value, 3),
         from_zero=True,
         axis=unit,
-        is_noisy=is_noisy,
+        is_noisy="memory" not in key,
+        num_buckets=num_buckets,
     )
-    return chart, moved
 
 
-def _unit(key: str, points: Points, is_percent: bool) -> tuple[float, str]:
+def _unit(key: str, points: Points) -> tuple[float, str]:
     """What the values are divided by, and what they are counted in then."""
-    if is_percent:
+    if "_percent" in key:
         return 1.0, "%"
     if "_bytes" not in key:
         return 1.0, "°C" if "celsius" in key else "W"

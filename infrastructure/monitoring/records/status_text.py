@@ -1,10 +1,54 @@
 """What is told of a run in one sentence, the same in the terminal and on the page."""
 
-from infrastructure.monitoring.drawing.formatting import clip, format_duration
+from infrastructure.monitoring.drawing.formatting import clip, format_duration, format_share
 from infrastructure.monitoring.drawing.metrics_file import Record
+from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_reader import RunFacts
 
-MAX_CHARACTERS = 300
+MAX_CHARACTERS, MAX_STATE_CHARACTERS = 300, 600
+STATE_WORDS = {
+    "starting": "Being prepared",
+    "running": "Being trained",
+    "interrupted": "Broken off",
+    "finished": "Finished",
+    "stopped": "Stopped before the end",
+    "failed": "Failed",
+}
+
+
+def state_words(run: LiveRun) -> str:
+    """How it stands: `Finished at step 40`, with how long it took and why it ended."""
+    text = STATE_WORDS[run.state]
+    if not run.has_ended:
+        text += f" ({run.trainer})" if run.trainer is not None else ""
+        text += "; nothing new was written for long" if run.is_silent else ""
+        return f"{text}."
+    summary = run.facts.summary
+    seconds, reason = summary.get("seconds"), summary.get("reason")
+    text += f" at step {run.step:,}" if run.step is not None else ""
+    if isinstance(seconds, int | float):
+        text += f", after {format_duration(seconds)}"
+    if run.state == "interrupted":
+        reason = "the process that trained it is gone"
+    text += f": {reason}" if reason else ""
+    return clip(text, MAX_STATE_CHARACTERS).rstrip(".") + "."
+
+
+def progress_words(run: LiveRun) -> str:
+    """`step 120 of 500 · 24.0 %`, as far as it is known."""
+    if run.step is None:
+        return "no step yet"
+    text = f"step {run.step:,}"
+    if run.total_steps is not None and run.share_done is not None:
+        text += f" of {run.total_steps:,} · {format_share(run.share_done)}"
+    return text
+
+
+def time_words(run: LiveRun) -> str:
+    """`about 5.0 s left · trained for 15 s`, of the steps alone."""
+    left, trained = run.seconds_left, run.seconds_trained
+    parts = [] if left is None else [f"about {format_duration(left)} left"]
+    return " · ".join([*parts, *[f"trained for {format_duration(trained)}"] * bool(trained)])
 
 
 def safety_words(run: RunFacts, now: float) -> str:

@@ -5,9 +5,7 @@ first was made before the training.
 """
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from infrastructure.core.json_text import JsonObject, parse_json
 from infrastructure.monitoring.drawing.formatting import clip, format_duration, format_number
 from infrastructure.monitoring.drawing.html import (
     MAX_TEXT_CHARACTERS,
@@ -18,9 +16,9 @@ from infrastructure.monitoring.drawing.html import (
     readable_key,
     table,
 )
+from infrastructure.monitoring.records.run_view import RunView
 from infrastructure.monitoring.report.report_sections import section
 
-CHECKS_FILE = "checks.json"
 MAX_ROUNDS = 20
 CLASSES = {"pass": "good", "warn": "warn", "fail": "bad", "skipped": "soft"}
 WORDS = {"pass": "ok", "warn": "warning", "fail": "failed", "skipped": "skipped"}
@@ -31,18 +29,9 @@ TITLES = {
 }
 
 
-def read_rounds(run_directory: Path) -> list[JsonObject]:
-    """The rounds of a run, the oldest first; none where there are none, or nothing is readable."""
-    try:
-        rounds = parse_json((run_directory / CHECKS_FILE).read_bytes())
-    except (OSError, ValueError):
-        return []
-    return [one for one in rounds if isinstance(one, dict)] if isinstance(rounds, list) else []
-
-
-def checks(run_directory: Path) -> Markup:
+def checks(view: RunView) -> Markup:
     """The newest round of a run, the verdicts of all, and what failed in earlier ones."""
-    rounds = read_rounds(run_directory)
+    rounds = view["checks"]
     if not rounds:
         return raw_markup("")
     rows = [_row(check) for check in _checks_of(rounds[-1])]

@@ -1,11 +1,9 @@
 """The report's section on quantum steps: what was asked, what was chosen, whose answer, and how it
-compares, from `quantum.json` and `comparison.json` of a run."""
+compares."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TypeGuard
 
-from infrastructure.core.json_text import parse_json
 from infrastructure.monitoring.drawing.formatting import (
     clip,
     format_duration,
@@ -18,10 +16,9 @@ from infrastructure.monitoring.drawing.quantum_plots import (
     density_picture,
     energy_picture,
 )
-from infrastructure.monitoring.report.report_sections import NOTHING, mapping_of, section
+from infrastructure.monitoring.records.run_view import RunView, mapping_of
+from infrastructure.monitoring.report.report_sections import NOTHING, section
 
-QUANTUM_FILE = "quantum.json"
-COMPARISON_FILE = "comparison.json"
 MAX_STEPS = 50
 QUESTIONS = {
     "data_selection": "Which training examples are trained on?",
@@ -41,11 +38,9 @@ COMPARED = {
 }
 
 
-def quantum_steps(directory: Path) -> Markup:
+def quantum_steps(view: RunView) -> Markup:
     """The section; nothing where no quantum step was made."""
-    content = read_json(directory / QUANTUM_FILE)
-    records = [r for r in _list(content.get("records")) if isinstance(r, Mapping)]
-    compared = read_json(directory / COMPARISON_FILE)
+    records, compared = view["quantum"], view["comparison"]
     if not records:
         return NOTHING
     answered = [r for r in records if r.get("outcome") == "answered"]
@@ -104,14 +99,6 @@ def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, obje
         f"It took {format_duration(cost)} and found a better answer than the plain methods;"
         " whether the model is better for it was not measured."
     )
-
-
-def read_json(path: Path) -> dict[str, object]:
-    """A JSON object; an empty one where it is not there or not readable."""
-    try:
-        return mapping_of(parse_json(path.read_bytes()))
-    except (OSError, ValueError):
-        return {}
 
 
 def comparison_table(compared: Mapping[str, object]) -> Markup:

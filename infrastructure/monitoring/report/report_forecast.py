@@ -1,12 +1,12 @@
 """The report's section on what was foretold before the first step, and what was decided then."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration, format_share
 from infrastructure.monitoring.drawing.html import Markup, joined, table
-from infrastructure.monitoring.records.run_reader import RunFacts
-from infrastructure.monitoring.report.report_sections import mapping_of, section
+from infrastructure.monitoring.records.run_view import RunView, mapping_of
+from infrastructure.monitoring.report.report_sections import section
 
 NAMES = {
     "seconds": "time from the first step to the end",
@@ -16,26 +16,25 @@ NAMES = {
 }
 
 
-def forecast(run: RunFacts) -> Markup:
+def forecast(view: RunView) -> Markup:
     """Forecast beside truth, and the values that were measured for `auto`."""
-    parts = [part for part in (_compared(run.summary), _decided(run.run)) if part]
+    parts = [part for part in (_compared(view["forecast"]), _decided(view["decided"])) if part]
     return section("Forecast", *parts) if parts else joined(())
 
 
-def _compared(summary: Mapping[str, object]) -> Markup | None:
-    forecast = summary.get("forecast")
+def _compared(forecast: Sequence[Mapping[str, Any]]) -> Markup | None:
     rows = [
         (NAMES[row["what"]], _shown(row, "foretold"), _shown(row, "was"), _error(row["error"]))
-        for row in (forecast if isinstance(forecast, list) else [])
-        if isinstance(row, dict) and row.get("what") in NAMES and _is_whole(row)
+        for row in forecast
+        if row.get("what") in NAMES and _is_whole(row)
     ]
-    return table(("", "foretold", "was", "error"), rows) if rows else None
+    return table(("", "forecast", "was", "error"), rows, "numbers forecast") if rows else None
 
 
-def _decided(run: Mapping[str, object]) -> Markup | None:
+def _decided(decided: Mapping[str, object]) -> Markup | None:
     rows = [
         (key, str(mapping_of(decision).get("value")), str(mapping_of(decision).get("origin")))
-        for key, decision in mapping_of(run.get("decided")).items()
+        for key, decision in decided.items()
     ]
     return table(("setting", "value", "decided"), rows) if rows else None
 

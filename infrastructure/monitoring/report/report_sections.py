@@ -1,24 +1,13 @@
-"""The sections of a report, each from the plain JSON of a run; a missing key is a missing line."""
+"""The sections of a report, each from the record of a run; what is not known is a missing line."""
 
 import re
-import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from infrastructure.monitoring.drawing.curves import (
-    curves,
-    evaluated_keys,
-    points_by_key,
-    single_numbers,
-)
-from infrastructure.monitoring.drawing.formatting import (
-    clip,
-    format_duration,
-    format_number,
-    format_share,
-)
+from infrastructure.monitoring.drawing.curves import charts_of, curves, single_numbers
+from infrastructure.monitoring.drawing.downsampling import NUM_BUCKETS
+from infrastructure.monitoring.drawing.formatting import clip
 from infrastructure.monitoring.drawing.html import (
     MAX_TEXT_CHARACTERS,
     Markup,
@@ -32,37 +21,15 @@ from infrastructure.monitoring.drawing.html import (
     readable_value,
     table,
 )
-from infrastructure.monitoring.drawing.tables import before_after_rows
-from infrastructure.monitoring.records.run_reader import FINISHED, RunFacts, format_moment
+from infrastructure.monitoring.records.run_reader import FINISHED
+from infrastructure.monitoring.records.run_view import RunView
 
 MAX_ROWS = 200
+MAX_ALERTS = 8
 MAX_PREVIEW_CHARACTERS = 200_000
 NOTHING = raw_markup("")
 HEADING = re.compile(r'<section id="(at-[a-z0-9-]+)"[^>]*><h2>(.*?)</h2>')
 MIN_CONTENTS = 4
-
-OUTCOMES = {
-    "finished": "Finished",
-    "stopped": "Stopped before the end",
-    "failed": "Failed",
-    "running": "Not finished: still running, or interrupted",
-}
-
-WHAT_LIES_WHERE = {
-    "final": "the trained model in the standard Hugging Face layout, with its tokenizer",
-    "stacks": "each stack of layers by itself; all of them are the model",
-    "rack": "the whole model once more, with plain weights",
-    "checkpoints": "everything that is needed to go on, bit for bit",
-    "metrics.jsonl": "a line for every logged step",
-    "metrics.csv": "the same, for a spreadsheet",
-    "tensorboard": "the same, for TensorBoard",
-    "logs": "what the run said",
-    "report.html": "this page",
-    "run.json": "configuration, versions, data and machine",
-    "summary.json": "how it ended",
-}
-
-FormatNumber = Callable[[float], str]
 
 
 def section(heading: str, *contents: object, css_class: str | None = None) -> Markup:
@@ -84,126 +51,77 @@ def contents_of(sections: Sequence[Markup]) -> Markup:
     return element("nav", *links, css_class="contents", **{"aria-label": "Contents"})
 
 
-def mapping_of(value: object) -> dict[str, object]:
-    """A copy of a mapping; of anything else an empty one."""
-    return dict(value) if isinstance(value, Mapping) else {}
-
-
-def header(run: RunFacts) -> Markup:
-    """The head of the page: which run, and how it ended."""
-    status = element("span", run.status, css_class=f"status {run.status}")
-    title = element("h1", run.title, status)
+def header(view: RunView, kind: str = "training report", *more: object) -> Markup:
+    """The head of a page: which run, and how it stands. `more`: to the right above it."""
+    over = element("div", element("span", f"Temper · {kind}"), *more, css_class="over")
+    status = element("span", view["state"], css_class=f"status {view['state']}")
     return element(
         "header",
-        element("div", "Temper · training report", css_class="over"),
-        title,
-        element("p", _outcome(run), css_class="lead"),
-        element("p", subject(run), css_class="soft"),
+        over,
+        element("h1", view["title"], status),
+        element("p", view["state_text"], css_class="lead"),
+        element("p", view["subject"], css_class="soft"),
     )
 
 
-def _outcome(run: RunFacts) -> str:
-    parts = [OUTCOMES[run.status]]
-    if run.last_step is not None:
-        parts[0] += f" at step {run.last_step:,}"
-    seconds = run.summary.get("seconds")
-    if isinstance(seconds, int | float):
-        parts[0] += f", after {format_duration(seconds)}"
-    if reason := run.summary.get("reason"):
-        parts.append(str(reason))
-    if run.status == "running" and run.last_record_at:
-        parts.append(f"the last numbers are of {run.last_record_at}")
-    return clip(": ".join([parts[0], "; ".join(parts[1:])]) if parts[1:] else parts[0], 600) + "."
-
-
-def subject(run: RunFacts) -> str:
-    """What is trained on what, in one line."""
-    model = mapping_of(run.run.get("model"))
-    parts = [f"Model {model['name']}"] if "name" in model else []
-    if isinstance(total := model.get("num_parameters"), int):
-        text = f"{total / 1e6:,.4g} M parameters"
-        trained = model.get("num_trainable")
-        if isinstance(trained, int) and trained != total:
-            text += f", {trained / 1e6:,.4g} M of them trained"
-        parts.append(text)
-    if path := run.config_value("data.path"):
-        parts.append(f"data {path}")
-    if created := run.run.get("created"):
-        parts.append(f"begun {format_moment(str(created))}")
-    if run.title != run.run_id:
-        parts.append(f"run {run.run_id}")
-    return " · ".join(parts)
-
-
-def tiles(run: RunFacts) -> Markup:
-    """The numbers to remember, large."""
-    before, after = run.before, run.after
+def tiles(view: RunView, *more: Markup) -> Markup:
+    """The numbers to remember, large; `more`: what only one page shows."""
     shown = [
-        _change_tile("Held-out loss", before.get("eval_loss"), after.get("eval_loss")),
-        _change_tile(
-            "Exact match",
-            mapping_of(before.get("exact_match")).get("all"),
-            mapping_of(after.get("exact_match")).get("all"),
-            format_share,
-        ),
-        NOTHING if "eval_loss" in after else _tile("Loss", run.last("loss"), format_number),
-        _tile("Steps", run.last_step, format_number),
-        _tile("Tokens", run.last("tokens"), format_number),
-        _tile("Tokens per second", run.tokens_per_second, lambda rate: format_number(round(rate))),
-        _tile("Time", run.summary.get("seconds"), format_duration),
-        _cost_tile(mapping_of(run.summary.get("cost"))),
+        make_tile(line["name"], line["text"], line.get("before", ""), line.get("more", ""))
+        for line in view["headlines"]
     ]
-    shown = [tile for tile in shown if tile]
-    return element("section", *shown, css_class="tiles") if shown else NOTHING
+    shown += more
+    return element("section", *shown, css_class="tiles") if any(shown) else NOTHING
 
 
-def _tile(name: str, value: object, format_value: FormatNumber) -> Markup:
-    if not isinstance(value, int | float):
-        return NOTHING
-    shown = element("div", _safely(format_value, value), css_class="value")
-    return element("div", element("div", name, css_class="name"), shown, css_class="tile")
+def make_tile(name: str, text: object, before: str = "", more: object = "") -> Markup:
+    """A number with its name above, what it was before it, and something smaller below."""
+    was = element("span", f"{before} → ", css_class="from") if before else ""
+    shown = [element("div", name, css_class="name"), element("div", was, text, css_class="value")]
+    if more:
+        shown.append(element("div", more, css_class="more"))
+    return element("div", *shown, css_class="tile")
 
 
-def _cost_tile(cost: Mapping[str, object]) -> Markup:
-    if not isinstance(text := cost.get("text"), str):
-        return NOTHING
-    shown = element("div", text, css_class="value")
-    return element("div", element("div", "Cost", css_class="name"), shown, css_class="tile")
+def moment(unix_seconds: float, form: str = "ago") -> Markup:
+    """A moment, which the script of the live page counts up, as `ago` or as a bare `age`."""
+    local = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix_seconds))
+    attributes = {"data-at": f"{unix_seconds:.0f}", "data-form": form, "title": local}
+    return element("time", local, **attributes)
 
 
-def _change_tile(
-    name: str, before: object, after: object, format_value: FormatNumber = format_number
-) -> Markup:
-    if not isinstance(after, int | float):
-        return NOTHING
-    shown: list[object] = [format_value(after)]
-    if isinstance(before, int | float):
-        shown.insert(0, element("span", f"{format_value(before)} → ", css_class="from"))
-    value = element("div", *shown, css_class="value")
-    return element("div", element("div", name, css_class="name"), value, css_class="tile")
-
-
-def _safely(format_value: FormatNumber, value: float) -> str:
-    return str(format_value(value)) if value == value else "NaN"
-
-
-def notices(run: RunFacts, not_finite: list[str]) -> Markup:
+def notices(view: RunView) -> Markup:
     """What went wrong, first on the page."""
     parts: list[Markup] = []
-    if error := run.summary.get("error"):
-        parts.append(element("pre", clip(str(error), MAX_TEXT_CHARACTERS)))
-    lines = [*run.problems, *[f"Not finite: {sentence}." for sentence in not_finite]]
-    if lines:
-        parts.append(element("ul", *[element("li", line) for line in lines]))
-    if not parts:
-        return NOTHING
+    if error := view["error"]:
+        parts.append(element("pre", clip(error, MAX_TEXT_CHARACTERS)))
+    if view["problems"]:
+        parts.append(element("ul", *[element("li", line) for line in view["problems"]]))
     return section("What to know", *parts, css_class="notice")
 
 
-def errors(run: RunFacts) -> Markup:
+def alerts(view: RunView) -> Markup:
+    """The newest alerts of the monitor, the newest first."""
+    newest = view["alerts"][-MAX_ALERTS:][::-1]
+    rows = []
+    for alert in newest:
+        at = moment(alert["time"]) if alert["time"] is not None else ""
+        style = "soft" if alert["is_over"] else alert["severity"]
+        what = element("span", alert["text"], css_class=style)
+        rows.append((element("span", at, css_class="soft"), what))
+    if not rows:
+        return NOTHING
+    all_of_them = len(view["alerts"])
+    more = f" (the newest {MAX_ALERTS} of {all_of_them})" if all_of_them > MAX_ALERTS else ""
+    is_alarm = any(alert["severity"] != "info" and not alert["is_over"] for alert in newest)
+    heading, css_class = ("Alerts", "alerts alarm") if is_alarm else ("Noted", "alerts")
+    return section(f"{heading}{more}", table((), rows, "stack"), css_class=css_class)
+
+
+def errors(view: RunView) -> Markup:
     """What the training got over, and what ended it."""
     rows = []
-    for record in run.errors:
+    for record in view["errors"]:
         named = record.get("rows")
         of_rows = ", ".join(map(str, named)) if isinstance(named, list) else ""
         texts = (record.get(key, "") for key in ("step", "kind", "message", "action"))
@@ -211,15 +129,16 @@ def errors(run: RunFacts) -> Markup:
     if not rows:
         return NOTHING
     headings = ("step", "what", "in its own words", "what was done", "rows")
-    is_over = run.status == FINISHED
+    earlier = view["num_errors"] - len(rows)
+    more = element("p", f"and {earlier:,} earlier ones", css_class="soft") if earlier else ""
+    is_over = view["state"] == FINISHED
     title = "What it got over" if is_over else "What went wrong and what was done"
-    return section(title, _limited(headings, rows, "stack"))
+    return section(title, table(headings, rows, "stack"), more)
 
 
-def before_after(run: RunFacts) -> Markup:
+def before_after(view: RunView) -> Markup:
     """Numbers before and after the training; nothing where none were measured."""
-    loss = run.config_value("training.loss")
-    rows = before_after_rows(run.before, run.after, loss) if run.after else []
+    rows = view["before_after"]
     if not rows:
         return NOTHING
     classes = ["part" if row[0].startswith(" ") else "total" for row in rows]
@@ -228,27 +147,27 @@ def before_after(run: RunFacts) -> Markup:
     return section("Before → after", table(headings, cells, "numbers change", classes))
 
 
-def example(run: RunFacts) -> Markup:
+def example(view: RunView) -> Markup:
     """A held-out prompt with its answers; nothing where there is none."""
-    given = mapping_of(run.summary.get("example"))
-    shown = {key: value for key, value in given.items() if value is not None}
+    shown = view["example"]
     if not shown:
         return NOTHING
     answers = []
     for key, name in (("expected", "Expected"), ("before", "Before"), ("after", "After")):
         if key in shown:
             heading = element("h3", name, _verdict(shown, key))
-            answers.append(element("div", heading, element("pre", _as_text(shown[key]))))
+            text = _as_text(shown[key]) or "(nothing)"
+            answers.append(element("div", heading, element("pre", text)))
     prompt = element("h3", "Prompt") + element("pre", _as_text(shown.get("prompt", "")))
     three = element("div", *answers, css_class="columns three")
     return section("A generated example", raw_markup(prompt), three)
 
 
 def _verdict(shown: Mapping[str, object], key: str) -> Markup:
-    if key == "expected" or "expected" not in shown:
+    if key != "after" or "expected" not in shown:
         return NOTHING
     is_right = _as_text(shown[key]).strip() == _as_text(shown["expected"]).strip()
-    word, css_class = ("as expected", "good") if is_right else ("differs", "bad")
+    word, css_class = ("as expected", "good") if is_right else ("differs", "soft")
     return element("span", word, css_class=css_class)
 
 
@@ -260,34 +179,36 @@ def _as_text(value: object) -> str:
     return clip(value if isinstance(value, str) else as_json(value), MAX_TEXT_CHARACTERS)
 
 
-def curve_section(run: RunFacts) -> Markup:
-    """The curves of the training."""
-    points, evaluated = points_by_key(run.records), evaluated_keys(run.records)
-    figures, numbers = curves(points, evaluated), single_numbers(points, evaluated)
+def curve_section(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
+    """The curves of the training, or why there are none yet.
+
+    Args:
+        num_buckets: the most pieces of a picture's curve, but for the loss.
+    """
+    charts = charts_of(view["curves"], view["evaluated"], num_buckets)
+    figures, numbers = curves(charts), single_numbers(charts)
     if not figures and not numbers:
-        return section("Curves", element("p", "No step has been logged yet.", css_class="soft"))
+        waits = "Before the first step the model and the data are prepared and measured."
+        text = "No step has been logged yet. " + ("" if view["is_over"] else waits)
+        return section("Curves", element("p", text, css_class="soft"))
     small = element("div", *figures[1:], css_class="columns") if figures[1:] else NOTHING
     return section("Curves", *figures[:1], small, numbers)
 
 
-def data(run: RunFacts) -> Markup:
+def data(view: RunView) -> Markup:
     """Whatever the data report says: sentences, counts, tables, and the preview of tokens."""
-    report = {**mapping_of(run.run.get("data")), **run.data_report}
+    report = dict(view["data"])
     lines = report.pop("lines", None)
     sentences = lines if isinstance(lines, list) else []
     previews = [str(report.pop(key)) for key in list(report) if key.endswith("html")]
     single = {key: value for key, value in report.items() if not isinstance(value, dict | list)}
     groups = [_group(key, value) for key, value in report.items() if key not in single]
-    parts = []
+    counts = [element("div", *groups, css_class="columns")] if any(groups) else []
+    parts = [*counts, facts(single)] if single else counts
     if sentences:
         items = [element("li", sentence) for sentence in sentences[:MAX_ROWS]]
-        parts.append(element("ul", *items))
-    if any(groups):
-        parts.append(element("div", *groups, css_class="columns"))
-    if single and sentences:
-        parts.append(element("details", element("summary", "More facts"), facts(single)))
-    elif single:
-        parts.append(facts(single))
+        more = [element("details", element("summary", "More facts"), *parts)] if parts else []
+        parts = [element("ul", *items), *more]
     return section("Data", *parts, *[_preview(preview) for preview in previews])
 
 
@@ -322,19 +243,16 @@ def _preview(html: str) -> Markup:
     return element("details", element("summary", "What the model sees: the first examples"), box)
 
 
-def configuration(run: RunFacts) -> Markup:
+def configuration(view: RunView) -> Markup:
     """What was set for this run in the open, all other values behind a click."""
-    config = run.config
-    given = {key: (value, source) for key, (value, source) in config.items() if source != "default"}
+    config = view["config"]
+    given = {key: pair for key, pair in config.items() if pair[1] != "default"}
     rest = {key: pair for key, pair in config.items() if key not in given}
-    parts = []
-    if command := run.run.get("command"):
-        text = shlex.join(map(str, command)) if isinstance(command, list) else str(command)
-        parts.append(element("pre", clip(text, MAX_TEXT_CHARACTERS)))
+    parts = [element("pre", view["command"])] if view["command"] else []
     if given:
         parts.append(_config_table(given))
     if rest:
-        label = f"{len(rest)} values by default"
+        label = f"{len(rest)} value{'s' * (len(rest) > 1)} by default"
         parts.append(element("details", element("summary", label), _config_table(rest)))
     return section("Configuration", *parts)
 
@@ -349,74 +267,51 @@ def _exact(value: object) -> str:
     return clip(value if isinstance(value, str) else as_json(value), MAX_TEXT_CHARACTERS)
 
 
-def machine(run: RunFacts) -> Markup:
+def software(view: RunView) -> Markup:
     """Hardware and versions."""
-    parts = []
-    for key, heading in (("hardware", "Hardware"), ("versions", "Versions")):
-        if known := mapping_of(run.run.get(key)):
-            if key == "hardware" and (precision := run.run.get("precision")):
-                known["precision"] = precision
-            parts.append(element("div", element("h3", heading), facts(known)))
-    return section("Machine", element("div", *parts, css_class="columns")) if parts else NOTHING
+    parts = [
+        element("div", element("h3", heading), facts(known))
+        for heading, known in (("Hardware", view["hardware"]), ("Versions", view["versions"]))
+        if known
+    ]
+    columns = element("div", *parts, css_class="columns")
+    return section("Hardware and versions", columns) if parts else NOTHING
 
 
-def places(run: RunFacts) -> Markup:
+def places(view: RunView) -> Markup:
     """Where everything lies."""
-    named = {str(k): str(v) for k, v in mapping_of(run.summary.get("paths")).items()}
-    there = {n: str(run.directory / n) for n in WHAT_LIES_WHERE if (run.directory / n).exists()}
-    shown = named | {n: path for n, path in there.items() if path not in named.values()}
-    rows = [
-        (name, element("code", path), WHAT_LIES_WHERE.get(Path(path).name, ""))
-        for name, path in shown.items()
-    ]
-    return section("Where everything lies", table((), rows, "stack")) if rows else NOTHING
+    rows = [(name, element("code", path), what) for name, path, what in view["paths"]]
+    return section("Where everything lies", table((), rows, "stack names")) if rows else NOTHING
 
 
-def safety(run: RunFacts) -> Markup:
+def safety(view: RunView) -> Markup:
     """What of the work is where, and what would be lost if this machine died."""
-    known = run.copies
-    if "place" not in known:
-        text = str(known.get("text", "")) or "The checkpoints lie on this machine only."
-        return section("Where your work is", element("p", text, css_class="soft"))
-    rows: list[tuple[str, object]] = [("copied to", element("code", str(known["place"])))]
-    if (step := known.get("confirmed_step")) is None:
-        rows.append(("safe there", "nothing is confirmed yet"))
-    else:
-        rows.append(("safe there", f"step {step}, {_moments(known)}"))
-    if (newest := known.get("newest_step")) is not None and newest != step:
-        rows.append(("on this machine only", f"step {newest}"))
-    if published := known.get("published"):
-        rows.append(("the trained model", element("code", str(published))))
-    if error := known.get("problem") or known.get("error"):
-        rows.append(("what is wrong", clip(str(error), MAX_TEXT_CHARACTERS)))
-    return section("Where your work is", table((), rows, "stack"))
-
-
-def _moments(known: Mapping[str, object]) -> str:
+    known = view["backup"]
+    if known["place"] is None:
+        return section("Where your work is", element("p", f"{known['text']}.", css_class="soft"))
+    rows: list[tuple[str, object]] = [("copied to", element("code", known["place"]))]
+    step, newest = known["confirmed_step"], known["newest_step"]
     moments = [
-        f"{word} {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(moment))}"
-        for word, key in (("saved", "saved_at"), ("confirmed", "confirmed_at"))
-        if isinstance(moment := known.get(key), int | float)
+        joined([f", {word} ", moment(at)])
+        for word, at in (("saved", known["saved_at"]), ("confirmed", known["confirmed_at"]))
+        if at is not None
     ]
-    return ", ".join(moments)
+    safe = "nothing is confirmed yet" if step is None else joined([f"step {step}", *moments])
+    rows.append(("safe there", safe))
+    if newest is not None and newest != step:
+        rows.append(("on this machine only", f"step {newest}"))
+    if known["published"] is not None:
+        rows.append(("the trained model", element("code", known["published"])))
+    if known["problem"] is not None:
+        rows.append(("what is wrong", clip(known["problem"], MAX_TEXT_CHARACTERS)))
+    return section("Where your work is", table((), rows, "stack names"))
 
 
-def next_steps(run: RunFacts) -> Markup:
+def next_steps(view: RunView) -> Markup:
     """The commands to type next."""
-    final = run.directory / "final"
-    steps: list[tuple[str, str]] = []
-    if run.status != "finished":
-        steps.append(("Go on where it stopped", f"temper train-resume {_quoted(run.directory)}"))
-    if final.exists():
-        held_out = run.config_value("data.eval_path") or run.config_value("data.path")
-        data = _quoted(held_out) if held_out else "DATA"
-        steps.append(("Evaluate the result", f"temper train-eval {_quoted(final)} {data}"))
-    if (run.directory / "tensorboard").exists():
-        logs = run.directory / "tensorboard"
-        steps.append(("See the numbers in TensorBoard", f"tensorboard --logdir {_quoted(logs)}"))
-    parts = [part for what, line in steps for part in (element("p", what), element("pre", line))]
-    return section("How to go on", *parts)
-
-
-def _quoted(path: object) -> str:
-    return shlex.quote(str(path))
+    lines = [
+        part
+        for what, line in view["next_steps"]
+        for part in (element("p", what), element("pre", line))
+    ]
+    return section("How to go on", *lines)

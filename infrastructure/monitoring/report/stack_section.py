@@ -1,11 +1,9 @@
-"""The report's section on stack-wise training: which layers trained when, and the loss by phase,
-from `stackwise.json` of a run."""
+"""The report's section on stack-wise training: which layers trained when, and the loss by phase."""
 
 import math
 import re
 from collections.abc import Mapping
 from itertools import pairwise
-from pathlib import Path
 
 from infrastructure.monitoring.drawing.curves import PointsByKey
 from infrastructure.monitoring.drawing.downsampling import Points
@@ -17,10 +15,9 @@ from infrastructure.monitoring.drawing.formatting import (
 )
 from infrastructure.monitoring.drawing.html import Markup, element, table
 from infrastructure.monitoring.drawing.stack_plots import Bar, Span, StackPicture
-from infrastructure.monitoring.report.quantum_section import read_json
-from infrastructure.monitoring.report.report_sections import NOTHING, mapping_of, section
+from infrastructure.monitoring.records.run_view import RunView, mapping_of
+from infrastructure.monitoring.report.report_sections import NOTHING, section
 
-STACKWISE_FILE = "stackwise.json"
 NARROW, WIDE = 440, 980
 MAX_ROWS, MAX_OPEN_ROWS = 100, 8
 MAX_LAYERS, MAX_PHASES = 1000, 1000
@@ -37,13 +34,9 @@ GROWING = "The model grows: all layers that are there train."
 Plan = dict[str, object]
 
 
-def stack_section(directory: Path, points: PointsByKey) -> Markup:
-    """The section; nothing where the training was not stack-wise.
-
-    Args:
-        points: the numbers of `metrics.jsonl`, see `report_curves.points_by_key`.
-    """
-    plan, phases = read_stacks(directory, points)
+def stack_section(view: RunView) -> Markup:
+    """The section; nothing where the training was not stack-wise."""
+    plan, phases = stacks_of(view)
     if not phases:
         return NOTHING
     layers, bars = _layers_of(plan), [bar for _, bar in phases]
@@ -66,10 +59,10 @@ def stack_section(directory: Path, points: PointsByKey) -> Markup:
     )
 
 
-def read_stacks(directory: Path, points: PointsByKey) -> tuple[Plan, list[tuple[Plan, Bar]]]:
+def stacks_of(view: RunView) -> tuple[Plan, list[tuple[Plan, Bar]]]:
     """The plan of a stack-wise training and its phases, each with what is drawn of it; both empty
     where there is none."""
-    record = read_json(directory / STACKWISE_FILE)
+    record = view["stackwise"]
     plan = mapping_of(record.get("plan"))
     phases = [mapping_of(phase) for phase in _list(plan.get("phases"))][:MAX_PHASES]
     if not 0 < _layers_of(plan) <= MAX_LAYERS:
@@ -83,7 +76,7 @@ def read_stacks(directory: Path, points: PointsByKey) -> tuple[Plan, list[tuple[
         starts.append(began.get(index, end))
         end = starts[-1] + _whole(phase.get("num_steps"))
     bars = [
-        (phase, _bar(index, phase, steps, index in began, points))
+        (phase, _bar(index, phase, steps, index in began, view["curves"]))
         for index, (phase, steps) in enumerate(zip(phases, pairwise([*starts, end]), strict=True))
         if steps[0] < steps[1]
     ]

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from infrastructure.core.json_text import JsonValue
+from infrastructure.core.json_text import JsonObject
 from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.monitoring.drawing.html import Markup, raw_markup, table
-from infrastructure.monitoring.records.run_reader import RunFacts
+from infrastructure.monitoring.records.run_view import RunView
 from infrastructure.monitoring.report.report_sections import section
 
 COLUMNS = ("stage", "time", "share", "what is done")
@@ -18,22 +18,18 @@ class _Stage:
     what: str
 
     @classmethod
-    def of(cls, record: JsonValue) -> "_Stage | None":
+    def of(cls, record: JsonObject) -> "_Stage | None":
         """None where the file is damaged, or of a later version."""
-        if not isinstance(record, dict) or "name" not in record:
-            return None
         seconds = record.get("seconds")
-        if not isinstance(seconds, int | float) or seconds < 0:
+        if "name" not in record or not isinstance(seconds, int | float) or seconds < 0:
             return None
         ended = f" (ended by {record['error']})" if "error" in record else ""
         return cls(str(record["name"]), seconds, str(record.get("what", "")) + ended)
 
 
-def stages(run: RunFacts) -> Markup:
+def stages(view: RunView) -> Markup:
     """How long each stage of the run's last process took; nothing where it did not say."""
-    records = run.summary.get("stages")
-    known = [_Stage.of(one) for one in records] if isinstance(records, list) else []
-    whole = [one for one in known if one is not None]
+    whole = [one for record in view["stages"] if (one := _Stage.of(record)) is not None]
     total = sum(one.seconds for one in whole)
     if not total:
         return raw_markup("")
@@ -41,4 +37,4 @@ def stages(run: RunFacts) -> Markup:
         (one.name, format_duration(one.seconds), f"{100 * one.seconds / total:.0f} %", one.what)
         for one in whole
     ]
-    return section("What took how long", table(COLUMNS, rows))
+    return section("What took how long", table(COLUMNS, rows, "stages"))

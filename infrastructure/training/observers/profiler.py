@@ -11,7 +11,7 @@ import torch
 
 from infrastructure.core.best_effort import BestEffort
 from infrastructure.core.files import write_json
-from infrastructure.monitoring.report.report_machine import PROFILE_FILE
+from infrastructure.monitoring.records.run_reader import PROFILE_FILE
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 

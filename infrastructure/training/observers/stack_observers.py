@@ -9,7 +9,7 @@ from typing import Any
 
 from infrastructure.core.checksums import write_record
 from infrastructure.core.json_text import JsonObject
-from infrastructure.monitoring.report.stack_section import STACKWISE_FILE
+from infrastructure.monitoring.records.run_reader import STACKWISE_FILE
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.models.model_inputs import inner_model

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from infrastructure.core.checksums import write_record
-from infrastructure.monitoring.report.quantum_section import QUANTUM_FILE
+from infrastructure.monitoring.records.run_reader import QUANTUM_FILE
 from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Hook, Observer

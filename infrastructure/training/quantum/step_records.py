@@ -14,7 +14,11 @@ import numpy.typing as npt
 
 from infrastructure.core.json_text import JsonObject
 from infrastructure.monitoring.drawing.formatting import format_duration
-from infrastructure.monitoring.report.quantum_section import QUANTUM_FILE, read_json
+from infrastructure.monitoring.records.run_reader import (
+    QUANTUM_FILE,
+    objects_in,
+    read_small_files,
+)
 from infrastructure.quantum.problems.choice import Choice
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import Solution
@@ -121,9 +125,8 @@ class History:
 
 def read_records(run_directory: Path) -> list[Record]:
     """The records in `quantum.json` of a run; none where there is none, or it is damaged."""
-    records = read_json(run_directory / QUANTUM_FILE).get("records")
-    known = [one for one in records if isinstance(one, dict)] if isinstance(records, list) else []
-    return cast(list[Record], known)
+    content = read_small_files(run_directory, [QUANTUM_FILE]).object_in(QUANTUM_FILE)
+    return cast(list[Record], objects_in(content.get("records")))
 
 
 def _parsed(text: str) -> Record:

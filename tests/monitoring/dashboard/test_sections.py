@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.monitoring.dashboard.sections import format_step_time, sections_of
+from infrastructure.monitoring.dashboard.sections import sections_of
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_rows import RunRow
+from infrastructure.monitoring.records.run_view import view_of
 from tests.monitoring.report.test_report import Page
 from tests.monitoring.written_run import (
     add,
@@ -33,7 +34,9 @@ def opened(directory: Path) -> Iterator[LiveRun]:
 
 def text_of(run: LiveRun, rows: list[RunRow] | None = None) -> dict[str, str]:
     """The text of each part, as a reader of well-formed HTML sees it."""
-    return {name: Page(part).all_text for name, part in sections_of(run, rows or []).items()}
+    return {
+        name: Page(part).all_text for name, part in sections_of(view_of(run), rows or []).items()
+    }
 
 
 def write_backup(directory: Path, text: str) -> None:
@@ -46,11 +49,11 @@ def test_a_training_shows_how_far_it_is(tmp_path: Path) -> None:
     add(directory, *falling(1, 30), evaluation(10, 1.25), evaluation(30, 1.5))
     with opened(directory) as run:
         text = text_of(run)
-    assert text["progress"] == "step 30 of 40 about 5.0 s of steps left · trained for 15 s 75.0 %"
+    assert text["progress"] == "step 30 of 40 · 75.0 % about 5.0 s left · trained for 15 s"
     assert "Held-out loss 1.500 best 1.250" in text["tiles"]
     assert "Time per step 500 ms" in text["tiles"]
-    assert "This run is being trained by process" in text["head"]
-    assert "Model my-llama · 3 M parameters, 1.5 M of them trained" in text["head"]
+    assert "Being trained (process " in text["head"]
+    assert "Model: my-llama · 3 M parameters, 1.5 M of them trained" in text["head"]
     assert text["next"] == text["result"] == text["machine"] == text["alerts"] == ""
 
 
@@ -59,13 +62,15 @@ def test_nothing_changes_until_something_happens(tmp_path: Path) -> None:
     add(directory, *falling(1, 30))
     write_backup(directory, '{"place": "x", "confirmed_step": 20, "saved_at": 1000.0}')
     with opened(directory) as run:
-        first = sections_of(run, [])
+        first = sections_of(view_of(run), [])
         time.sleep(1.1)
         run.refresh()
-        assert sections_of(run, []) == first
+        assert sections_of(view_of(run), []) == first
         add(directory, step_record(31))
         run.refresh()
-        changed = {name for name, part in sections_of(run, []).items() if part != first[name]}
+        changed = {
+            name for name, part in sections_of(view_of(run), []).items() if part != first[name]
+        }
     assert {"progress", "tiles", "curves"} <= changed
     assert not changed & {"configuration", "safety", "errors"}
 
@@ -123,7 +128,7 @@ def test_a_run_that_was_broken_off_explains_how_to_go_on(tmp_path: Path) -> None
     add(directory, *falling(1, 3))
     with opened(directory) as run:
         text = text_of(run)
-    assert "This run was broken off: the process that trained it is gone." in text["head"]
+    assert "Broken off at step 3: the process that trained it is gone." in text["head"]
     assert "temper train-resume" in text["next"]
     assert "left" not in text["progress"]
 
@@ -133,7 +138,7 @@ def test_a_run_before_its_first_step_shows_what_happens(tmp_path: Path) -> None:
     (directory / "summary.json").unlink()
     with opened(directory) as run:
         text = text_of(run)
-    assert "This run is being prepared" in text["head"]
+    assert "Being prepared (process " in text["head"]
     assert "no numbers yet" in text["head"]
     assert text["progress"] == ""
     assert "the model and the data are prepared and measured" in text["curves"]
@@ -152,15 +157,8 @@ def test_runs_beside_it_are_listed_and_the_shown_one_is_marked(tmp_path: Path) -
     rows = [RunRow("b", "b", "running", 3, 0.5, None), RunRow("a", "a", "finished", 40, 0.25, 0.5)]
     directory = write_run(tmp_path, "a")
     with opened(directory) as run:
-        page = Page(sections_of(run, rows)["runs"])
+        page = Page(sections_of(view_of(run), rows)["runs"])
         assert text_of(run, rows[1:])["runs"] == ""
     links = [given for tag, given in page.tags if tag == "a"]
     assert [link["data-run"] for link in links] == ["b", "a"]
     assert [link.get("aria-current") for link in links] == [None, "true"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.0421, "42 ms"), (1.94, "1.9 s"), (75, "1 min 15 s")]
-)
-def test_the_time_of_a_step_is_readable(seconds: float, text: str) -> None:
-    assert format_step_time(seconds) == text

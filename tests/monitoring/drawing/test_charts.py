@@ -13,14 +13,14 @@ from infrastructure.monitoring.drawing.charts import (
     render_chart,
     uses_log_scale,
 )
-from infrastructure.monitoring.drawing.downsampling import Points, find_gaps, make_curve
+from infrastructure.monitoring.drawing.downsampling import Points, find_gaps
 from infrastructure.monitoring.drawing.formatting import format_number, format_share
 
 WIDTH, HEIGHT = 440, 220
 
 
 def draw(points: Points, marks: Points | None = None, **options: bool) -> ElementTree.Element:
-    chart = Chart("Loss <b>", make_curve(points), marks or [], format_number, **options)
+    chart = Chart("Loss <b>", points, marks or [], format_number, **options)
     return ElementTree.fromstring(render_chart(chart, WIDTH, HEIGHT))
 
 
@@ -74,9 +74,9 @@ def test_very_many_evaluations_become_a_line() -> None:
 
 def test_a_wide_range_of_positive_values_is_logarithmic() -> None:
     wide = [(1, 100.0), (2, 0.01)]
-    assert uses_log_scale(Chart("x", make_curve(wide), may_be_log=True))
-    assert not uses_log_scale(Chart("x", make_curve(wide)))
-    assert not uses_log_scale(Chart("x", make_curve([(1, 100.0), (2, 0.0)]), may_be_log=True))
+    assert uses_log_scale(Chart("x", wide, may_be_log=True))
+    assert not uses_log_scale(Chart("x", wide))
+    assert not uses_log_scale(Chart("x", [(1, 100.0), (2, 0.0)], may_be_log=True))
     svg = draw(wide, may_be_log=True)
     assert {"0.01", "1", "100"} <= {part.text for part in svg.iter("text")}
 
@@ -111,17 +111,17 @@ def test_gaps_are_named_up_to_a_limit() -> None:
     )
 
 
-def numbers_of(chart: Chart, points: Points) -> dict[str, Any]:
+def numbers_of(chart: Chart) -> dict[str, Any]:
     """What the page's script draws of a chart."""
-    content = parse_json(chart_json(chart, points).encode())
+    content = parse_json(chart_json(chart).encode())
     assert isinstance(content, dict)
     return content
 
 
 def test_a_figure_gives_scripts_its_numbers_and_units() -> None:
     points = [(20.0, 0.75), (10.0, 0.25), (15.0, math.nan)]
-    chart = Chart("Exact match", make_curve(points), [(20, 0.5)], format_share, from_zero=True)
-    shown = numbers_of(chart, points)
+    chart = Chart("Exact match", points, [(20, 0.5)], format_share, from_zero=True)
+    shown = numbers_of(chart)
     assert (shown["x"], shown["y"]) == ([10, 15, 20], [0.25, None, 0.75])
     assert (shown["marks_x"], shown["marks_y"], shown["gaps"]) == ([20], [0.5], [[15, 15]])
     assert (shown["scale"], shown["unit"], shown["axis"]) == (100, " %", "step")
@@ -130,24 +130,24 @@ def test_a_figure_gives_scripts_its_numbers_and_units() -> None:
 
 def test_a_long_curve_is_thinned_and_keeps_its_spikes() -> None:
     points = [(step, 50.0 if step == 7777 else 1.0) for step in range(20_000)]
-    shown = numbers_of(Chart("Loss", make_curve(points)), points)
+    shown = numbers_of(Chart("Loss", points))
     assert len(shown["x"]) <= 801
     assert max(shown["y"]) == 50.0
 
 
 def test_text_in_a_figure_is_never_markup() -> None:
     title = "</script><script>alert('x')\u2028"
-    html = figure(title, Chart(title, make_curve([(1, 1.0), (2, 2.0)]), axis=title), [(1, 1.0)])
+    html = figure(title, Chart(title, [(1, 1.0), (2, 2.0)], axis=title))
     assert "<script" not in html
     assert "\u2028" not in html.partition('data-chart="')[2].partition('"')[0]
 
 
 def test_one_point_is_no_chart() -> None:
-    assert Chart("x", make_curve([(1, 1.0)]), [(1, 2.0)]).is_one_dot
-    assert not Chart("x", make_curve([(1, 1.0), (2, 1.0)])).is_one_dot
+    assert Chart("x", [(1, 1.0)], [(1, 2.0)]).is_one_dot
+    assert not Chart("x", [(1, 1.0), (2, 1.0)]).is_one_dot
 
 
 def test_an_axis_may_count_something_else_than_steps() -> None:
-    svg = render_chart(Chart("Load", make_curve([(0.0, 1.0), (9.0, 2.0)]), axis="minutes"))
+    svg = render_chart(Chart("Load", [(0.0, 1.0), (9.0, 2.0)], axis="minutes"))
     assert ">minutes</text>" in svg
     assert ">step</text>" not in svg

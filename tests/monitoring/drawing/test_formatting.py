@@ -8,6 +8,7 @@ from infrastructure.monitoring.drawing.formatting import (
     format_duration,
     format_number,
     format_share,
+    format_step_time,
     printable,
 )
 
@@ -80,3 +81,10 @@ def test_clipping_shows_how_much_is_missing() -> None:
 def test_text_cannot_steer_the_terminal() -> None:
     assert printable("a\x1b[2J\nb\u202ec") == "a�[2J b�c"
     assert printable("日本 é") == "日本 é"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.0421, "42 ms"), (1.94, "1.9 s"), (75, "1 min 15 s")]
+)
+def test_the_time_of_a_step_is_readable(seconds: float, text: str) -> None:
+    assert format_step_time(seconds) == text

@@ -6,7 +6,6 @@ import re
 from html import unescape
 
 from infrastructure.monitoring.drawing.charts import Chart, figure
-from infrastructure.monitoring.drawing.downsampling import make_curve
 from infrastructure.monitoring.drawing.html import element
 from infrastructure.monitoring.drawing.html_page import FOLDER, page
 
@@ -29,7 +28,7 @@ def test_a_page_without_charts_has_no_script() -> None:
 
 def test_a_page_with_charts_allows_just_its_own_script() -> None:
     points = [(1.0, 1.0), (2.0, 2.0)]
-    html = page("A", figure("loss", Chart("Loss", make_curve(points)), points))
+    html = page("A", figure("loss", Chart("Loss", points)))
     (script,) = re.findall(r"<script>(.*?)</script>", html, flags=re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert policy_of(html).endswith(f"; script-src 'sha256-{digest}'")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from PIL import Image
 
-from infrastructure.monitoring.drawing.curves import PointsByKey, points_by_key
+from infrastructure.monitoring.drawing.curves import PointsByKey
 from infrastructure.monitoring.drawing.plots import write_plots
-from tests.monitoring.written_run import evaluation, falling, step_record
+from tests.monitoring.written_run import evaluation, falling, points_by_key, step_record
 
 
 def points() -> PointsByKey:

@@ -15,7 +15,9 @@ import pytest
 from infrastructure.core.files import write_text
 from infrastructure.monitoring.drawing.metrics_file import encode_record
 from infrastructure.monitoring.records.live_run import LiveRun
+from infrastructure.monitoring.records.machine_history import machine_charts
 from infrastructure.monitoring.records.run_owner import leave_trainer, write_trainer
+from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.training_monitor import PERFORMANCE_FILE
 from infrastructure.monitoring.watching.alerts import AlertRule, AlertWatch
 from tests.monitoring.written_run import (
@@ -33,7 +35,7 @@ from tests.slow import slow
 def test_a_run_is_read_look_by_look(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
     run = LiveRun(directory)
-    assert (run.state, run.step, run.share_done, run.changed_at) == ("running", None, None, None)
+    assert (run.state, run.step, run.share_done, run.written_at) == ("running", None, None, None)
     add(directory, *falling(1, 10))
     assert run.refresh() is True
     assert (run.step, run.total_steps, run.share_done) == (10, 40, 0.25)
@@ -191,6 +193,7 @@ def test_how_well_the_steps_use_the_machine_is_among_its_curves(tmp_path: Path) 
         use = {"time": 1000.0 + second, "step": second, "data_wait_percent": 5.0 + second}
         add(directory, {**use, "model_flops_utilization": 0.4}, file=str(PERFORMANCE_FILE))
     run = LiveRun(directory)
-    titles = [chart.title for _, chart, _ in run.machine.charts()]
+    curves = read_view(directory)["machine"]["curves"]
+    titles = [chart.title for chart in machine_charts(curves).values()]
     assert titles == ["Waiting for data, %", "Model FLOPs utilization, %"]
     run.close()

@@ -1,27 +1,40 @@
 """What the monitor wrote of the machine becomes meters of now and curves over time."""
 
-from infrastructure.monitoring.records.machine_history import MachineHistory, Meter
+from typing import Any
+
+from infrastructure.monitoring.drawing.charts import Chart
+from infrastructure.monitoring.records.machine_history import MachineHistory, machine_charts
 from tests.monitoring.written_run import GPU, sample
+
+
+def take(history: MachineHistory, samples: list[dict[str, Any]]) -> None:
+    for one in samples:
+        history.add(one)
+
+
+def charts_of(history: MachineHistory) -> list[Chart]:
+    curves = {key: points.kept for key, points in history.points.items()}
+    return list(machine_charts(curves).values())
 
 
 def test_meters_show_how_full_things_are_now() -> None:
     history = MachineHistory()
-    history.add([sample(10), sample(0)])
-    assert history.meters() == [
-        Meter("processor", 0.5, "50 %", True),
-        Meter("memory", 0.75, "6.0 of 8.0 GiB", False),
-        Meter("GPU 0", 0.97, "97 % · 71 °C · 65 W", True),
-        Meter("GPU 0 memory", 14 / 15, "14.0 of 15.0 GiB", False),
+    take(history, [sample(10), sample(0)])
+    assert [tuple(meter.values()) for meter in history.meters()] == [
+        ("processor", 0.5, "50 %", "fine"),
+        ("memory", 0.75, "6.0 of 8.0 GiB", "fine"),
+        ("GPU 0", 0.97, "97 % · 71 °C · 65 W", "fine"),
+        ("GPU 0 memory", 14 / 15, "14.0 of 15.0 GiB", "high"),
     ]
-    assert [meter.level for meter in history.meters()] == ["fine", "fine", "fine", "high"]
 
 
 def test_curves_are_over_time_in_round_units() -> None:
     history = MachineHistory()
-    history.add(
-        [sample(seconds, cpu_percent=40.0 + seconds / 60) for seconds in range(600, -1, -5)]
+    take(
+        history,
+        [sample(seconds, cpu_percent=40.0 + seconds / 60) for seconds in range(600, -1, -5)],
     )
-    charts = {chart.title: chart for _, chart, _ in history.charts()}
+    charts = {chart.title: chart for chart in charts_of(history)}
     assert list(charts) == [
         "GPU load, %",
         "GPU memory, GiB",
@@ -40,17 +53,17 @@ def test_curves_are_over_time_in_round_units() -> None:
 def test_each_card_has_its_own_curve() -> None:
     history = MachineHistory()
     cards = [GPU, {**GPU, "index": 1, "utilization_percent": 12.0}]
-    history.add([sample(10, gpus=cards), sample(0, gpus=cards)])
-    titles = [chart.title for _, chart, _ in history.charts()]
+    take(history, [sample(10, gpus=cards), sample(0, gpus=cards)])
+    titles = [chart.title for chart in charts_of(history)]
     assert titles[:2] == ["GPU load, %", "GPU load, card 1, %"]
-    assert [meter.text for meter in history.meters() if meter.name == "GPU 1"] == [
+    assert [meter["text"] for meter in history.meters() if meter["name"] == "GPU 1"] == [
         "12 % · 71 °C · 65 W"
     ]
 
 
 def test_odd_samples_are_left_out_and_nothing_always_zero_is_drawn() -> None:
     history = MachineHistory()
-    history.add([{"cpu_percent": 1.0}, {"time": "x"}, sample(0, gpus="none", cpu_percent=0.0)])
-    assert "Processor load, %" not in [chart.title for _, chart, _ in history.charts()]
-    assert [meter.name for meter in history.meters()] == ["processor", "memory"]
+    take(history, [{"cpu_percent": 1.0}, {"time": "x"}, sample(0, gpus="none", cpu_percent=0.0)])
+    assert "Processor load, %" not in [chart.title for chart in charts_of(history)]
+    assert [meter["name"] for meter in history.meters()] == ["processor", "memory"]
     assert len(history.points["cpu_percent"].kept) == 1

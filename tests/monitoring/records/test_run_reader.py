@@ -3,64 +3,57 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.monitoring.records.run_reader import read_run_facts, title_of
+from infrastructure.monitoring.records.run_reader import (
+    CHECKS_FILE,
+    config_of,
+    numbers_of,
+    read_rounds,
+    read_small_files,
+    title_of,
+)
 
 
 def test_an_empty_directory_is_a_run_without_facts(tmp_path: Path) -> None:
-    run = read_run_facts(tmp_path)
-    assert (run.run_id, run.status, run.last_step, run.problems) == (
-        tmp_path.name,
-        "running",
-        None,
-        [],
-    )
+    run = read_small_files(tmp_path)
+    assert (run.run_id, run.status, run.files, run.problems) == (tmp_path.name, "running", {}, [])
 
 
 def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no run directory"):
-        read_run_facts(tmp_path / "nothing")
+        read_small_files(tmp_path / "nothing")
 
 
 def test_damaged_files_are_reported_and_left_out(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"run_id": ')
     (tmp_path / "summary.json").write_text("[]")
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\nbroken\n{"step": 2}\n{"ste')
-    run = read_run_facts(tmp_path)
-    assert [record["step"] for record in run.records] == [1, 2]
-    assert len(run.problems) == 3
+    (tmp_path / CHECKS_FILE).write_text("{}")
+    run = read_small_files(tmp_path)
+    assert run.files == {}
     assert "run.json could not be read" in run.problems[0]
-    assert "summary.json is no JSON object" in run.problems[1]
-    assert "1 lines of metrics.jsonl are damaged" in run.problems[2]
-    assert run.last_record_at is not None
+    assert "summary.json is not what a run writes" in run.problems[1]
+    assert "checks.json is not what a run writes" in run.problems[2]
 
 
-def test_config_values_come_with_their_source(tmp_path: Path) -> None:
-    config = {"seed": {"value": 1, "source": "--seed"}, "old": 3}
-    (tmp_path / "run.json").write_text(json.dumps({"config": config}))
-    run = read_run_facts(tmp_path)
-    assert run.config == {"seed": (1, "--seed"), "old": (3, "")}
-    assert run.config_value("seed") == 1
-    assert run.config_value("nothing") is None
+def test_rounds_of_checks_are_the_objects_of_their_file(tmp_path: Path) -> None:
+    assert read_rounds(tmp_path) == []
+    (tmp_path / CHECKS_FILE).write_text('[{"step": 1}, 3]')
+    assert read_rounds(tmp_path) == [{"step": 1}]
+
+
+def test_config_values_come_with_their_source() -> None:
+    run = {"config": {"seed": {"value": 1, "source": "--seed"}, "old": 3}}
+    assert config_of(run) == {"seed": (1, "--seed"), "old": (3, "")}
 
 
 def test_only_numbers_count_as_measurements(tmp_path: Path) -> None:
     after = {"eval_loss": "NaN", "exact_match": {"all": 0.5, "bad": "x"}, "text": "y"}
     (tmp_path / "summary.json").write_text(json.dumps({"after": after, "before": None}))
-    run = read_run_facts(tmp_path)
-    assert run.after["eval_loss"] != run.after["eval_loss"]
-    assert run.after["exact_match"] == {"all": 0.5}
-    assert "text" not in run.after
-    assert run.before == {}
-
-
-def test_the_speed_is_that_of_all_steps_together(tmp_path: Path) -> None:
-    lines = [
-        {"step": 1, "seconds": 1.0, "tokens_per_second": 100.0},
-        {"step": 2, "seconds": 3.0, "tokens_per_second": 300.0},
-        {"step": 3, "seconds": 2.0, "tokens_per_second": "NaN"},
-    ]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert read_run_facts(tmp_path).tokens_per_second == 250.0
+    summary = read_small_files(tmp_path).summary
+    numbers = numbers_of(summary["after"])
+    assert numbers["eval_loss"] != numbers["eval_loss"]
+    assert numbers["exact_match"] == {"all": 0.5}
+    assert "text" not in numbers
+    assert numbers_of(summary["before"]) == {}
 
 
 def titled(run_id: str, created: str = "2026-11-23T18:25:55+0000", **config: object) -> str:

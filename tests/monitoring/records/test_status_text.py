@@ -11,6 +11,10 @@ from infrastructure.monitoring.records.status_text import alert_words, error_wor
 SAFE = {"place": "drive:x", "confirmed_step": 120, "saved_at": 1000.0}
 
 
+def facts(copies: dict[str, Any], **summary: Any) -> RunFacts:
+    return RunFacts(Path(), {"checkpoints/backup.json": copies, "summary.json": summary})
+
+
 @pytest.mark.parametrize(
     ("copies", "message"),
     [
@@ -25,13 +29,13 @@ SAFE = {"place": "drive:x", "confirmed_step": 120, "saved_at": 1000.0}
     ],
 )
 def test_what_would_be_lost_now_is_reported(copies: dict[str, Any], message: str) -> None:
-    assert safety_words(RunFacts(Path(), backup=copies), now=1090.0) == message
+    assert safety_words(facts(copies), now=1090.0) == message
 
 
 def test_a_run_that_has_ended_loses_nothing_more() -> None:
-    run = RunFacts(Path(), backup=SAFE, summary={"status": "finished"})
+    run = facts(SAFE, status="finished")
     assert safety_words(run, now=1090.0) == "backup: step 120 is safe at drive:x"
-    run.summary["backup"] = {**run.backup, "problem": "the place is full"}
+    run = facts(SAFE, status="finished", backup={**SAFE, "problem": "the place is full"})
     assert safety_words(run, now=1090.0).endswith("; NOT SAFE YET: the place is full")
 
 

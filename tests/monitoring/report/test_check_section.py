@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from infrastructure.monitoring.report.check_section import CHECKS_FILE, check_tables, checks
+from infrastructure.monitoring.records.run_reader import CHECKS_FILE
+from infrastructure.monitoring.records.run_view import read_view
+from infrastructure.monitoring.report.check_section import check_tables, checks
 
 BAD: dict[str, Any] = {
     "name": "loss",
@@ -33,8 +35,7 @@ def test_each_group_is_a_card_and_text_is_no_markup() -> None:
 @pytest.mark.parametrize("contents", ["", "{", "3", "[]", "[1, null]"])
 def test_a_run_without_readable_checks_has_no_section(tmp_path: Path, contents: str) -> None:
     (tmp_path / CHECKS_FILE).write_text(contents)
-    assert checks(tmp_path) == ""
-    assert checks(tmp_path / "nowhere") == ""
+    assert checks(read_view(tmp_path)) == ""
 
 
 def test_a_run_shows_all_verdicts_and_the_newest_checks(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_a_run_shows_all_verdicts_and_the_newest_checks(tmp_path: Path) -> None:
         {"step": 70, "verdict": "1 check: 1 passed", "checks": [SPEED]},
     ]
     (tmp_path / CHECKS_FILE).write_text(json.dumps(rounds))
-    section = checks(tmp_path)
+    section = checks(read_view(tmp_path))
     assert "at step 0: 1 check: 1 failed loss: it is &lt;b&gt;bad&lt;/b&gt;" in section
     assert "at step 70: 1 check: 1 passed" in section
     assert "<td>speed</td>" in section
@@ -55,4 +56,4 @@ def test_a_run_shows_all_verdicts_and_the_newest_checks(tmp_path: Path) -> None:
 )
 def test_a_round_of_any_shape_is_shown_as_far_as_it_goes(tmp_path: Path, one: Any) -> None:
     (tmp_path / CHECKS_FILE).write_text(json.dumps([one]))
-    assert checks(tmp_path).startswith("<section ")
+    assert checks(read_view(tmp_path)).startswith("<section ")

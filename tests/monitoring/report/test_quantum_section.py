@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from infrastructure.monitoring.report.quantum_section import (
-    COMPARISON_FILE,
-    QUANTUM_FILE,
-    quantum_steps,
-)
+from infrastructure.monitoring.records.run_reader import COMPARISON_FILE, QUANTUM_FILE
+from infrastructure.monitoring.records.run_view import read_view
+from infrastructure.monitoring.report.quantum_section import quantum_steps
 
 ANSWER: dict[str, Any] = {
     "step": 0,
@@ -42,7 +40,7 @@ def shown(folder: Path, *records: Any, rows: Any = None) -> str:
     (folder / QUANTUM_FILE).write_text(json.dumps({"records": list(records)}))
     if rows is not None:
         (folder / COMPARISON_FILE).write_text(json.dumps({"rows": rows}))
-    return quantum_steps(folder)
+    return quantum_steps(read_view(folder))
 
 
 def test_the_problem_the_choice_and_the_comparison_are_shown(tmp_path: Path) -> None:
@@ -95,10 +93,10 @@ def test_only_what_was_skipped(tmp_path: Path) -> None:
 
 
 def test_nothing_where_there_was_no_quantum_step(tmp_path: Path) -> None:
-    assert quantum_steps(tmp_path) == ""
+    assert quantum_steps(read_view(tmp_path)) == ""
     assert shown(tmp_path) == ""
     (tmp_path / QUANTUM_FILE).write_text("{")
-    assert quantum_steps(tmp_path) == ""
+    assert quantum_steps(read_view(tmp_path)) == ""
 
 
 @pytest.mark.parametrize("key", ANSWER)

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from infrastructure.core.files import write_json
+from infrastructure.monitoring.records.run_reader import PROFILE_FILE
+from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.report.report import write_report
-from infrastructure.monitoring.report.report_machine import PROFILE_FILE, machine_use
+from infrastructure.monitoring.report.report_machine import machine_use
 from infrastructure.monitoring.training_monitor import (
     SYSTEM_FILE,
     TrainingMetrics,
@@ -43,25 +45,25 @@ def test_the_page_has_numbers_curves_and_alerts(run: Path) -> None:
     page = write_report(run).read_text()
     assert "The machine while it trained" in page
     assert "GPU 0 (Tesla T4) has 87 °C" in page
-    assert "Processor, percent" in page
-    assert "GPU 0 (Tesla T4): use, percent" in page
-    assert "<td>40 %</td>" in page  # the most that the processor was used
+    assert "Processor load, %" in page
+    assert "GPU temperature, °C" in page
+    assert "<td>40.0 %</td>" in page  # the most that the processor was used
     assert "<td>90 °C</td>" in page
 
 
 def test_a_run_without_alerts_is_shown_as_one(tmp_path: Path) -> None:
     monitor = TrainingMonitor(tmp_path, machine=ScriptedMachine(), gpus=ScriptedGpus())
     monitor.stop_monitoring()
-    assert "No alert was raised." in machine_use(tmp_path)
+    assert "No alert was raised." in machine_use(read_view(tmp_path))
 
 
 def test_a_run_that_was_not_watched_has_no_section(tmp_path: Path) -> None:
-    assert machine_use(tmp_path) == ""
+    assert machine_use(read_view(tmp_path)) == ""
 
 
 def test_a_profile_is_a_table(tmp_path: Path) -> None:
     write_json(tmp_path / PROFILE_FILE, PROFILE)
-    shown = machine_use(tmp_path)
+    shown = machine_use(read_view(tmp_path))
     assert "Where the time of steps 3 to 4 went" in shown
     assert "aten::mm&lt;x&gt;" in shown
     assert "1,200" in shown
@@ -73,7 +75,7 @@ def test_a_profile_is_a_table(tmp_path: Path) -> None:
 def test_a_damaged_profile_is_left_out(tmp_path: Path, damaged: str) -> None:
     (tmp_path / PROFILE_FILE).parent.mkdir(parents=True)
     (tmp_path / PROFILE_FILE).write_text(damaged)
-    assert machine_use(tmp_path) == ""
+    assert machine_use(read_view(tmp_path)) == ""
 
 
 def test_damaged_samples_are_left_out(run: Path) -> None:
@@ -84,4 +86,4 @@ def test_damaged_samples_are_left_out(run: Path) -> None:
         json.dumps({"gpus": ["GPU"], "cpu_percent": None}),
     ]
     file.write_text(file.read_text() + "\n".join(damaged) + "\n")
-    assert "<td>40 %</td>" in machine_use(run)
+    assert "<td>40.0 %</td>" in machine_use(read_view(run))

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from infrastructure.monitoring.drawing.curves import PointsByKey
-from infrastructure.monitoring.report.stack_section import (
-    STACKWISE_FILE,
-    read_stacks,
-    stack_section,
-)
+from infrastructure.monitoring.records.run_reader import STACKWISE_FILE
+from infrastructure.monitoring.records.run_view import RunView, read_view
+from infrastructure.monitoring.report.stack_section import stack_section, stacks_of
 
 
 def phase(number: int, **more: Any) -> dict[str, Any]:
@@ -43,7 +41,11 @@ POINTS: PointsByKey = {
 
 def shown(folder: Path, found: Any = STACKWISE, points: PointsByKey = POINTS) -> str:
     (folder / STACKWISE_FILE).write_text(json.dumps(found))
-    return stack_section(folder, points)
+    return stack_section(viewed(folder, points))
+
+
+def viewed(folder: Path, points: PointsByKey = POINTS) -> RunView:
+    return {**read_view(folder), "curves": points}
 
 
 def blocks(page: str) -> list[tuple[str, str]]:
@@ -66,11 +68,11 @@ def test_which_layers_trained_when(tmp_path: Path) -> None:
 
 def test_the_loss_by_phase(tmp_path: Path) -> None:
     (tmp_path / STACKWISE_FILE).write_text(json.dumps(STACKWISE))
-    _, phases = read_stacks(tmp_path, POINTS)
+    _, phases = stacks_of(viewed(tmp_path))
     assert [bar.losses for _, bar in phases] == [POINTS["loss"][:4], []]
     began = {**STACKWISE, "began": [{"phase": 0, "step": 0}, {"phase": 1, "step": 5}]}
     (tmp_path / STACKWISE_FILE).write_text(json.dumps(began))
-    _, phases = read_stacks(tmp_path, POINTS)
+    _, phases = stacks_of(viewed(tmp_path))
     assert [bar.losses for _, bar in phases] == [POINTS["loss"][:5], POINTS["loss"][5:]]
     assert [(bar.first_step, bar.last_step) for _, bar in phases] == [(0, 5), (5, 9)]
     page = shown(tmp_path, began)
@@ -112,7 +114,7 @@ def test_losses_that_are_not_numbers(tmp_path: Path) -> None:
 
 
 def test_nothing_where_there_are_no_stacks(tmp_path: Path) -> None:
-    assert stack_section(tmp_path, POINTS) == ""
+    assert stack_section(viewed(tmp_path)) == ""
 
 
 PLAN = STACKWISE["plan"]

@@ -1,30 +1,36 @@
 """The stages on the report's page."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infrastructure.monitoring.records.run_reader import RunFacts
+from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.report.stage_section import stages
 
-
-def page(records: Any) -> str:
-    return str(stages(RunFacts(Path("run"), summary={"stages": records})))
+RECORDS = [{"name": "model", "what": "loaded", "seconds": 1}, {"name": "x", "seconds": 3}]
 
 
-def test_times_and_shares_are_shown() -> None:
-    found = page([{"name": "model", "what": "loaded", "seconds": 1}, {"name": "x", "seconds": 3}])
+def page(folder: Path, records: Any) -> str:
+    (folder / "summary.json").write_text(json.dumps({"stages": records}))
+    return str(stages(read_view(folder)))
+
+
+def test_times_and_shares_are_shown(tmp_path: Path) -> None:
+    found = page(tmp_path, RECORDS)
     assert "What took how long" in found
     assert "25 %" in found
     assert "75 %" in found
     assert "loaded" in found
 
 
-def test_a_stage_that_ended_the_run_is_named() -> None:
-    assert "ended by OSError" in page([{"name": "save", "seconds": 1, "error": "OSError"}])
+def test_a_stage_that_ended_the_run_is_named(tmp_path: Path) -> None:
+    assert "ended by OSError" in page(
+        tmp_path, [{"name": "save", "seconds": 1, "error": "OSError"}]
+    )
 
 
 @pytest.mark.parametrize("records", [None, [], "x", [1], [{"name": "a", "seconds": "long"}], {}])
-def test_damaged_records_are_left_out(records: Any) -> None:
-    assert page(records) == ""
+def test_damaged_records_are_left_out(tmp_path: Path, records: Any) -> None:
+    assert page(tmp_path, records) == ""

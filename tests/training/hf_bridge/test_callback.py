@@ -28,7 +28,7 @@ from infrastructure.core.errors import (
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
-from infrastructure.monitoring.records.run_reader import read_run_facts
+from infrastructure.monitoring.records.run_reader import config_of, read_small_files
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.run.directory import find_run
 from infrastructure.run.find import newest_of_this_purpose
@@ -548,9 +548,9 @@ def test_the_commands_of_temper_know_such_a_run_for_what_it_is(tmp_path: Path) -
         run.read_configuration()
     other = DeploymentConfig(output_dir=str(tmp_path / "runs"))
     assert newest_of_this_purpose(other, []) is None
-    facts = read_run_facts(run.path)
-    assert facts.config["trainer.max_steps"] == (2, "TrainingArguments of the Trainer")
-    assert facts.run["model"]["num_trainable"] > 0
+    record = read_small_files(run.path).run
+    assert config_of(record)["trainer.max_steps"] == (2, "TrainingArguments of the Trainer")
+    assert record["model"]["num_trainable"] > 0
     plain = type(tiny_model()).from_pretrained(run.final)
     newest = CheckpointManager(run.checkpoints).newest()
     saved = load_checkpoint(newest).tensors["model"]

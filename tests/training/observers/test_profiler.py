@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from infrastructure.monitoring.report.report_machine import PROFILE_FILE
+from infrastructure.monitoring.records.run_reader import PROFILE_FILE
 from infrastructure.training.observers.profiler import TRACE_FILE, ProfilerObserver
 from tests.training.toy_training import Training
 

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from infrastructure.monitoring.report.quantum_section import QUANTUM_FILE, quantum_steps
+from infrastructure.monitoring.records.run_reader import QUANTUM_FILE
+from infrastructure.monitoring.records.run_view import read_view
+from infrastructure.monitoring.report.quantum_section import quantum_steps
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.quantum.records_observer import (
     QuantumRecords,
@@ -44,7 +46,7 @@ def test_a_training_records_its_steps_and_reports_them(saved_llama: Path, tmp_pa
     assert sum(line.startswith("Quantum step (data selection)") for line in lines) == len(
         facts["records"]
     )
-    assert facts["records"][-1]["chosen"] in quantum_steps(run)
+    assert facts["records"][-1]["chosen"] in quantum_steps(read_view(run))
 
 
 def session_with(*found: dict[str, Any]) -> Any:

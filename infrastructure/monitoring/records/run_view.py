@@ -1,0 +1,404 @@
+"""The one record of a run that everything renders: report, page, notebook panel and terminal.
+
+`temper watch RUN --json` prints it. It is made from the run directory in bounded memory, by a
+`LiveRun`; whoever renders it opens no file and computes nothing of the run again. All texts are as
+people read them, so a number is spelled in one way wherever it is shown.
+"""
+
+import math
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import NotRequired, TypedDict
+
+from infrastructure.core.json_text import JsonObject, JsonValue
+from infrastructure.monitoring.drawing.curves import PointsByKey
+from infrastructure.monitoring.drawing.formatting import (
+    clip,
+    format_bytes,
+    format_number,
+    format_rate,
+    format_share,
+    format_step_time,
+)
+from infrastructure.monitoring.drawing.metrics_file import Record
+from infrastructure.monitoring.drawing.tables import EXACT_MATCH, before_after_rows, held_out_loss
+from infrastructure.monitoring.records.live_run import LiveRun
+from infrastructure.monitoring.records.machine_history import Meter
+from infrastructure.monitoring.records.run_reader import (
+    CHECKS_FILE,
+    COMPARISON_FILE,
+    FINISHED,
+    PROFILE_FILE,
+    QUANTUM_FILE,
+    STACKWISE_FILE,
+    RunFacts,
+    config_of,
+    data_words,
+    format_moment,
+    model_words,
+    numbers_of,
+    objects_in,
+)
+from infrastructure.monitoring.records.status_text import (
+    alert_words,
+    error_words,
+    progress_words,
+    safety_words,
+    state_words,
+    time_words,
+)
+
+MAX_COMMAND_CHARACTERS = 4000
+HELD_OUT_KEYS = ("data.eval_path", "data.path")
+WHAT_LIES_WHERE = {
+    "final": "the trained model in the standard Hugging Face layout, with its tokenizer",
+    "stacks": "each stack of layers by itself; all of them are the model",
+    "rack": "the whole model once more, with plain weights",
+    "checkpoints": "everything that is needed to go on, bit for bit",
+    "metrics.jsonl": "a line for every logged step",
+    "metrics.csv": "the same, for a spreadsheet",
+    "tensorboard": "the same, for TensorBoard",
+    "logs": "what the run said",
+    "report.html": "this page",
+    "run.json": "configuration, versions, data and machine",
+    "summary.json": "how it ended",
+}
+
+
+class Headline(TypedDict):
+    """A number that people look for first.
+
+    Attributes:
+        before: what it was before the training.
+        more: something smaller to be known of it.
+    """
+
+    name: str
+    value: float
+    text: str
+    before: NotRequired[str]
+    more: NotRequired[str]
+
+
+class Alert(TypedDict):
+    """An alert of the monitor; times are unix times."""
+
+    time: float | None
+    severity: str
+    text: str
+    is_over: bool
+
+
+class Backup(TypedDict):
+    """What of the work is safe elsewhere.
+
+    Attributes:
+        place: None: the checkpoints lie on this machine only.
+        saved_at, confirmed_at: unix times of what is safe.
+        newest_step: of the newest checkpoint, safe or not.
+        published: where the trained model lies.
+        problem: why something is not safe.
+        text: all of it in a sentence, with its age now.
+    """
+
+    place: str | None
+    confirmed_step: int | None
+    saved_at: float | None
+    confirmed_at: float | None
+    newest_step: int | None
+    published: str | None
+    problem: str | None
+    text: str
+
+
+class Machine(TypedDict):
+    """The machine.
+
+    Attributes:
+        meters: how full it is now; empty when the run has ended.
+        curves: key → (unix time, value).
+        rows: name, mean, 95th percentile of the newest values, most, last.
+        is_watched: somebody has written down how it is.
+        profile: which operations took the time of a few steps.
+    """
+
+    meters: list[Meter]
+    curves: PointsByKey
+    rows: list[list[str]]
+    is_watched: bool
+    profile: JsonObject
+
+
+class RunView(TypedDict):
+    """A run as it is now. What is not known is None, or empty.
+
+    Attributes:
+        subject: what is trained on what.
+        state: one of `live_run.STATES`; state_text: a sentence.
+        is_over: it trains no more, whatever the reason.
+        written_at: unix time of the newest numbers.
+        progress, times: how far it is, and how long it took and takes, in words.
+        share_done: from 0 to 1.
+        error: what ended it.
+        problems: what could not be read, and where numbers are none.
+        before_after: what, before, after, change; the held-out numbers.
+        curves: key → (step, value); evaluated: the keys of them that evaluations gave.
+        errors: what the training got over, and what ended it; num_errors: how many there were.
+        config: key → value, and where that came from.
+        paths: name, path, and what lies there.
+        next_steps: what to do, and the command for it.
+    """
+
+    run_id: str
+    title: str
+    directory: str
+    subject: str
+    state: str
+    state_text: str
+    is_over: bool
+    written_at: float | None
+    step: int | None
+    total_steps: int | None
+    share_done: float | None
+    progress: str
+    times: str
+    seconds_trained: float
+    seconds_left: float | None
+    headlines: list[Headline]
+    error: str | None
+    problems: list[str]
+    before_after: list[tuple[str, str, str, str]]
+    example: JsonObject
+    curves: PointsByKey
+    evaluated: list[str]
+    held_out_name: str
+    alerts: list[Alert]
+    errors: list[Record]
+    num_errors: int
+    backup: Backup
+    machine: Machine
+    data: dict[str, object]
+    quantum: list[JsonObject]
+    comparison: JsonObject
+    stackwise: JsonObject
+    checks: list[JsonObject]
+    forecast: list[JsonObject]
+    decided: JsonObject
+    stages: list[JsonObject]
+    command: str
+    config: dict[str, tuple[object, str]]
+    hardware: dict[str, object]
+    versions: dict[str, object]
+    paths: list[tuple[str, str, str]]
+    next_steps: list[tuple[str, str]]
+
+
+def read_view(directory: Path) -> RunView:
+    """A run as it is now.
+
+    Raises:
+        ValueError: there is no such directory.
+    """
+    with closing(LiveRun(directory)) as run:
+        return view_of(run)
+
+
+def view_of(run: LiveRun) -> RunView:
+    """A run as it was when it was read last."""
+    facts = run.facts
+    record, summary = facts.run, facts.summary
+    config = config_of(record)
+    loss = summary.get("loss_function") or config.get("training.loss", (None, ""))[0]
+    before, after = (numbers_of(summary.get(name)) for name in ("before", "after"))
+    hardware = mapping_of(record.get("hardware"))
+    if hardware and (precision := record.get("precision")):
+        hardware["precision"] = precision
+    return {
+        "run_id": facts.run_id,
+        "title": facts.title,
+        "directory": str(run.directory),
+        "subject": _subject(facts),
+        "state": run.state,
+        "state_text": state_words(run),
+        "is_over": run.has_ended,
+        "written_at": run.written_at,
+        "step": run.step,
+        "total_steps": run.total_steps,
+        "share_done": run.share_done,
+        "progress": progress_words(run),
+        "times": time_words(run),
+        "seconds_trained": run.seconds_trained,
+        "seconds_left": run.seconds_left,
+        "headlines": _headlines(run, before, after, held_out_loss(loss)),
+        "error": _text_or_none(summary.get("error")),
+        "problems": run.problems,
+        "before_after": before_after_rows(before, after, loss) if after else [],
+        "example": {k: v for k, v in json_object(summary.get("example")).items() if v is not None},
+        "curves": run.curves,
+        "evaluated": sorted(run.evaluated),
+        "held_out_name": held_out_loss(loss),
+        "alerts": [_alert(alert) for alert in run.alerts],
+        "errors": [{**error, "text": error_words(error)} for error in run.errors],
+        "num_errors": run.num_errors,
+        "backup": _backup(facts),
+        "machine": {
+            "meters": [] if run.has_ended else run.machine.meters(),
+            "curves": {key: points.kept for key, points in run.machine.points.items()},
+            "rows": run.machine.rows(),
+            "is_watched": bool(run.machine.last),
+            "profile": facts.object_in(PROFILE_FILE),
+        },
+        "data": {**mapping_of(record.get("data")), **facts.object_in("data_report.json")},
+        "quantum": objects_in(facts.object_in(QUANTUM_FILE).get("records")),
+        "comparison": facts.object_in(COMPARISON_FILE),
+        "stackwise": facts.object_in(STACKWISE_FILE),
+        "checks": objects_in(facts.files.get(CHECKS_FILE)),
+        "forecast": objects_in(summary.get("forecast")),
+        "decided": json_object(record.get("decided")),
+        "stages": objects_in(summary.get("stages")),
+        "command": _command(record.get("command")),
+        "config": config,
+        "hardware": hardware,
+        "versions": mapping_of(record.get("versions")),
+        "paths": _paths(facts),
+        "next_steps": _next_steps(facts, config),
+    }
+
+
+def mapping_of(value: object) -> dict[str, object]:
+    """A copy of a mapping; of anything else an empty one."""
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def json_object(value: JsonValue) -> JsonObject:
+    """`value`, where it is a JSON object; else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def _text_or_none(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _subject(facts: RunFacts) -> str:
+    """What is trained on what, in one line."""
+    model = mapping_of(facts.run.get("model"))
+    parts = [f"Model: {model_words(str(model['name']))}"] if "name" in model else []
+    if isinstance(total := model.get("num_parameters"), int):
+        text = f"{total / 1e6:,.4g} M parameters"
+        trained = model.get("num_trainable")
+        if isinstance(trained, int) and trained != total:
+            text += f", {trained / 1e6:,.4g} M of them trained"
+        parts.append(text)
+    if path := config_of(facts.run).get("data.path", (None, ""))[0]:
+        parts.append(f"data: {data_words(str(path))}")
+    if created := facts.run.get("created"):
+        parts.append(f"begun {format_moment(str(created))}")
+    if facts.title != facts.run_id:
+        parts.append(f"run {facts.run_id}")
+    return " · ".join(parts)
+
+
+def _headlines(
+    run: LiveRun, before: Mapping[str, object], after: Mapping[str, object], loss_name: str
+) -> list[Headline]:
+    """The result first, where there is one."""
+    was, now = (mapping_of(of.get("exact_match")).get("all") for of in (before, after))
+    held_out = run.points.get("eval_loss")
+    finite = [value for _, value in held_out.kept if math.isfinite(value)] if held_out else []
+    best = f"best {format_number(min(finite))}" if finite else ""
+    if "eval_loss" in after:
+        losses = [_headline(loss_name, after["eval_loss"], before=before.get("eval_loss"))]
+    else:
+        newest = _headline(loss_name, held_out.last if held_out else None, more=best)
+        losses = [_headline("loss", run.last("loss")), newest]
+    cost = mapping_of(run.facts.summary.get("cost"))
+    lines = [
+        *losses,
+        _headline(EXACT_MATCH, now, format_share, was),
+        _headline("tokens per second", run.tokens_per_second, format_rate),
+        _headline("time per step", run.seconds_per_step, format_step_time),
+        _headline("tokens", run.last("tokens")),
+        _headline("peak memory", run.last("memory_bytes"), format_bytes),
+        _headline("cost", cost.get("amount"), lambda _: str(cost.get("text"))),
+    ]
+    return [line for line in lines if line is not None]
+
+
+def _headline(
+    name: str,
+    value: object,
+    show: Callable[[float], str] = format_number,
+    before: object = None,
+    more: str = "",
+) -> Headline | None:
+    if not isinstance(value, int | float):
+        return None
+    line = Headline(name=name[:1].upper() + name[1:], value=value, text=show(value))
+    if isinstance(before, int | float):
+        line["before"] = show(before)
+    if more:
+        line["more"] = more
+    return line
+
+
+def _alert(record: Record) -> Alert:
+    moment = record.get("time")
+    return {
+        "time": moment if isinstance(moment, int | float) else None,
+        "severity": str(record.get("severity", "")),
+        "text": alert_words(record),
+        "is_over": "ended_at" in record,
+    }
+
+
+def _backup(facts: RunFacts) -> Backup:
+    known = facts.copies
+    step, newest = (known.get(f"{word}_step") for word in ("confirmed", "newest"))
+    saved, confirmed = (known.get(f"{word}_at") for word in ("saved", "confirmed"))
+    return {
+        "place": _text_or_none(known.get("place") or None),
+        "confirmed_step": step if isinstance(step, int) else None,
+        "saved_at": saved if isinstance(saved, int | float) else None,
+        "confirmed_at": confirmed if isinstance(confirmed, int | float) else None,
+        "newest_step": newest if isinstance(newest, int) else None,
+        "published": _text_or_none(known.get("published")),
+        "problem": _text_or_none(known.get("problem") or known.get("error")),
+        "text": safety_words(facts, time.time()),
+    }
+
+
+def _command(command: object) -> str:
+    text = shlex.join(map(str, command)) if isinstance(command, list) else str(command or "")
+    return clip(text, MAX_COMMAND_CHARACTERS)
+
+
+def _paths(facts: RunFacts) -> list[tuple[str, str, str]]:
+    """Name, path and meaning: as the run has said, and what is there besides."""
+    named = {str(k): str(v) for k, v in mapping_of(facts.summary.get("paths")).items()}
+    there = {name: facts.directory / name for name in WHAT_LIES_WHERE}
+    names = {Path(path).name for path in named.values()}
+    shown = named | {n: str(path) for n, path in there.items() if n not in names and path.exists()}
+    return [(n, path, WHAT_LIES_WHERE.get(Path(path).name, "")) for n, path in shown.items()]
+
+
+def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> list[tuple[str, str]]:
+    steps, final = [], facts.directory / "final"
+    if facts.status != FINISHED:
+        command = f"temper train-resume {_quoted(facts.directory)}"
+        steps.append(("Go on where it stopped", command))
+    if final.exists():
+        held_out = next((v for k in HELD_OUT_KEYS if (v := config.get(k, (None, ""))[0])), None)
+        data = _quoted(held_out) if held_out else "DATA"
+        steps.append(("Ask the model", f"temper ask {_quoted(final)}"))
+        steps.append(("Evaluate the result", f"temper train-eval {_quoted(final)} {data}"))
+    if (facts.directory / "tensorboard").exists():
+        logs = facts.directory / "tensorboard"
+        steps.append(("See the numbers in TensorBoard", f"tensorboard --logdir {_quoted(logs)}"))
+    return steps
+
+
+def _quoted(path: object) -> str:
+    return shlex.quote(str(path))
