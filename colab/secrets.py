@@ -16,7 +16,7 @@ from infrastructure.core.errors import MissingSecretError
 
 HF_TOKEN = "HF_TOKEN"
 SECRETS = (HF_TOKEN, "ALERT_WEBHOOK_URL")
-ENVIRONMENT, TOKEN_FILE, COLAB, MISSING = "environment", "token file", "Colab secrets", "missing"
+ENVIRONMENT, TOKEN_FILE, COLAB, MISSING = "environment", "token file", "Colab secrets", "not set"
 
 
 @dataclass(frozen=True)

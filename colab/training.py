@@ -29,7 +29,7 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
 from infrastructure.run.find import newest_of_this_purpose
 from infrastructure.run.record_types import Summary
-from infrastructure.run.summary_text import closing_lines, paths_of
+from infrastructure.run.summary_text import RESULT, closing_lines, paths_of
 from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.metrics.progress import Note, ProgressDisplay, make_progress
 
@@ -154,7 +154,7 @@ def in_notebook_words(line: str) -> str:
 
 def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
     cell = _Cell()
-    shown_elsewhere = ("console",) if in_notebook_kernel() else ()
+    shown_elsewhere = ("console", RESULT) if in_notebook_kernel() else ()
     deployment = TrainingDeployment(
         config, cell.report, accept, cell.begun, cell.make_progress, shown_elsewhere
     )
@@ -252,6 +252,6 @@ def _completed(run_path: Path, summary: Summary, was_trained: bool) -> Summary:
     run = RunDirectory(run_path)
     if run.is_of_a_trainer():
         if was_trained:
-            print(*closing_lines(run_path, summary), sep="\n")
+            print(*closing_lines(run_path, summary, in_notebook_kernel()), sep="\n")
         return summary
-    return TrainingDeployment(run.read_configuration()).complete(run)
+    return TrainingDeployment(run.read_configuration()).complete(run, in_notebook_kernel())

@@ -41,6 +41,7 @@ from infrastructure.deployment.run_record import (
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
+from infrastructure.monitoring.records.run_reader import data_words, model_words
 from infrastructure.run.checkpoint_paths import step_of, verify
 from infrastructure.run.configuration_judge import canonical_name
 from infrastructure.run.directory import RunDirectory, is_called, plan_run
@@ -52,7 +53,7 @@ from infrastructure.run.record_types import Summary
 from infrastructure.run.repair import repair_records, repair_run
 from infrastructure.run.replication import RunReplication
 from infrastructure.run.restore import restore_run, run_at_place, runs_at_place
-from infrastructure.run.summary_text import closing_lines
+from infrastructure.run.summary_text import RESULT, closing_lines
 from infrastructure.run.timings import Stages
 from infrastructure.testing.results import CheckResult
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
@@ -95,7 +96,7 @@ class TrainingDeployment:
         begun: is told the run's directory as soon as run.json lies in it.
         make_progress: makes what shows each step, from the total steps, the step that it begins
             at, and what gives a further note.
-        shown_elsewhere: sinks of metrics whose numbers that shows already, such as "console".
+        shown_elsewhere: what that shows already: sinks of metrics ("console"), or the RESULT.
 
     Raises:
         ValueError: `accept` holds an unknown name.
@@ -282,9 +283,12 @@ class TrainingDeployment:
         self.is_place_missing = copies.backup.is_missing
         self._place_id = copies.backup.place_id
 
-    def complete(self, run: RunDirectory) -> Summary:
+    def complete(self, run: RunDirectory, is_result_shown: bool = False) -> Summary:
         """Have all of a finished run confirmed at `backup.place`, and tell of it; nothing is
         trained.
+
+        Args:
+            is_result_shown: somebody else shows a person the result.
 
         Returns:
             What summary.json holds; `backup` says how the copies stand now.
@@ -294,7 +298,7 @@ class TrainingDeployment:
         with waited_for(run.path, self.config.backup.finish_seconds):
             copies.compare_anew()
             summary = complete_finished(run, copies, self.config.backup.finish_seconds)
-        for line in closing_lines(run.path, summary):
+        for line in closing_lines(run.path, summary, is_result_shown):
             self.report(line)
         self.report(f"Run {run.run_id} was finished before: {run.final}; --new-run trains again")
         copies.report_incomplete()
@@ -350,8 +354,8 @@ class TrainingDeployment:
         for note in self.config.notes():
             self.report(f"note: {note}")
         config = self.config
-        data_named = f" and data {config.data.path}" if config.data.path else ""
-        self.report(f"Preparing model {config.model.name}{data_named}")
+        data_named = f", data: {data_words(config.data.path)}" if config.data.path else ""
+        self.report(f"Preparing model: {model_words(config.model.name)}{data_named}")
         trainer = TrainerFactory().for_run(config, began_with, saved_tokenizer=saved_tokenizer)
         if trainer.backend_sentence:
             self.report(trainer.backend_sentence)
@@ -391,6 +395,7 @@ class TrainingDeployment:
             self.config.backup,
             self.report,
             self.config.price_per_hour,
+            RESULT in self.shown_elsewhere,
         )
         with self._stage("fit", "measuring memory and time of a step"):
             loop, state = self._make_ready(finalizer, checkpoint)

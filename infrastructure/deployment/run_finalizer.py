@@ -31,6 +31,7 @@ class RunFinalizer:
         patience: how long the end of a run waits for its copies.
         report: shows a line to a person.
         price_per_hour: what an hour of this machine costs; None: nobody has said.
+        is_result_shown: somebody else shows a person the result.
     """
 
     run: RunDirectory
@@ -42,6 +43,7 @@ class RunFinalizer:
     patience: BackupConfig
     report: Report
     price_per_hour: str | None = None
+    is_result_shown: bool = False
     started: float = field(default_factory=time.monotonic)
     _seconds: float | None = None
     _summary: Summary | None = None
@@ -63,7 +65,7 @@ class RunFinalizer:
             with self.stages.stage("back up"):
                 self.copies.complete(self.patience.finish_seconds, lambda: self._close(after))
             summary = self._close(after)
-        for line in closing_lines(self.run.path, summary):
+        for line in closing_lines(self.run.path, summary, self.is_result_shown):
             self.report(line)
         self.copies.report_incomplete()
         return summary

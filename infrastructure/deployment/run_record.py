@@ -10,6 +10,7 @@ from infrastructure.core.files import whole_directory
 from infrastructure.deployment.resuming import data_files_hash
 from infrastructure.evaluation.held_out import HeldOut
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
+from infrastructure.monitoring.records.run_reader import model_words
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import summary_of
 from infrastructure.run.record import base_record
@@ -104,7 +105,7 @@ def describe_model(trainer: EnhancedTrainer) -> str:
     count = trainer.num_processes
     processes = f", {count} processes" if count > 1 else ""
     return (
-        f"Model {described['name']}: {total / 1e6:.2f} M parameters{share},"
+        f"Model: {model_words(str(described['name']))}, {total / 1e6:.2f} M parameters{share},"
         f" {trainer.precision.name} on {trainer.device}{processes}"
     )
 

@@ -11,6 +11,7 @@ from infrastructure.monitoring.drawing.tables import before_after_table
 from infrastructure.run.record_types import Summary
 
 MAX_EXAMPLE_LINES = 8
+RESULT = "result"  # among what is shown elsewhere
 
 
 def paths_of(run_path: Path) -> dict[str, str]:
@@ -27,8 +28,16 @@ def paths_of(run_path: Path) -> dict[str, str]:
     return {name: str(path) for name, path in paths.items() if path.exists()}
 
 
-def closing_lines(run_path: Path, summary: Summary) -> list[str]:
-    """What is shown at the end: the table, an example, and where everything lies."""
+def closing_lines(run_path: Path, summary: Summary, is_result_shown: bool = False) -> list[str]:
+    """What is shown at the end: the table, an example, and where everything lies.
+
+    Args:
+        is_result_shown: a notebook's panel shows all but where it lies.
+    """
+    return ([] if is_result_shown else _result_lines(summary)) + _place_lines(run_path, summary)
+
+
+def _result_lines(summary: Summary) -> list[str]:
     loss = summary.get("loss_function")
     table = before_after_table(summary["before"], summary["after"] or {}, loss)
     lines = ["", table or "Nothing is held out, so nothing was measured; see data.validation_split"]
@@ -39,8 +48,11 @@ def closing_lines(run_path: Path, summary: Summary) -> list[str]:
         lines += ["", "A held-out example", *_indented("prompt", example["prompt"])]
         lines += _indented("expected", example["expected"])
         lines += _indented("before", example["before"]) + _indented("after", example["after"])
-    lines += ["", *costs] if (costs := cost_lines(summary)) else []
-    lines += ["", "Where everything lies"]
+    return lines + (["", *costs] if (costs := cost_lines(summary)) else [])
+
+
+def _place_lines(run_path: Path, summary: Summary) -> list[str]:
+    lines = ["", "Where everything lies"]
     lines += [f"  {name:<12} {_relative(path)}" for name, path in summary["paths"].items()]
     if model := summary["paths"].get("model"):
         lines.append(f"  {'ask it':<12} temper ask {shlex.quote(_relative(model))}")

@@ -91,7 +91,7 @@ def test_a_refusal_is_one_sentence_and_no_error_of_the_notebook(
 ) -> None:
     colab_session.behaves(**failure)
     (found,) = bring_secrets(["HF_TOKEN"])
-    assert found.place == "missing"
+    assert found.place == "not set"
     assert sentence in found.why
     with pytest.raises(MissingSecretError, match=r"HF_TOKEN is nowhere .*: add it under the key"):
         get_secret("HF_TOKEN")
@@ -106,7 +106,7 @@ def test_a_page_that_does_not_answer_is_waited_for_once(colab_session: ColabSess
 
 def test_access_that_is_given_later_counts(colab_session: ColabSession) -> None:
     colab_session.behaves(secrets={"HF_TOKEN": {"access": False, "payload": PLANTED}})
-    assert find_secret("HF_TOKEN").place == "missing"
+    assert find_secret("HF_TOKEN").place == "not set"
     give(colab_session, HF_TOKEN=PLANTED)
     assert find_secret("HF_TOKEN").place == "Colab secrets"
 
@@ -115,7 +115,7 @@ def test_where_there_is_no_page_nothing_is_read(
     colab_session: ColabSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TEMPER_PLATFORM", "notebook")
-    assert find_secret("HF_TOKEN") == SecretLookup("HF_TOKEN", "missing")
+    assert find_secret("HF_TOKEN") == SecretLookup("HF_TOKEN", "not set")
     assert colab_session.calls("get") == []
 
 

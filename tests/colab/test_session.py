@@ -34,7 +34,7 @@ def test_on_colab_runs_are_local_and_copied_to_drive_before_the_end(
     starts = ("Python", "CPU", "memory", "disk", "GPU", "kept: checkpoints are copied", "session")
     for start in starts:
         assert any(line.startswith(start) for line in shown), start
-    assert shown[-1].startswith("secrets: HF_TOKEN: missing")
+    assert shown[-1].startswith("secrets: HF_TOKEN: not set")
     assert len(shown) <= 12
 
 
@@ -128,7 +128,7 @@ def test_secrets_are_brought_and_their_values_shown_nowhere(
     colab_session.behaves(secrets={"HF_TOKEN": {"payload": PLANTED}})
     begun = begin()
     shown = capsys.readouterr().out
-    assert "secrets: HF_TOKEN: Colab secrets; ALERT_WEBHOOK_URL: missing" in shown
+    assert "secrets: HF_TOKEN: Colab secrets; ALERT_WEBHOOK_URL: not set" in shown
     assert PLANTED not in f"{shown} {begun!r} {begun.settings()}"
 
 

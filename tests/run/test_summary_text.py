@@ -31,6 +31,19 @@ def test_the_end_shows_table_example_and_places(tmp_path: Path) -> None:
     assert f"  run          {tmp_path}" in lines
 
 
+def test_where_the_result_is_shown_already_only_places_follow(tmp_path: Path) -> None:
+    lines = closing_lines(tmp_path, a_summary(tmp_path), is_result_shown=True)
+    assert lines[:2] == ["", "Where everything lies"]
+
+
+def test_a_long_answer_is_cut_and_blank_lines_are_left_out(tmp_path: Path) -> None:
+    example = {"prompt": "x", "expected": "y", "before": "\n\n".join("abcdefghijk"), "after": "y"}
+    lines = closing_lines(tmp_path, a_summary(tmp_path, example=example))
+    assert "            h" in lines
+    assert "            i" not in lines
+    assert "            … (3 more lines; the report has all)" in lines
+
+
 def test_without_held_out_data_nothing_is_claimed(tmp_path: Path) -> None:
     summary = a_summary(tmp_path, before={}, after={}, example=None, num_questions=0)
     assert "Nothing is held out" in closing_lines(tmp_path, summary)[1]

@@ -83,8 +83,15 @@ const temperCharts = (() => {
     }
 
     joined() {
-      const table = (data) => [
-        [data.x, data.y, smooth(data.y, weightOf(data))], [data.marks_x, data.marks_y]];
+      const table = (data) => {
+        const times = (values, unit) => {
+          const factor = data[unit] / this.data[unit]; // another run may be in minutes, or in GiB
+          return factor === 1 ? values : values.map((value) => (value === null ? null : value * factor));
+        };
+        const y = times(data.y, "y_unit");
+        return [[times(data.x, "x_unit"), y, smooth(y, weightOf(data))],
+          [times(data.marks_x, "x_unit"), times(data.marks_y, "y_unit")]];
+      };
       const tables = table(this.data);
       for (const run of this.laid) {
         const data = run.charts[this.figure.dataset.key];

@@ -47,6 +47,8 @@ class Chart:
         may_be_log: use a logarithmic value axis where the values span much.
         axis: what the other axis counts; in whole numbers.
         is_noisy: an average over neighbours says more than each value.
+        x_unit, y_unit: seconds and bytes, or whatever the numbers were, in one unit of the axes; so
+            that runs in other units can be laid over.
         num_buckets: the most pieces of the picture's curve.
     """
 
@@ -58,6 +60,8 @@ class Chart:
     may_be_log: bool = False
     axis: str = "step"
     is_noisy: bool = True
+    x_unit: float = 1.0
+    y_unit: float = 1.0
     num_buckets: int = NUM_BUCKETS
 
     @cached_property
@@ -149,6 +153,8 @@ def chart_json(chart: Chart, is_wide: bool = False) -> str:
         "marks_y": marks_y,
         "gaps": gaps,
         "axis": chart.axis,
+        "x_unit": chart.x_unit,
+        "y_unit": chart.y_unit,
         "scale": float(of_one),
         "unit": unit,
         "zero": chart.from_zero,

@@ -129,7 +129,7 @@ figcaption { font-size: 13px; color: var(--soft); }
   table.change { font-size: 13px; }
   table.numbers.change td, table.numbers.change th { padding-right: 7px; }
   table.numbers.change td:last-child, table.numbers.change th:last-child { padding-right: 0; }
-  table.numbers.change td:first-child { white-space: normal; overflow-wrap: anywhere; }
+  table.numbers.change td:first-child { white-space: normal; }
   table.change tr.part td:first-child { padding-left: 8px; }
   table.stack thead { display: none; }
   table.stack tr, table.stack td { display: block; border: 0; padding: 0; }

@@ -122,12 +122,13 @@ def chart_of(
     marks = points_of.get(quantity.marks_key, [])
     if not points and not marks:
         return None
-    points, format_value = _in_units(quantity.key, points)
+    size, format_value = _unit(quantity.key, points)
     return Chart(
         quantity.title,
-        points,
+        [(step, value / size) for step, value in points],
         marks,
         format_value,
+        y_unit=size,
         from_zero=quantity.from_zero,
         may_be_log=quantity.may_be_log,
         is_noisy=quantity.is_noisy,
@@ -145,14 +146,14 @@ def _further(key: str, points: Points, is_evaluation: bool, num_buckets: int) ->
     return Chart(title, points, [], format_value, num_buckets=num_buckets)
 
 
-def _in_units(key: str, points: Points) -> tuple[Points, Callable[[float], str]]:
-    """Bytes become the unit that fits the largest value, so that the axis has round numbers."""
+def _unit(key: str, points: Points) -> tuple[float, Callable[[float], str]]:
+    """What the values are divided by, and how they are shown then: bytes in the unit that fits the
+    largest, so that the axis has round numbers."""
     if not key.endswith("_bytes"):
-        return points, format_number
+        return 1.0, format_number
     largest = max((value for _, value in points if not not_finite_name(value)), default=0.0)
     size, unit = (2**30, "GiB") if largest >= 2**30 else (2**20, "MiB")
-    scaled = [(step, value / size) for step, value in points]
-    return scaled, lambda value: f"{format_number(value, 3)} {unit}"
+    return size, lambda value: f"{format_number(value, 3)} {unit}"
 
 
 def _caption(chart: Chart) -> Markup:

@@ -220,6 +220,8 @@ def _chart(title: str, points: Points, key: str, num_buckets: int) -> Chart:
         format_value=lambda value: format_number(value, 3),
         from_zero=True,
         axis=unit,
+        x_unit=seconds,
+        y_unit=size,
         is_noisy="memory" not in key,
         num_buckets=num_buckets,
     )

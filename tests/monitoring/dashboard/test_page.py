@@ -127,6 +127,24 @@ def test_values_zoom_log_scale_and_overlays_of_a_chart(runs: Path, browser: Brow
         assert browser.complaints == []
 
 
+def test_a_run_in_other_units_is_laid_over_in_those_of_the_chart(
+    runs: Path, browser: Browser
+) -> None:
+    """And a setting that one of the runs did not know is no difference between them."""
+    large = write_run(runs, "20240101-large", status="finished")
+    add(large, *({**record, "memory_bytes": 3.0 * 2**30} for record in falling(1, 40)))
+    record = json.loads((large / "run.json").read_text())
+    record["config"] |= {"training.new_one": 1, "data.path": {"value": "a/b.csv", "source": "x"}}
+    (large / "run.json").write_text(json.dumps(record))
+    keys = "document.querySelector('figure[data-key=memory_bytes] .run-keys').textContent"
+    with page_of(runs) as url:
+        browser.open(f"{url}?with=20240101-large")
+        browser.wait_for(f"{keys}.includes('20240101-large 3,072 MiB')")
+        compared = browser.evaluate("document.getElementById('compared').innerText")
+        assert "new one" not in compared
+        assert "b.csv" in compared
+
+
 def test_a_report_in_a_notebook_s_frame_has_charts_and_contents(
     runs: Path, browser: Browser, tmp_path: Path
 ) -> None:
