@@ -93,7 +93,7 @@ def test_a_loss_that_is_no_number_is_named(trainer: EnhancedTrainer, tmp_path: P
 
 def test_the_model_in_one_line(trainer: EnhancedTrainer, saved_llama: Path) -> None:
     line = describe_model(trainer)
-    assert line.startswith(f"Model {saved_llama}: 0.")
+    assert line.startswith(f"Model: {saved_llama.name}, 0.")
     assert line.endswith(f"M parameters, {trainer.precision.name} on cpu")
 
 
