@@ -1,6 +1,7 @@
 """`temper backup …`: what is at a place, whether it is whole, and bringing it back."""
 
 import argparse
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
@@ -32,11 +33,12 @@ from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import StorageError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.kept_traceback import COPIER_TRACEBACK_FILE
-from infrastructure.core.redact import redact_urls
+from infrastructure.core.redact import redact, redact_urls
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_number
 from infrastructure.monitoring.drawing.tables import render_table
+from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.run.checkpoint_paths import step_of
-from infrastructure.run.directory import RunDirectory, find_run
+from infrastructure.run.directory import RunDirectory, RunStatus, find_run
 from infrastructure.run.restore import answer_of, named_run, restore_run
 
 
@@ -120,11 +122,20 @@ def _list_runs(
         for run, row in newest.items()
     ]
     facts = [{"run": run, "newest_step": row.step if row else None} for run, row in newest.items()]
-    lines = [render_table(["run", "newest", "saved"], rows)] if rows else [f"No run at {place.url}"]
+    lines = [render_table(["run", "newest", "saved"], rows)] if rows else [_why_empty(place)]
     if rows and heading:
         lines.insert(0, heading)
     show(options.json, {"place": place.url, "runs": facts}, *lines)
     return ExitCode.DONE
+
+
+def _why_empty(place: Place) -> str:
+    """That no run lies there; and that there is no such folder or repository, where that is why."""
+    try:
+        place.names(Path())
+    except OSError as error:
+        return f"No run at {place.url}: {redact(error.strerror or str(error))}"
+    return f"No run at {place.url}"
 
 
 def _newest(store: Store) -> BackupEntry | None:
@@ -231,14 +242,38 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
         return ExitCode.DONE
     state = backup.status()
     loss = state.possible_loss(time.time())
-    facts = {"run": run.run_id, **asdict(state), "possible_loss_seconds": loss.seconds}
-    lines = [loss.text]
-    if loss.seconds == 0.0:
-        lines.append("The training has ended: if this machine died now, nothing would be lost")
+    facts: dict[str, object] = {"run": run.run_id, **asdict(state)}
+    facts["possible_loss_seconds"] = loss.seconds
+    newest = backup.store.newest_healthy()
+    training = training_words(run, None if newest is None else backup.store.read(newest).step)
+    lines = [loss.text, *([training] if training else [])]
+    facts["training"] = training
+    if loss.seconds == 0.0 or (training is not None and state.confirmed_name == newest):
+        lines.append("If this machine died now, nothing that was saved would be lost")
+    elif training is not None:
+        since = (
+            "all steps" if state.confirmed_step is None else f"steps after {state.confirmed_step}"
+        )
+        lines.append(f"If this machine died now, {since} would have to be trained again")
     elif loss.seconds is not None:
         lines.append(f"If this machine died now, {age_words(loss.seconds)} of work would be lost")
     show(options.json, {**facts, "text": loss.text}, *lines)
     return ExitCode.DONE
+
+
+def training_words(run: RunDirectory, newest_step: int | None) -> str | None:
+    """How a training that no process does any more has ended, and what goes on with it; None: one
+    does, or that cannot be seen from this machine."""
+    trainer = read_trainer(run.path)
+    if trainer is None or trainer.is_alive is not False:
+        return None
+    if run.is_finished():
+        return "The training is finished"
+    how = {RunStatus.STOPPED: "was stopped", RunStatus.FAILED: "ended with an error"}
+    command = f"the same command, or temper train-resume {shlex.quote(run.run_id)}"
+    go_on = "its own script" if run.is_of_a_trainer() else command
+    at = "" if newest_step is None else f" from step {newest_step}"
+    return f"The training {how.get(run.status(), 'was killed')} before its end: {go_on} goes on{at}"
 
 
 Action = Callable[[argparse.Namespace, DeploymentConfig], ExitCode]

@@ -1,7 +1,8 @@
-"""`temper export`: a checkpoint as a model in the ordinary layout."""
+"""`temper export`: a checkpoint as a model in the ordinary layout, here or on the Hub."""
 
 import argparse
 import logging
+import tempfile
 from pathlib import Path
 
 from infrastructure.commands.arguments import add_folder_flags, add_json
@@ -9,6 +10,7 @@ from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.json_text import JsonObject, as_integer, as_list
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +18,15 @@ log = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.add_argument("run", metavar="RUN", help="a run, RUN@step, or a checkpoint's path")
-    parser.add_argument("folder", metavar="FOLDER", help="an empty folder, or none yet")
+    parser.add_argument("folder", nargs="?", metavar="FOLDER", help="an empty folder, or none yet")
+    parser.add_argument(
+        "--push-to-hub",
+        metavar="OWNER/NAME",
+        help="put the model on the Hugging Face Hub, with a card; private, unless --public",
+    )
+    parser.add_argument(
+        "--public", action="store_true", help="make the new repository of --push-to-hub public"
+    )
     add_json(parser)
     add_folder_flags(parser)
 
@@ -24,14 +34,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the model of a checkpoint; needs no GPU and none of the training data."""
     output_dir = Path(configure(options).output_dir)
+    if options.folder is None and options.push_to_hub is None:
+        raise ValueError("where to? Name a FOLDER, or --push-to-hub OWNER/NAME, or both")
+    if options.public and options.push_to_hub is None:
+        raise ValueError("--public is for --push-to-hub OWNER/NAME: a folder here is neither")
     from infrastructure.deployment.export import export_checkpoint
+    from infrastructure.deployment.publish import ModelRepository, finished_step
     from infrastructure.run.directory import find_run
     from infrastructure.run.repair import repair_records, repair_records_of
 
     repair_records(output_dir, BackupConfig(), log.warning)
     run, checkpoint = find_run(options.run, output_dir)
     repair_records_of(run)
-    exported = export_checkpoint(run, checkpoint, Path(options.folder))
-    line = f"Step {exported['step']} of run {run.run_id} as a model: {exported['folder']}"
-    show(options.json, exported, line)
+    repository = None
+    if options.push_to_hub is not None:
+        run.read_run()
+        repository = ModelRepository(options.push_to_hub, options.public)
+        repository.make()  # who may not is told now, and not after minutes
+    with tempfile.TemporaryDirectory() as scratch:
+        step = finished_step(run) if checkpoint is None and options.folder is None else None
+        if step is not None:
+            folder = run.final  # the trained model is there already
+            facts: JsonObject = {"run": run.run_id, "step": step}
+        else:
+            folder = Path(options.folder or Path(scratch) / "model")
+            facts = export_checkpoint(run, checkpoint, folder)
+        lines = [f"Step {facts['step']} of run {run.run_id} as a model: {facts.get('folder')}"]
+        if repository is not None:
+            published = repository.upload(folder, run, as_integer(facts["step"]))
+            facts |= published
+            lines = lines if options.folder else []
+            lines += [f"Step {facts['step']} of run {run.run_id} is on the Hub: {facts['url']}"]
+            lines += [f"  {note}" for note in as_list(published["notes"])]
+    if options.folder is None:
+        facts.pop("folder", None)
+    show(options.json, facts, *lines)
     return ExitCode.DONE

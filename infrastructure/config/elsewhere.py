@@ -159,9 +159,7 @@ SAME: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("experiment_name", "run"), ("run_name",)),
     **dict.fromkeys(("max_time", "time_limit", "max_hours"), ("training.deadline",)),
     "dataset_prepared_path": ("cache.directory",),
-    "backup": ("backup.place",),
-    "push_to_hub": ("backup.place=hf://OWNER/NAME",),
-    "hub_model_id": ("backup.place=hf://OWNER/NAME",),
+    **dict.fromkeys(("backup", "place"), ("backup.place",)),
     **dict.fromkeys(("hourly_rate", "cost_per_hour", "price", "gpu_price"), ("price_per_hour",)),
 }
 
@@ -193,6 +191,10 @@ _OTHER_TRACKERS = (
     "no sink of that name is built in: training.metrics_sinks takes jsonl, csv, tensorboard,"
     " trackio, wandb, or the address of a sink of your own (module:Class)"
 )
+_SHARED = (
+    "temper export RUN --push-to-hub OWNER/NAME shares a trained model; what a training can go on"
+    " from is copied to backup.place = hf://OWNER/NAME meanwhile"
+)
 _SHUFFLED = "training data is always shuffled, by training.seed"
 _RESUMED = "temper train-resume RUN@STEP goes on with a run"
 _ALL_LORA = "this variant of LoRA is not here: model.lora_config trains plain LoRA matrices"
@@ -222,6 +224,7 @@ ABSENT: dict[str, str] = {
         ("merge_lora", "merge"),
         "a trained LoRA is saved as one: PEFT's merge_and_unload() merges it into its model",
     ),
+    **dict.fromkeys(("push_to_hub", "hub_model_id", "hub_repo_id"), _SHARED),
     "hf_token": "the token is never a setting: set HF_TOKEN in the environment",
     "qat": (
         "quantization-aware training is not here: model.lora_config with model.quantization = 4bit"

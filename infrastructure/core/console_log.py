@@ -14,6 +14,8 @@ from infrastructure.core.redact import RedactingFormatter
 
 # Libraries that warn, on import, of parts of themselves that nobody here asks for.
 CHATTY_LOGGERS = ("torchao", "torch.utils._pytree", "httpx")
+# It tells of each request that is tried again, through a handler of huggingface_hub's own.
+RETRIES = "huggingface_hub.utils._http"
 OURS = ("infrastructure", "colab", "temper", "__main__")
 LIBRARIES = tuple(
     {str(Path(sysconfig.get_path(name))) for name in ("stdlib", "purelib", "platlib")}
@@ -58,6 +60,8 @@ def start_console_log(level: str) -> None:
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
     quiet_libraries()
+    if level == "DEBUG":
+        logging.getLogger(RETRIES).setLevel(logging.NOTSET)
 
 
 def is_for_people(record: logging.LogRecord) -> bool:
@@ -71,5 +75,5 @@ def is_for_people(record: logging.LogRecord) -> bool:
 
 def quiet_libraries() -> None:
     """Let the chatty ones tell errors only."""
-    for chatty in CHATTY_LOGGERS:
+    for chatty in (*CHATTY_LOGGERS, RETRIES):
         logging.getLogger(chatty).setLevel(logging.ERROR)

@@ -10,6 +10,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.json_text import JsonObject
 from infrastructure.deployment.resuming import commit_of_base, configuration_of
 from infrastructure.run.checkpoint_paths import verify
 from infrastructure.run.directory import RunDirectory
@@ -25,9 +26,7 @@ from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import NOT_ENTERED
 
 
-def export_checkpoint(
-    run: RunDirectory, checkpoint: Path | None, folder: Path
-) -> dict[str, object]:
+def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) -> JsonObject:
     """Write the model of `checkpoint` (None: the newest that verifies) into `folder`.
 
     Returns:

@@ -145,11 +145,14 @@ class RunDirectory:
 
     def is_finished(self) -> bool:
         """Whether the training came to its end and the model is there."""
+        return self.status() == RunStatus.FINISHED and self.final.is_dir()
+
+    def status(self) -> RunStatus:
+        """What summary.json says; where there is none that can be read, the run has not ended."""
         try:
-            summary = read_record(self.summary_file)
-        except (OSError, DamagedFileError):
-            return False
-        return summary.get("status") == RunStatus.FINISHED and self.final.is_dir()
+            return RunStatus(as_text(read_record(self.summary_file).get("status")))
+        except (OSError, DamagedFileError, ValueError, TypeError):
+            return RunStatus.RUNNING
 
 
 def plan_run(output_dir: Path, name: str) -> RunDirectory:

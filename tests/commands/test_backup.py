@@ -92,6 +92,43 @@ def test_the_status_shows_what_is_safe(run: Path, place: Path, temper: Temper) -
     assert output["possible_loss_seconds"] >= 0
 
 
+@pytest.mark.parametrize(
+    ("summary", "confirmed", "words"),
+    [
+        ("finished", True, ("The training is finished", "nothing that was saved would be lost")),
+        ("running", True, ("was killed before its end: the same command, or temper train-resume",)),
+        ("running", False, ("was killed", "all steps would have to be trained again")),
+        ("stopped", True, ("was stopped before its end", "goes on from step 3")),
+        ("failed", True, ("ended with an error before its end",)),
+    ],
+)
+def test_the_status_knows_a_killed_training_from_a_finished_one(
+    run: Path,
+    capsys: pytest.CaptureFixture[str],
+    summary: str,
+    confirmed: bool,
+    words: tuple[str, ...],
+) -> None:
+    """`running` is what stands there until the end, or for ever after kill -9."""
+    record = read_record(run / "summary.json")
+    write_record(run / "summary.json", {**record, "status": summary})
+    if not confirmed:
+        (run / "checkpoints" / STATUS_FILE).unlink()
+    capsys.readouterr()
+    assert main(["backup", "status", run.name]) == ExitCode.DONE
+    out = capsys.readouterr().out
+    assert [word for word in words if word not in out] == []
+    assert ("is finished" in out) == (summary == "finished")
+
+
+def test_a_place_without_a_folder_is_named_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["backup", "list", "--place", str(tmp_path / "nowhere")]) == ExitCode.DONE
+    assert "nowhere: No such file or directory" in capsys.readouterr().out
+
+
 def test_the_status_elsewhere_shows_what_the_place_holds(
     run: Path, place: Path, temper: Temper, capsys: pytest.CaptureFixture[str]
 ) -> None:

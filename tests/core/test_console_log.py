@@ -1,6 +1,7 @@
 """What logging shows to a person."""
 
 import logging
+import sys
 import sysconfig
 
 import pytest
@@ -56,3 +57,19 @@ def test_what_libraries_warn_of_is_for_those_who_debug(capsys: pytest.CaptureFix
     start_console_log("DEBUG")
     exec(library, names)
     assert "WARNING some_hub.http: Retrying" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("restore_logging")
+def test_requests_that_are_tried_again_are_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """huggingface_hub has a handler of its own, past whatever the root logger shows."""
+    own = logging.StreamHandler(sys.stderr)
+    hub = logging.getLogger("huggingface_hub")
+    hub.addHandler(own)
+    try:
+        for level, is_shown in (("INFO", False), ("DEBUG", True)):
+            start_console_log(level)
+            logging.getLogger("huggingface_hub.utils._http").warning("Retrying in 1s")
+            assert ("Retrying" in capsys.readouterr().err) == is_shown
+    finally:
+        hub.removeHandler(own)
+        start_console_log("INFO")

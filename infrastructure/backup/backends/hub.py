@@ -9,6 +9,7 @@ against the account's storage until that is squashed.
 
 import contextlib
 import errno
+import logging
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from infrastructure.backup.backends.base import Content, Place, require_content
-from infrastructure.backup.backends.remote_errors import as_os_errors
+from infrastructure.backup.backends.remote_errors import as_os_errors, status_of
 from infrastructure.backup.format.file_operations import CHUNK_BYTES, Buffer
 from infrastructure.core.errors import StorageError
 from infrastructure.core.optional import require
@@ -33,14 +34,17 @@ Result = TypeVar("Result")
 
 URL = re.compile(r"hf://(?:(datasets|models)/)?([\w.-]+/[\w.-]+)((?:/[\w.+-]+)*)/?")
 SMALL_BYTES = 16 * 1024**2  # the Hub takes none of more than 10 MB into git itself
-NO_REPOSITORY = "there is no such repository, or none that this token may see"
 MOST_PENDING = 100  # files in one commit
 ADVICE = {
-    errno.EACCES: "log in with `hf auth login` or set HF_TOKEN to a token that may write there",
-    errno.ENOENT: "check the name of the repository, and log in with `hf auth login`",
+    errno.EACCES: "log in with `hf auth login`, or set HF_TOKEN to a token that may write there",
+    errno.ENOENT: "check its name, and whose token this is with `hf auth whoami`",
+    errno.ENOTCONN: "check that this machine reaches the network, and status.huggingface.co",
+    errno.ETIMEDOUT: "check that this machine reaches the network, and status.huggingface.co",
     errno.EDQUOT: "the account's private storage is full: remove repositories or their history",
     errno.EAGAIN: "the Hub asks for fewer requests: wait a while",
 }
+
+log = logging.getLogger(__name__)
 
 
 class HubPlace(Place):
@@ -73,10 +77,15 @@ class HubPlace(Place):
     def api(self) -> "HfApi":
         """The client; its token is looked up anew by each request."""
         module = require("huggingface_hub", f"the place {self.url}")
-        # not an attribute of the package until somebody imports it, and a copier imports little
-        require("huggingface_hub.utils", f"the place {self.url}").disable_progress_bars()
+        self.show_progress(False)
         api: HfApi = module.HfApi(endpoint=self.endpoint)
         return api
+
+    def show_progress(self, is_shown: bool) -> None:
+        """Whether the client draws bars while it uploads."""
+        # not an attribute of the package until somebody imports it, and a copier imports little
+        utils = require("huggingface_hub.utils", f"the place {self.url}")
+        (utils.enable_progress_bars if is_shown else utils.disable_progress_bars)()
 
     def confirm(self, path: Path, content: Content) -> bool:
         self.commit()
@@ -95,7 +104,7 @@ class HubPlace(Place):
 
     def caution(self, run_directory: Path) -> str | None:
         with contextlib.suppress(OSError):  # not there yet, or the copier will say so
-            with as_os_errors(self.url):
+            with self.plain_errors(self.url):
                 info = self.api.repo_info(self.repo_id, repo_type=self.repo_type)
             if not info.private:
                 return f"{self.url} is public: everybody can read the backups there"
@@ -111,7 +120,7 @@ class HubPlace(Place):
 
     def probe(self) -> None:
         """The repository is made where it is not there: that needs the right to write."""
-        with as_os_errors(self.url):
+        with self.plain_errors(self.url):
             self._make_ready()
 
     def sweep(self, directory: Path) -> None:
@@ -126,7 +135,7 @@ class HubPlace(Place):
         url = hf_hub_url(self.repo_id, at, repo_type=kind, endpoint=self.api.endpoint)
         headers = {**build_hf_headers(), "Accept-Encoding": "identity", "Cache-Control": "no-cache"}
         with (
-            as_os_errors(self.shown(path)),
+            self.plain_errors(self.shown(path)),
             http_stream_backoff("GET", url, headers=headers, max_retries=0) as response,
         ):
             hf_raise_for_status(response)
@@ -146,7 +155,7 @@ class HubPlace(Place):
         from huggingface_hub import CommitOperationAdd
 
         at = self.at(path)
-        with as_os_errors(self.shown(path)), tempfile.TemporaryFile() as file:
+        with self.plain_errors(self.shown(path)), tempfile.TemporaryFile() as file:
             for buffer in buffers:
                 file.write(buffer)
             file.flush()
@@ -174,7 +183,7 @@ class HubPlace(Place):
         """
         operations, self._pending = [*self._pending.values()], {}
         if operations:
-            with as_os_errors(self.url):
+            with self.plain_errors(self.url):
                 self.api.create_commit(
                     self.repo_id,
                     operations,
@@ -222,14 +231,49 @@ class HubPlace(Place):
         raise FileNotFoundError(errno.ENOENT, "no such file", self.shown(path))
 
     def _query(self, path: Path, question: Callable[[], Result]) -> Result:
-        """An answer of the Hub. To those without a token a private repository is not there; that is
-        no empty place."""
+        """An answer of the Hub."""
+        with self.plain_errors(self.shown(path)):
+            return question()
+
+    @contextlib.contextmanager
+    def plain_errors(self, shown: str) -> Iterator[None]:
+        """As `as_os_errors`, in a person's words where the Hub's are for those who program it;
+        these go to the log."""
         from huggingface_hub import get_token
         from huggingface_hub.errors import RepositoryNotFoundError
 
-        with as_os_errors(self.shown(path)):
-            try:
-                return question()
-            except RepositoryNotFoundError:
-                number = errno.ENOENT if get_token() else errno.EACCES
-                raise OSError(number, NO_REPOSITORY) from None
+        status, is_missing = None, False
+        try:
+            with as_os_errors(shown):
+                try:
+                    yield
+                except Exception as error:
+                    status = status_of(error)
+                    is_missing = isinstance(error, RepositoryNotFoundError)
+                    raise
+        except OSError as error:
+            number, has_token = error.errno, get_token() is not None
+            if is_missing and not has_token:
+                number = errno.EACCES  # a private one is not there for those without a token
+            elif is_missing and status == 404:
+                number = errno.ENOENT
+            words = self._in_words(number, status, is_missing=is_missing, has_token=has_token)
+            log.debug("%s: %s", shown, error.strerror)
+            raise OSError(number, words or error.strerror, shown) from None
+
+    def _in_words(
+        self, number: int | None, status: int | None, *, is_missing: bool, has_token: bool
+    ) -> str | None:
+        """One sentence; None: the client's own is as good."""
+        if number in (errno.ENOTCONN, errno.ETIMEDOUT):
+            answer = "does not answer" if status is None else f"has a fault of its own ({status})"
+            return f"the Hub at {self.api.endpoint} {answer}"
+        if number == errno.EACCES and not has_token:
+            return "no token of the Hub is on this machine"
+        if number == errno.EACCES and status == 403:
+            return f"the token may not do that in {self.repo_id}"
+        if number == errno.EACCES:
+            return "the Hub does not accept the token"
+        if number == errno.ENOENT and is_missing:
+            return f"the Hub has no {self.repo_type} {self.repo_id} that this token may see"
+        return None

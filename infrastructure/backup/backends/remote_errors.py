@@ -76,7 +76,7 @@ def errno_of(error: Exception) -> int:
     for word, number in WORDS_ERRNO.items():
         if word in text:
             return number
-    status = _status(error)
+    status = status_of(error)
     if status is not None:
         known = errno.ENOTCONN if status >= 500 else errno.EIO
         return STATUS_ERRNO.get(status, known)
@@ -96,7 +96,7 @@ def _errno_of_kind(error: Exception) -> int:
     return errno.ENOTCONN if is_connection else errno.EIO
 
 
-def _status(error: Exception) -> int | None:
+def status_of(error: Exception) -> int | None:
     """The HTTP status, wherever the library puts it."""
     response = getattr(error, "response", None)
     status: Any = None

@@ -28,8 +28,8 @@ STATES = {
     RETRYING: "the place did not answer as it should",
     "fenced": "another machine goes on with this run; copying has stopped",
     DOWN: "the process that copies cannot run: nothing is copied",
-    FINISHED: "the training ended, and its last version is confirmed",
-    LEFT: "the training ended, and its last version is not confirmed",
+    FINISHED: "nobody trains it now, and its last version is confirmed",
+    LEFT: "nobody trains it now, and its last version is not confirmed",
     GONE: "nobody copies at present: the same command goes on with it, or temper backup create",
 }
 ENDED = (UNKNOWN, OFF, FINISHED, LEFT, DOWN)  # in these no copier need live

@@ -12,6 +12,9 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 TOKEN = "hf_" + "Ab1" * 11
+WRONG_TOKEN = (
+    "Invalid credentials in Authorization header"  # the Hub's own words, as its client knows
+)
 LARGE_BYTES = 200  # from here on a file goes to the large-file storage
 
 
@@ -36,10 +39,12 @@ class Hub:
 class Refused(Exception):  # noqa: N818
     """An answer that is not 200."""
 
-    def __init__(self, status: int, code: str = "", location: str = "", url: str = "") -> None:
+    def __init__(
+        self, status: int, code: str = "", location: str = "", url: str = "", message: str = ""
+    ) -> None:
         super().__init__(status)
         self.status, self.url = status, url
-        self.headers = {"X-Error-Code": code, "Location": location}
+        self.headers = {"X-Error-Code": code, "X-Error-Message": message, "Location": location}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -83,8 +88,10 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def _route(self, path: str, body: bytes) -> Any:
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            raise Refused(401, "RepoNotFound")
+        if (given := self.headers.get("Authorization")) != f"Bearer {TOKEN}":
+            raise Refused(401, message=WRONG_TOKEN) if given else Refused(401, "RepoNotFound")
+        if path == "/api/validate-yaml":
+            return {"errors": [], "warnings": []}
         if path == "/api/repos/create":
             return self._create(json.loads(body))
         if path.endswith(".git/info/lfs/objects/batch"):

@@ -203,7 +203,39 @@ def test_a_hub_that_does_not_answer_is_not_connected(monkeypatch: pytest.MonkeyP
     with pytest.raises(OSError) as caught:
         place.size(SMALL)
     assert caught.value.errno == errno.ENOTCONN
-    assert "can be reached" in place.advice(caught.value)
+    assert caught.value.strerror == "the Hub at http://127.0.0.1:9 does not answer"
+    assert "reaches the network" in place.advice(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("token", "failing", "number", "words"),
+    [
+        (None, {}, errno.EACCES, "no token of the Hub is on this machine"),
+        ("hf_other", {}, errno.EACCES, "the Hub does not accept the token"),
+        (TOKEN, {}, errno.ENOENT, "the Hub has no model me/backups that this token may see"),
+        (TOKEN, {"/api/": 403}, errno.EACCES, "the token may not do that in me/backups"),
+        (TOKEN, {"/api/": 503}, errno.ENOTCONN, "has a fault of its own (503)"),
+    ],
+)
+def test_a_refusal_is_one_understandable_line(
+    hub: Hub,
+    monkeypatch: pytest.MonkeyPatch,
+    token: str | None,
+    failing: dict[str, int],
+    number: int,
+    words: str,
+) -> None:
+    """One line, without class names; and a wrong token is no empty place."""
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: token)
+    monkeypatch.setattr("huggingface_hub.utils._headers.get_token", lambda: token)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    hub.failing = failing
+    with pytest.raises(OSError) as caught:
+        HubPlace("hf://me/backups", hub.url).names(Path())
+    assert caught.value.errno == number
+    assert words in caught.value.strerror
+    assert "\n" not in caught.value.strerror
+    assert "Error" not in caught.value.strerror
 
 
 @pytest.mark.parametrize(

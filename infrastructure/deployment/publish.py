@@ -1,0 +1,299 @@
+"""A trained model on the Hugging Face Hub: its folder, and a card with the facts of its run.
+
+Private unless somebody says otherwise: what was public once cannot be taken back, and a model may
+know rows of its training by heart. One commit holds all, and each file is compared with what the
+Hub then has. Of a card that lies there already only the part between the two marks is written anew,
+so that what people add to it stays.
+"""
+
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from infrastructure.backup.backends.base import Content
+from infrastructure.backup.backends.hub import HubPlace
+from infrastructure.config.auto import learning_rate_for
+from infrastructure.core.checksums import SUMS, damaged_files, files_in, read_record
+from infrastructure.core.errors import DamagedFileError, StorageError
+from infrastructure.core.json_text import JsonObject, as_object, as_text, parse_json
+from infrastructure.core.optional import DISTRIBUTION, require
+from infrastructure.core.redact import redact
+from infrastructure.monitoring.drawing.tables import before_after_rows
+from infrastructure.run.directory import RunDirectory
+
+CARD = "README.md"
+BEGIN, END = "<!-- written by Temper: begin -->", "<!-- written by Temper: end -->"
+WRITTEN = re.compile(f"{re.escape(BEGIN)}.*?{re.escape(END)}", re.DOTALL)
+# Of an earlier upload, what a loader would take for a part of this model.
+MODEL_FILES = re.compile(r"[^/]+\.safetensors(\.index\.json)?|(adapter_)?config\.json")
+CHUNK_BYTES = 8 * 1024**2
+LORA_CONFIG = "adapter_config.json"
+FROM_SCRATCH = ("embedded", "registered")
+LOADING = """from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")"""
+LOADING_LORA = """from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+base = AutoModelForCausalLM.from_pretrained({base})
+model = PeftModel.from_pretrained(base, "{name}")
+tokenizer = AutoTokenizer.from_pretrained("{name}")"""
+LOADING_OWN = "# a module of its author's own: temper ask and temper train-eval load the folder"
+
+
+class ModelRepository:
+    """A model repository of the Hub.
+
+    Args:
+        name: `OWNER/NAME`.
+        is_public: whether everybody may see it, where it is made now; one that is there stays as
+            it is.
+
+    Raises:
+        ValueError: `name` is none.
+    """
+
+    def __init__(self, name: str, is_public: bool = False) -> None:
+        self.name = name.removeprefix("hf://").removeprefix("https://huggingface.co/").rstrip("/")
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", self.name) is None:
+            raise ValueError(f"--push-to-hub {redact(name)}: write OWNER/NAME, as in me/my-model")
+        self.is_public = is_public
+        self.place = HubPlace(f"hf://{self.name}")
+
+    def make(self) -> None:
+        """Make the repository where it is not there; call it before anything takes long.
+
+        Raises:
+            StorageError: the Hub does not answer, or refuses; says what to do.
+        """
+        with self._understandable(), self.place.plain_errors(self.place.url):
+            self.place.api.create_repo(self.name, private=not self.is_public, exist_ok=True)
+
+    def upload(self, folder: Path, run: RunDirectory, step: int) -> JsonObject:
+        """Put the model in `folder` there, which `run` has trained for `step` steps.
+
+        Returns:
+            repository, url, private, files (their number), and notes: what a person should know.
+
+        Raises:
+            ValueError: run.json is missing or damaged, or the card there cannot be read.
+            StorageError: the Hub does not answer, or refuses; then nothing of it lies there.
+        """
+        if damaged := damaged_files(folder):
+            raise DamagedFileError(f"{folder} is damaged: {', '.join(damaged)}")
+        with self._understandable():
+            there = self._names()
+            card = self._card(folder, run, step, CARD in there)
+            contents = self._commit(folder, card, there, f"Step {step} of {run.run_id}")
+            for name, content in contents.items():
+                self.place.confirm(Path(name), content)
+            with self.place.plain_errors(self.place.url):
+                is_private = bool(self.place.api.model_info(self.name).private)
+        return {
+            "repository": self.name,
+            "url": f"{self.place.api.endpoint}/{self.name}",
+            "private": is_private,
+            "files": len(contents),
+            "notes": [*self._notes(folder, is_private)],
+        }
+
+    def _names(self) -> list[str]:
+        try:
+            return self.place.names(Path())
+        except FileNotFoundError:
+            return []
+
+    def _commit(
+        self, folder: Path, card: str, there: list[str], message: str
+    ) -> dict[str, Content]:
+        """Upload all in one commit; what was uploaded, by its name there."""
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+        sums = "".join(
+            line
+            for line in (folder / SUMS).read_text().splitlines(keepends=True)
+            if not line.rstrip("\n").endswith(f"  {CARD}")  # people change it there
+        )
+        own = {CARD: card.encode(), SUMS: sums.encode()}
+        operations: list[CommitOperationAdd | CommitOperationDelete] = []
+        contents = {}
+        for path in files_in(folder):
+            name = path.relative_to(folder).as_posix()
+            if name not in own:
+                operations.append(CommitOperationAdd(name, path))
+                contents[name] = Content.of(_chunks(path))
+        for name, data in own.items():
+            operations.append(CommitOperationAdd(name, data))
+            contents[name] = Content.of([data])
+        operations += [
+            CommitOperationDelete(name, is_folder=False)
+            for name in there
+            if MODEL_FILES.fullmatch(name) and name not in contents
+        ]
+        self.place.show_progress(sys.stderr.isatty())
+        with self.place.plain_errors(self.place.url):
+            self.place.api.create_commit(self.name, operations, commit_message=message)
+        return contents
+
+    def _card(self, folder: Path, run: RunDirectory, step: int, is_there: bool) -> str:
+        """The card's text: a new one, or the one that lies there with the facts of this run.
+
+        Raises:
+            ValueError: its head is no YAML.
+        """
+        cards = require("huggingface_hub", "a model card")
+        facts = f"{BEGIN}\n{written_by(run, self.name, folder, step)}\n{END}"
+        was = b"".join(self.place.read(Path(CARD))).decode() if is_there else ""
+        try:
+            card = cards.ModelCard(was or f"---\ntags: [temper]\n---\n# {self.name}\n")
+        except Exception as error:
+            raise ValueError(f"{CARD} in {self.name} cannot be read: {error}") from error
+        is_lora = (folder / LORA_CONFIG).is_file()
+        card.data.base_model = _base_on_hub(run.read_run().get("model", {}))
+        card.data.library_name = "peft" if is_lora else "transformers"
+        card.data.pipeline_tag = "text-generation"
+        text, count = WRITTEN.subn(lambda _: facts, card.text)
+        card.text = text if count else f"{card.text.rstrip()}\n\n{facts}\n"
+        return str(card.content)
+
+    def _notes(self, folder: Path, is_private: bool) -> Iterator[str]:
+        yield (
+            "private: only you and those whom you let in see it"
+            if is_private
+            else "public: everybody can see and load it"
+        )
+        if is_private == self.is_public:
+            yield "it was there before, so it stays as it was; its settings on the Hub change that"
+        if _loading(self.name, folder).find('"BASE"') >= 0:
+            yield "it is a LoRA, and its base model is a folder here: nobody else can load it yet"
+        yield "its card names no license: that is for you to choose, at the top of its README.md"
+
+    @contextmanager
+    def _understandable(self) -> Iterator[None]:
+        """Inside, what the Hub refuses is a StorageError that says what to do."""
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(
+                f"{self.name} was not published: {redact(error.strerror or str(error))}"
+                f" ({self.place.advice(error)})"
+            ) from error
+
+
+def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
+    """The part of the card that is Temper's: how the model in `folder` was trained, what was
+    measured, and how it is loaded from the repository `name`.
+
+    Raises:
+        ValueError: run.json is missing or damaged.
+    """
+    record, config = run.read_run(), run.read_configuration()
+    model, data = record.get("model", {}), record.get("data", {})
+    summary = _summary(run)
+    total = summary.get("total_steps")
+    lora = as_object(model.get("lora") or {})
+    training = config.training
+    from_scratch = model.get("kind") in FROM_SCRATCH
+    batch_size = record.get("decided", {}).get("training.batch_size")
+    settings = {
+        "batch_size": batch_size["value"] if batch_size else training.batch_size,
+        "gradient_accumulation": training.gradient_accumulation,
+        "learning_rate": learning_rate_for(training, config.model, from_scratch),
+        "scheduler_type": training.scheduler_type,
+        "warmup_steps": training.warmup_steps,
+        "optimizer": training.optimizer,
+        "weight_decay": training.weight_decay,
+        "strategy": training.strategy_for(config.model),
+        "loss": training.loss,
+        "seed": training.seed,
+    }
+    rows = [
+        ("base model", _base_words(model)),
+        ("trained", f"a LoRA of rank {lora.get('r')}" if lora else "all weights"),
+        ("steps", f"{step:,}" if step == total or total is None else f"{step:,} of {total:,}"),
+        (
+            "rows",
+            f"{data.get('num_train', '–')} learnt, {data.get('num_evaluation', '–')} held out",
+        ),
+        ("data fingerprint", f"`{data.get('fingerprint', '–')}`"),
+        ("settings", ", ".join(f"`{key}` {value}" for key, value in settings.items())),
+        ("precision", str(record.get("precision", "–"))),
+        ("begun", str(record.get("created", "–"))),
+        ("made with", _versions(record.get("versions", {}))),
+    ]
+    lines = ["## How it was trained", "", *_markdown(("", ""), rows), "", "## Measured", ""]
+    before, after = as_object(summary.get("before") or {}), as_object(summary.get("after") or {})
+    measured = before_after_rows(before, after, summary.get("loss_function"))
+    if step != total or not after:
+        lines.append("This checkpoint was not measured by itself.")
+    elif measured:
+        lines += _markdown(("on held-out rows", "before", "after", "change"), measured)
+    else:
+        lines.append("Nothing was held out, so nothing was measured.")
+    return "\n".join([*lines, "", "## Use it", "", "```python", _loading(name, folder), "```"])
+
+
+def finished_step(run: RunDirectory) -> int | None:
+    """How many steps the model in `final/` has learnt; None: the run is not finished."""
+    steps = _summary(run).get("steps") if run.is_finished() else None
+    return steps if isinstance(steps, int) else None
+
+
+def _summary(run: RunDirectory) -> JsonObject:
+    try:
+        return read_record(run.summary_file)
+    except (OSError, DamagedFileError):  # a checkpoint of a run that was killed
+        return {}
+
+
+def _base_words(model: JsonObject) -> str:
+    if model.get("kind") in FROM_SCRATCH:
+        size = model.get("num_parameters")
+        return f"none: trained from scratch, {model.get('architecture')}, {size:,} parameters"
+    if (hub := _base_on_hub(model)) is not None:
+        return f"[{hub}](https://huggingface.co/{hub}), revision `{model.get('revision')}`"
+    return f"`{Path(str(model.get('name'))).name}`, a folder of whoever trained it"
+
+
+def _base_on_hub(model: JsonObject) -> str | None:
+    return str(model["name"]) if model.get("kind") == "hub" else None
+
+
+def _versions(packages: dict[str, str]) -> str:
+    try:
+        own = version(DISTRIBUTION)
+    except PackageNotFoundError:  # a checkout that is on the path and not installed
+        own = ""
+    known = {"Temper": own, **{name: packages.get(name, "") for name in ("torch", "transformers")}}
+    return ", ".join(f"{name} {number}".strip() for name, number in known.items())
+
+
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return [
+        f"| {' | '.join(cell.strip().replace('|', chr(92) + '|') for cell in one)} |"
+        for one in lines
+    ]
+
+
+def _loading(name: str, folder: Path) -> str:
+    if (folder / "temper_model.json").is_file():
+        return LOADING_OWN
+    if not (folder / LORA_CONFIG).is_file():
+        return LOADING.format(name=name)
+    base = parse_json((folder / LORA_CONFIG).read_text())
+    where = as_text(as_object(base)["base_model_name_or_path"])
+    if (folder / "base").is_dir():
+        return LOADING_LORA.format(name=name, base=f'"{name}", subfolder="base"')
+    is_of_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", where) and not Path(where).exists()
+    return LOADING_LORA.format(name=name, base=f'"{where}"' if is_of_hub else '"BASE"')
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
