@@ -8,7 +8,7 @@ so that what people add to it stays.
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -261,6 +261,11 @@ def _base_words(model: JsonObject) -> str:
 
 def _base_on_hub(model: JsonObject) -> str | None:
     return str(model["name"]) if model.get("kind") == "hub" else None
+
+
+def _number(record: Mapping[str, object], key: str) -> str:
+    value = record.get(key)
+    return f"{value:,}" if isinstance(value, int) else "an unknown number"
 
 
 def _versions(packages: dict[str, str]) -> str:

@@ -75,7 +75,9 @@ def test_a_finished_run_is_published_as_it_is(
     record = json.loads((run / "run.json").read_text())
     summary = json.loads((run / "summary.json").read_text())
     assert record["data"]["fingerprint"] in card
-    assert f"`learning_rate` {record['config']['training.learning_rate']['value']}" in card
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    peak = max(one.get("learning_rate", 0) for one in records)
+    assert f"`learning_rate` {peak}" in card  # the setting is "auto"
     assert f"{summary['after']['eval_loss']:.4g}"[:4] in card
     assert 'from_pretrained("me/tiny")' in card
     assert str(tmp_path) not in card

@@ -60,7 +60,7 @@ def test_what_libraries_warn_of_is_for_those_who_debug(capsys: pytest.CaptureFix
 
 
 @pytest.mark.usefixtures("restore_logging")
-def test_requests_that_are_tried_again_are_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_requests_that_are_tried_again_stay_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     """huggingface_hub has a handler of its own, past whatever the root logger shows."""
     own = logging.StreamHandler(sys.stderr)
     hub = logging.getLogger("huggingface_hub")
