@@ -36,8 +36,8 @@ header { margin-bottom: 28px; }
 h1 { font-size: 28px; line-height: 1.2; font-weight: 650; margin: 4px 0 8px;
      overflow-wrap: anywhere; }
 h2 { font-size: 18px; font-weight: 650; margin: 0 0 14px; }
-h3 { font-size: 14px; font-weight: 600; margin: 0 0 6px; display: flex; gap: 12px;
-     justify-content: space-between; align-items: baseline; }
+h3 { font-size: 14px; font-weight: 600; margin: 0 0 6px; display: flex; flex-wrap: wrap;
+     gap: 0 12px; justify-content: space-between; align-items: baseline; }
 h3 .now { color: var(--soft); font-weight: 450; font-variant-numeric: tabular-nums;
           white-space: nowrap; }
 p { margin: 0 0 8px; overflow-wrap: anywhere; }

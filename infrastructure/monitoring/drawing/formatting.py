@@ -4,8 +4,14 @@ Knows no terminal and no HTML. NaN and infinity are always written as such, neve
 """
 
 import math
+from typing import TypeGuard
 
 NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether a value of a JSON file is a number, finite or not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def not_finite_name(value: float) -> str | None:

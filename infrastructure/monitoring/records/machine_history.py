@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypedDict, TypeGuard
+from typing import TypedDict
 
 from infrastructure.monitoring.drawing.charts import Chart
 from infrastructure.monitoring.drawing.downsampling import (
@@ -15,6 +15,7 @@ from infrastructure.monitoring.drawing.formatting import (
     format_number,
     format_share,
     format_step_time,
+    is_number,
 )
 from infrastructure.monitoring.drawing.metrics_file import Record
 from infrastructure.monitoring.watching.running_stats import Statistics
@@ -85,13 +86,13 @@ class MachineHistory:
 
     def add(self, sample: Record) -> None:
         """Take a sample of the machine; they come in the order of time."""
-        if _is_number(sample.get("time")):
+        if is_number(sample.get("time")):
             self.last = sample
             self._add(sample["time"], _flat(sample))
 
     def add_performance(self, record: Record) -> None:
         """Take what was measured of a step: how well it uses the machine."""
-        values = {key: value for key, value in record.items() if _is_number(value)}
+        values = {key: value for key, value in record.items() if is_number(value)}
         if (share := values.get("model_flops_utilization")) is not None:
             values["model_flops_percent"] = 100 * share
         if "time" in values:
@@ -167,26 +168,22 @@ def gpus_of(sample: Record) -> list[dict[str, object]]:
 
 
 def _flat(sample: Record) -> dict[str, float]:
-    numbers = {key: value for key, value in sample.items() if _is_number(value)}
+    numbers = {key: value for key, value in sample.items() if is_number(value)}
     for position, gpu in enumerate(gpus_of(sample)):
         name = "" if position == 0 else f"#{position}"
-        numbers |= {f"gpu_{key}{name}": v for key, v in gpu.items() if _is_number(v)}
+        numbers |= {f"gpu_{key}{name}": v for key, v in gpu.items() if is_number(v)}
     return numbers
 
 
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _percent_meter(name: str, percent: object, more: str = "") -> Meter | None:
-    if not _is_number(percent):
+    if not is_number(percent):
         return None
     share = min(1.0, max(0.0, percent / 100))
     return {"name": name, "share": share, "text": f"{percent:.0f} %{more}", "level": "fine"}
 
 
 def _memory_meter(name: str, used: object, total: object) -> Meter | None:
-    if not _is_number(used) or not _is_number(total) or total <= 0:
+    if not is_number(used) or not is_number(total) or total <= 0:
         return None
     (number, unit), whole = format_bytes(used).split(), format_bytes(total)
     text = f"{number if whole.endswith(unit) else format_bytes(used)} of {whole}"
@@ -201,9 +198,9 @@ def _gpu_name(gpu: Mapping[str, object]) -> str:
 
 def _heat(gpu: Mapping[str, object]) -> str:
     text = ""
-    if _is_number(heat := gpu.get("temperature_celsius")):
+    if is_number(heat := gpu.get("temperature_celsius")):
         text += f" · {heat:.0f} °C"
-    if _is_number(power := gpu.get("power_watts")):
+    if is_number(power := gpu.get("power_watts")):
         text += f" · {power:.0f} W"
     return text
 

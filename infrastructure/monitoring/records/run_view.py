@@ -273,6 +273,11 @@ def mapping_of(value: object) -> dict[str, object]:
     return dict(value) if isinstance(value, Mapping) else {}
 
 
+def list_of(value: object) -> list[object]:
+    """`value`, where it is a list; else an empty one."""
+    return value if isinstance(value, list) else []
+
+
 def json_object(value: JsonValue) -> JsonObject:
     """`value`, where it is a JSON object; else an empty one."""
     return value if isinstance(value, dict) else {}

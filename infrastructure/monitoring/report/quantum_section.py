@@ -2,13 +2,13 @@
 compares."""
 
 from collections.abc import Mapping, Sequence
-from typing import TypeGuard
 
 from infrastructure.monitoring.drawing.formatting import (
     clip,
     format_duration,
     format_number,
     format_share,
+    is_number,
 )
 from infrastructure.monitoring.drawing.html import Markup, element, table
 from infrastructure.monitoring.drawing.quantum_plots import (
@@ -16,7 +16,7 @@ from infrastructure.monitoring.drawing.quantum_plots import (
     density_picture,
     energy_picture,
 )
-from infrastructure.monitoring.records.run_view import RunView, mapping_of
+from infrastructure.monitoring.records.run_view import RunView, list_of, mapping_of
 from infrastructure.monitoring.report.report_sections import NOTHING, section
 
 MAX_STEPS = 50
@@ -78,19 +78,19 @@ def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, obje
         return ""
     losses = {
         str(row.get("answer")): row.get("eval_loss")
-        for row in _list(compared.get("rows"))
+        for row in list_of(compared.get("rows"))
         if isinstance(row, Mapping)
     }
     with_it, without = losses.get("quantum"), losses.get("none")
     cost = sum(_numbers([record.get("seconds") for record in answered]))
-    if _is_number(with_it) and _is_number(without):
+    if is_number(with_it) and is_number(without):
         paid = "It paid" if with_it < without else "It did not pay"
         losses_text = f"held-out loss {format_number(with_it)}, without it {format_number(without)}"
         return f"{paid}: {losses_text}, for {format_duration(cost)}."
     newest = answered[-1]
     energy, plain = newest.get("energy"), mapping_of(newest.get("alternatives"))
     best = min(_numbers(list(plain.values())), default=None)
-    if not _is_number(energy) or best is None:
+    if not is_number(energy) or best is None:
         return f"It took {format_duration(cost)}; whether it paid was not measured."
     if best <= energy + 1e-6 * abs(energy):
         why = "a plain method found as good an answer"
@@ -111,7 +111,7 @@ def comparison_table(compared: Mapping[str, object]) -> Markup:
             _seconds(row.get("quantum_seconds")),
             _seconds(row.get("seconds")),
         ]
-        for row in _list(compared.get("rows"))
+        for row in list_of(compared.get("rows"))
         if isinstance(row, Mapping)
     ]
     if not rows:
@@ -174,11 +174,11 @@ def _density(answered: Sequence[Mapping[str, object]]) -> Markup:
 
 def _blocks(answered: Sequence[Mapping[str, object]]) -> Markup:
     answers = [
-        (f"step {r.get('step')}", [str(block) for block in _list(r.get("blocks"))])
+        (f"step {r.get('step')}", [str(block) for block in list_of(r.get("blocks"))])
         for r in answered
         if r.get("blocks")
     ]
-    names = [str(block) for block in _list(answered[-1].get("all_blocks"))]
+    names = [str(block) for block in list_of(answered[-1].get("all_blocks"))]
     if not answers or not names:
         return NOTHING
     heading = element("h3", "Which blocks train")
@@ -200,7 +200,7 @@ def _step(record: Mapping[str, object]) -> list[object]:
     if record.get("outcome") != "answered":
         text = f"{record.get('outcome')}: {record.get('why', '')}".removesuffix(": ")
         return [*place, clip(text, 400), "", "", "", "", "", ""]
-    others = {k: v for k, v in mapping_of(record.get("alternatives")).items() if _is_number(v)}
+    others = {k: v for k, v in mapping_of(record.get("alternatives")).items() if is_number(v)}
     name = min(others, key=lambda one: others[one], default="")
     chance = _numbers(record.get("random_energies"))
     who = str(record.get("answered_by")) + (" (in its place)" if record.get("is_fallback") else "")
@@ -236,29 +236,20 @@ def _words(answered: Sequence[Mapping[str, object]]) -> Markup:
     if not answered:
         return NOTHING
     newest = answered[-1]
-    remarks = [*_list(newest.get("failures")), *_list(newest.get("remarks"))]
+    remarks = [*list_of(newest.get("failures")), *list_of(newest.get("remarks"))]
     lines = [clip(str(one), 400) for one in remarks]
-    if dropped := _list(newest.get("dropped")):
+    if dropped := list_of(newest.get("dropped")):
         lines.append(clip(f"not chosen, for example: {', '.join(map(str, dropped))}", 1000))
     return element("ul", *[element("li", line) for line in lines]) if lines else NOTHING
 
 
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
-
-
 def _numbers(value: object) -> list[float]:
-    numbers = [v for v in _list(value) if isinstance(v, int | float) and not isinstance(v, bool)]
-    return [float(v) for v in numbers if v - v == 0]
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return [float(v) for v in list_of(value) if is_number(v) and v - v == 0]
 
 
 def _number(value: object) -> str:
-    return format_number(value) if _is_number(value) else ""
+    return format_number(value) if is_number(value) else ""
 
 
 def _seconds(value: object) -> str:
-    return format_duration(value) if _is_number(value) else ""
+    return format_duration(value) if is_number(value) else ""

@@ -15,7 +15,7 @@ from infrastructure.monitoring.drawing.formatting import (
 )
 from infrastructure.monitoring.drawing.html import Markup, element, table
 from infrastructure.monitoring.drawing.stack_plots import Bar, Span, StackPicture
-from infrastructure.monitoring.records.run_view import RunView, mapping_of
+from infrastructure.monitoring.records.run_view import RunView, list_of, mapping_of
 from infrastructure.monitoring.report.report_sections import NOTHING, section
 
 NARROW, WIDE = 440, 980
@@ -64,12 +64,12 @@ def stacks_of(view: RunView) -> tuple[Plan, list[tuple[Plan, Bar]]]:
     where there is none."""
     record = view["stackwise"]
     plan = mapping_of(record.get("plan"))
-    phases = [mapping_of(phase) for phase in _list(plan.get("phases"))][:MAX_PHASES]
+    phases = [mapping_of(phase) for phase in list_of(plan.get("phases"))][:MAX_PHASES]
     if not 0 < _layers_of(plan) <= MAX_LAYERS:
         return {}, []
     began = {
         _whole(one.get("phase")): _whole(one.get("step"))
-        for one in map(mapping_of, _list(record.get("began")))
+        for one in map(mapping_of, list_of(record.get("began")))
     }
     starts, end = [], 0
     for index, phase in enumerate(phases):
@@ -120,7 +120,7 @@ def _between(points: Points, first: float, last: float) -> Points:
 
 
 def _lead(plan: Mapping[str, object]) -> str:
-    stacks = len(_list(plan.get("stacks")))
+    stacks = len(list_of(plan.get("stacks")))
     description = GROWING if _grows(plan) else ORDERS.get(str(plan.get("kind")), "")
     parts = {str(k): _whole(v) for k, v in mapping_of(plan.get("parameters")).items()}
     total = sum(parts.values()) or 1
@@ -130,7 +130,7 @@ def _lead(plan: Mapping[str, object]) -> str:
 
 
 def _grows(plan: Mapping[str, object]) -> bool:
-    phases = _list(plan.get("phases"))
+    phases = list_of(plan.get("phases"))
     all_layers = [[0, _layers_of(plan)]]
     return len(phases) > 1 and mapping_of(phases[-1]).get("trains") == all_layers
 
@@ -187,16 +187,12 @@ def _spans(value: object) -> list[Span]:
     """Files may be damaged, and of later versions."""
     return [
         (one[0], one[1])
-        for one in _list(value)
+        for one in list_of(value)
         if isinstance(one, list)
         and len(one) == 2
         and all(type(n) is int for n in one)
         and 0 <= one[0] < one[1] <= MAX_LAYERS
     ]
-
-
-def _list(value: object) -> list[object]:
-    return value if isinstance(value, list) else []
 
 
 def _whole(value: object) -> int:
