@@ -44,7 +44,7 @@ TRAINING_LAYERS: list[set[str]] = [
     {"recovery"},
     {"loop", "observers"},
     {"resume"},
-    {"hf_bridge", "sizing"},
+    {"hf_bridge", "methods", "sizing"},
     {"quantum"},
     {"enhanced_trainer"},
     {"setup"},

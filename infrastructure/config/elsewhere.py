@@ -160,6 +160,11 @@ SAME: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("max_time", "time_limit", "max_hours"), ("training.deadline",)),
     "dataset_prepared_path": ("cache.directory",),
     **dict.fromkeys(("backup", "place"), ("backup.place",)),
+    **{name: (f"training.method={name}",) for name in ("dpo", "orpo", "kto", "grpo", "rloo")},
+    **dict.fromkeys(("stage", "trainer", "rl"), ("training.method",)),
+    **dict.fromkeys(("reward_funcs", "reward_functions"), ("training.rewards",)),
+    **dict.fromkeys(("teacher_model", "teacher_model_name_or_path"), ("training.teacher",)),
+    **dict.fromkeys(("dpo_beta", "pref_beta", "kl_coef"), ("training.beta",)),
     **dict.fromkeys(("hourly_rate", "cost_per_hour", "price", "gpu_price"), ("price_per_hour",)),
 }
 
@@ -179,8 +184,11 @@ _WHOLE_MODELS = (
     " model.lora_config with model.quantization = 4bit makes a larger one fit"
 )
 PREFERENCES = (
-    "preference training (DPO and its like) is not here: TRL's trainers do it; temper train learns"
-    " answers"
+    "training.method = sft learns answers: training.method = dpo (or kto, orpo, reward) learns from"
+    " such pairs, by TRL"
+)
+_PPO = (
+    "PPO is not here: training.method = grpo and training.method = rloo learn from rewards, by TRL"
 )
 GGUF = (
     "a GGUF file is made by llama.cpp, for it alone: temper export writes the model in the Hugging"
@@ -202,7 +210,7 @@ _ALL_LORA = "this variant of LoRA is not here: model.lora_config trains plain Lo
 ABSENT: dict[str, str] = {
     **dict.fromkeys(("fsdp", "fsdp2", "deepspeed", "zero", "zero3"), _WHOLE_MODELS),
     **dict.fromkeys(("tensor_parallel", "pipeline_parallel", "tp", "pp"), _WHOLE_MODELS),
-    **dict.fromkeys(("dpo", "orpo", "kto", "grpo", "ppo", "rlhf", "reward"), PREFERENCES),
+    **dict.fromkeys(("ppo", "rlhf"), _PPO),
     **dict.fromkeys(("gguf", "to_gguf", "llama_cpp"), GGUF),
     **dict.fromkeys(("mlflow", "comet", "swanlab", "neptune"), _OTHER_TRACKERS),
     **dict.fromkeys(("shuffle", "shuffle_dataset"), _SHUFFLED),
@@ -219,7 +227,6 @@ ABSENT: dict[str, str] = {
         "held-out rows are measured in batches of training.batch_size",
     ),
     "do_train": "temper train trains; temper train-eval measures",
-    "stage": "temper train learns answers, or plain text by data.text_column",
     **dict.fromkeys(
         ("merge_lora", "merge"),
         "a trained LoRA is saved as one: PEFT's merge_and_unload() merges it into its model",

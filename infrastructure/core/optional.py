@@ -19,10 +19,12 @@ PIP_LINES = {
     "peft": "pip install peft",
     "prometheus_client": "pip install prometheus_client",
     "pyarrow": "pip install pyarrow",
+    "jsonschema": "pip install jsonschema",
     "qiskit": "pip install -r requirements-quantum.txt",
     "qiskit_aer": "pip install -r requirements-quantum.txt",
     "tensorboard": "pip install tensorboard",
     "transformers": "pip install transformers",
+    "trl": "pip install trl",
     "unsloth": "pip install --no-deps -r requirements-unsloth.txt",
 }
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from infrastructure.backup.run_backup import place_options
 from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig as DeploymentConfig
+from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.console import Report, ShowLine, show
@@ -21,6 +22,7 @@ from infrastructure.core.files import make_directory
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
 from infrastructure.deployment.forecast import RunForecast, bytes_of_version
+from infrastructure.deployment.method_training import MethodTraining
 from infrastructure.deployment.model_repair import repair_finished
 from infrastructure.deployment.resuming import (
     as_begun,
@@ -188,6 +190,8 @@ class TrainingDeployment:
                 accepted.
         """
         make_ready(self.config)
+        if self.config.training.method != SFT:
+            return self._train_by_method(run, checkpoint)
         with lossy_output(), only_trainer_of(run.path):
             self._check_place(run)
             self.begun(run.path)
@@ -309,6 +313,8 @@ class TrainingDeployment:
         is made when model and data are in order."""
         if not run.path.is_dir():
             check_meant(self.config.data)
+        if self.config.training.method != SFT:
+            return self._train_by_method(run)
         self._check_place(run)
         trainer = None if run.path.is_dir() else self._prepare()
         make_directory(run.path)
@@ -322,6 +328,24 @@ class TrainingDeployment:
                 self._others_may_begin()
                 self.begun(run.path)
                 return self._train(run, trainer, self._measure(run, trainer))
+
+    def _train_by_method(self, run: RunDirectory, checkpoint: Path | None = None) -> Summary:
+        """Train `run` by a trainer of TRL, which begins or goes on with its newest version."""
+        if checkpoint is not None:
+            raise ValueError(
+                f"training.method = {self.config.training.method} goes on with the newest checkpoint"
+                f" of a run alone: name the run without its step, {run.run_id}"
+            )
+
+        def begun(path: Path) -> None:
+            self._others_may_begin()
+            self.begun(path)
+
+        progress = self.make_progress
+        with lossy_output():
+            return MethodTraining(
+                run, self.config, self.report, self.accepted, begun, progress
+            ).train()
 
     def _measure(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
         """What the model can do before the first step, kept in the run."""

@@ -5,11 +5,13 @@ from pathlib import Path
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.files import recover_directory
 from infrastructure.training.data.readers.sources import HUGGINGFACE, discover, may_be_on_the_hub
+from infrastructure.training.methods.check import check_method
 from infrastructure.training.models.model_path import refuse_file, refuse_missing
 
 
 def check_paths(config: DeploymentConfig) -> None:
-    """Refuse model and data where nothing lies, or nothing that can be read.
+    """Refuse model and data where nothing lies, or nothing that can be read, or that do not go
+    with `training.method`.
 
     Raises:
         ValueError: says what is there instead.
@@ -25,3 +27,4 @@ def check_paths(config: DeploymentConfig) -> None:
     for place, what in ((data.path, "training data"), (data.eval_path, "held-out data")):
         if place and data_format != HUGGINGFACE and not may_be_on_the_hub(place):
             discover(place, data_format, what)
+    check_method(config)

@@ -76,10 +76,12 @@ class TrainerRunRecord(BaseRunRecord, total=False):
     Attributes:
         trainer: the class of its arguments.
         settings: those of `DeploymentConfig` that count there.
+        configuration: the whole of it, where the Trainer was made from it.
     """
 
     trainer: Required[dict[str, str]]
     settings: JsonObject
+    configuration: JsonObject
     precision: str
     model: JsonObject
     data: dict[str, object]

@@ -39,12 +39,11 @@ def closing_lines(run_path: Path, summary: Summary, is_result_shown: bool = Fals
 
 def _result_lines(summary: Summary) -> list[str]:
     loss = summary.get("loss_function")
-    table = before_after_table(summary["before"], summary["after"] or {}, loss)
+    table = before_after_table(summary.get("before") or {}, summary.get("after") or {}, loss)
     lines = ["", table or "Nothing is held out, so nothing was measured; see data.validation_split"]
-    if summary["num_questions"]:
+    if summary.get("num_questions"):
         lines.append(f"(exact match over {summary['num_questions']} held-out prompts)")
-    if summary["example"]:
-        example = summary["example"]
+    if example := summary.get("example"):
         lines += ["", "A held-out example", *_indented("prompt", example["prompt"])]
         lines += _indented("expected", example["expected"])
         lines += _indented("before", example["before"]) + _indented("after", example["after"])

@@ -14,7 +14,7 @@ from infrastructure.config.merging.plugin_names import require_shareable
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.config.sections.training_config import SFT, TrainingConfig
 from infrastructure.core.launcher import LaunchedProcess, launched_process
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.core.precision import choose_device
@@ -125,6 +125,11 @@ class TrainerFactory:
         Raises:
             ConfigurationError: a sentence for each setting that cannot be carried out.
         """
+        if training_config.method != SFT:
+            raise ConfigurationError(
+                f"training.method = {training_config.method} is a trainer of TRL, and this is"
+                " Temper's own loop, which trains answers: leave it out, or use temper train"
+            )
         check_sections(model_config, training_config, data_config, options.get("quantum_config"))
         if (backend if model_config.backend == "auto" else model_config.backend) == "unsloth":
             return UnslothTrainer(model_config, training_config, data_config, **options)

@@ -22,6 +22,7 @@ from infrastructure.config.types import (
     FromJson,
     Names,
     NotNegative,
+    PathText,
     Planned,
     Positive,
     RegisteredName,
@@ -32,6 +33,10 @@ from infrastructure.config.types import (
 )
 
 LATER_EXTENSIONS = ("memory", "multimodal")
+SFT = "sft"  # the method that is Temper's own loop; every other one is a trainer of TRL
+BY_REWARD = ("grpo", "rloo")
+GENERATING = (*BY_REWARD, "distillation")  # methods that learn from what the model itself writes
+WITH_BETA = ("dpo", "kto", "orpo", *GENERATING)
 QUANTUM = "quantum"  # the extension that `optimization_frequency` switches on
 # One thing in two units: of each pair, giving one switches the other off.
 EPOCHS_OR_STEPS = {
@@ -61,6 +66,22 @@ _STOPS_EARLY = UsedWhen(
     "nothing stops early",
     "set training.early_stopping_patience",
 )
+
+
+def _method_is(names: tuple[str, ...], what: str) -> UsedWhen:
+    """The condition of a setting that only some methods read."""
+    return UsedWhen(
+        lambda config: config.training.method in names, f"training.method is none of those {what}"
+    )
+
+
+_BY_REWARD = _method_is(BY_REWARD, "with rewards (grpo, rloo)")
+_GENERATES = _method_is(GENERATING, "that generate (grpo, rloo, distillation)")
+_HAS_BETA = _method_is(WITH_BETA, "with a beta (dpo, kto, orpo, grpo, rloo, distillation)")
+_HAS_TEACHER = _method_is(("distillation",), "with a teacher (distillation)")
+_BY_TRL = UsedWhen(
+    lambda config: config.training.method != SFT, "training.method sft is not one of TRL's"
+)
 _FINETUNES = UsedWhen(
     lambda config: config.training.strategy != "standard",
     "training.strategy standard trains all layers alike",
@@ -73,6 +94,53 @@ class TrainingConfig(StackwiseFields):
 
     prefix: ClassVar[str] = "training"
 
+    method: Literal["sft", "dpo", "kto", "orpo", "grpo", "rloo", "reward", "distillation"] = Field(
+        default="sft",
+        description="What is learnt: sft, answers, by Temper's loop; all others by TRL's trainers.",
+    )
+    rewards: Annotated[
+        list[str],
+        SplitCommas,
+        EachOnce,
+        Allowed(
+            "a list of exact_answer, format=REGEX, json_schema=FILE or module:function, each once"
+        ),
+        _BY_REWARD,
+    ] = Field(
+        default=[],
+        description="What GRPO and RLOO reward: exact_answer, format=REGEX, json_schema=FILE or"
+        " module:function; the sum counts.",
+    )
+    teacher: Annotated[PathText | None, _HAS_TEACHER] = Field(
+        default=None, description="Model that distillation learns from: a folder or a hub name."
+    )
+    beta: Annotated[NotNegative | Auto, _HAS_BETA] = Field(
+        default="auto",
+        description="TRL's beta: how strongly the start holds; distillation: 0 forward KL to 1"
+        " reverse; auto: TRL's default.",
+    )
+    num_generations: Annotated[
+        Annotated[int, Ge(2), Le(1024)] | Auto,
+        Allowed('a whole number from 2 to 1024, or "auto"'),
+        _BY_REWARD,
+    ] = Field(
+        default="auto", description="Answers to each prompt in GRPO and RLOO; auto: TRL's default."
+    )
+    max_completion_length: Annotated[Count, _GENERATES] = Field(
+        default=256, description="Longest answer that is generated in training, in tokens."
+    )
+    temperature: Annotated[Positive, _GENERATES] = Field(
+        default=1.0, description="Temperature of the answers that are generated in training."
+    )
+    method_settings: Annotated[
+        dict[str, JsonValue],
+        FromJson,
+        Allowed('a mapping from name to value, such as {"loss_type": "ipo"}'),
+        _BY_TRL,
+    ] = Field(
+        default={},
+        description="Further arguments of the TRL configuration of training.method, by its names.",
+    )
     strategy: Annotated[str, RegisteredName(STRATEGIES, ("auto",))] = Field(
         default="auto",
         description="auto, standard, finetune, progressive, end_to_end or a registered name.",

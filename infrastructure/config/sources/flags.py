@@ -50,6 +50,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "training.metrics_sinks": ("--report-to",),
     "training.num_epochs": ("--num-train-epochs",),
     "training.optimizer": ("--optim",),
+    "training.rewards": ("--reward",),
     "training.scheduler_type": ("--lr-scheduler", "--lr-scheduler-type"),
     "training.validation_frequency": ("--eval-steps",),
 }

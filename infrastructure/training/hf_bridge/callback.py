@@ -65,6 +65,7 @@ class TemperCallback:
             result, such as `["max_steps", "data"]`.
         hooks: observers and extensions besides `training.enabled_extensions`.
         say: shows a line to a person.
+        is_whole: the Trainer was made from `config`, which is recorded with all that it says.
 
     Raises:
         ValueError: a name cannot be used, or the configuration is wrong; says what to do.
@@ -78,9 +79,10 @@ class TemperCallback:
         accept: Collection[str] = (),
         hooks: Iterable[Hook] = (),
         say: Callable[[str], None] = print,
+        is_whole: bool = False,
     ) -> None:
         config = load_config() if config is None else config
-        self.run = TrainerRun(name, config, lambda line: say(redact(line)))
+        self.run = TrainerRun(name, config, lambda line: say(redact(line)), is_whole)
         self.hooks = list(hooks)
         self.accepted = known_names(accept)
         self._resumed: Path | None = None
@@ -172,6 +174,11 @@ class TemperCallback:
         is_new = error is not None and error is not self._error_before
         unknown = RuntimeError("an exception ended the training; see where it was raised")
         self._break_off(error if is_new and error is not None else unknown)
+
+    def ended_by(self, error: BaseException) -> None:
+        """For who calls `Trainer.train` and catches what it raises: the training has ended so, and
+        what was committed before is safe. Nothing happens where its end is known already."""
+        self._break_off(error)
 
     def _break_off(self, error: BaseException) -> None:
         with self._ending:

@@ -69,6 +69,8 @@ class TrainerRun:
         name: what it is found by when it goes on, here and at `backup.place`.
         config: `TAKES_EFFECT` lists what of it counts.
         report: shows a line to a person.
+        is_whole: the configuration decides all of the training, whose Trainer was made from it: it
+            is recorded, and the same command goes on.
 
     Attributes:
         files: the paths of the run.
@@ -79,13 +81,20 @@ class TrainerRun:
         ValueError: the name cannot be a folder's, or `backup.place` names no place.
     """
 
-    def __init__(self, name: str, config: DeploymentConfig, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: DeploymentConfig,
+        report: Callable[[str], None],
+        is_whole: bool = False,
+    ) -> None:
         if not NAME.fullmatch(name) or redact(name) != name:
             raise ValueError(
                 f"name={name!r}: the name of a training becomes a folder: letters, digits, dots,"
                 " dashes and underscores, and no secret"
             )
         self.name, self.config, self.report = name, config, report
+        self.is_whole = is_whole
         self.files = RunDirectory((Path(config.output_dir).expanduser() / name).absolute())
         self.versions = CheckpointManager(
             self.files.checkpoints,
@@ -108,6 +117,8 @@ class TrainerRun:
 
     def notes(self) -> list[str]:
         """A sentence for each setting that was given for this run and has no effect in it."""
+        if self.is_whole:
+            return []
         return [
             f"note: {key} has no effect here: the Trainer's own arguments decide"
             for key, source in self.config.sources().items()
@@ -197,6 +208,8 @@ class TrainerRun:
             "model": {"name": _model_name(model), **count},
             "data": {"num_examples": num_examples},
         }
+        if self.is_whole:
+            record["configuration"] = self.config.to_dict()
         write_record(self.files.run_file, record)
 
     def _settings(self) -> dict[str, tuple[object, str]]:

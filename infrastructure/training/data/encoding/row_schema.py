@@ -127,17 +127,17 @@ class RowSchema:
             column = self.columns["chat"]
             chat = _present(values, column)
             turns = _by_turns(chat, column) if BY_TURNS in self.columns else None
-            turns = _chat_turns(chat, column) if turns is None else turns
+            turns = chat_turns(chat, column) if turns is None else turns
             return self._system(values, turns) + _with_answer(turns, column), 0
         prompt, answer = self.columns["prompt"], self.columns["answer"]
         if not isinstance(value_of(values, prompt), list):
             return self._pair_turns(values), 0
-        before = _chat_turns(
+        before = chat_turns(
             _present(values, prompt), prompt
         )  # conversational prompt and completion
         before = self._system(values, before) + before
         after = _present(values, answer)
-        last = _chat_turns(after, answer) if isinstance(after, list) else None
+        last = chat_turns(after, answer) if isinstance(after, list) else None
         last = last or [Turn("assistant", _text(values, answer))]
         return before + _with_answer(last, answer), len(before)
 
@@ -299,7 +299,8 @@ def _as_text(value: object, where: str, may_be_empty: bool = False) -> str:
     return value
 
 
-def _chat_turns(value: object, column: str) -> list[Turn]:
+def chat_turns(value: object, column: str) -> list[Turn]:
+    """The messages of a list of them, whatever their keys are called; raises `ShapeError`."""
     messages = from_json_text(value, column)
     if not isinstance(messages, list):
         raise ShapeError(WRONG_TYPE, f"column {column!r} is {kind_of(value)}, not a list")

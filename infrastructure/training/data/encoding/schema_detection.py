@@ -107,7 +107,7 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
         ValueError: no shape or several shapes fit; names the columns found and the remedy.
     """
     request.check()
-    columns = _common_columns(rows)
+    columns = common_columns(rows)
     if not columns:
         raise ValueError(f"the rows share no columns: {_seen(rows, request)}")
     for setting in ("prompt_column", "answer_column", "context_column", "text_column"):
@@ -202,7 +202,7 @@ def _refuse_labels(
     name, parts, _ = candidate
     if request.shape != "auto" or request.text_column or request.prompt_column:
         return
-    labels = [c for c in _matching(LABEL_COLUMNS, columns) if c not in parts.values()]
+    labels = [c for c in matching(LABEL_COLUMNS, columns) if c not in parts.values()]
     for label in labels:
         values = [row.values.get(label) for row in rows]
         if name == TEXT:
@@ -226,20 +226,20 @@ def _preference_pair(columns: list[str], request: ShapeRequest) -> tuple[str, st
     if request.answer_column or request.text_column or request.shape != "auto":
         return None
     for pair in PREFERENCE_PAIRS:
-        if len(names := _matching(pair, columns)) == len(pair):
+        if len(names := matching(pair, columns)) == len(pair):
             return names[0], names[1]
     return None
 
 
 def _preferences(rows: Sequence[Row], columns: list[str], pair: tuple[str, str]) -> str:
     chosen, _ = pair
-    prompts = _matching(PROMPT_NAMES, columns)
+    prompts = matching(PROMPT_NAMES, columns)
     is_text = all(isinstance(row.values.get(chosen), str) for row in rows)
     if is_text and prompts:
         instead = f"set data.prompt_column={prompts[0]} and data.answer_column={chosen}"
     elif is_text:
         instead = f"set data.text_column={chosen}"
-    elif _matching(CHAT_COLUMNS[:1], columns):
+    elif matching(CHAT_COLUMNS[:1], columns):
         instead = f"set data.shape={MESSAGES}"
     else:
         instead = f"write {chosen!r} into a column 'messages'"
@@ -249,7 +249,8 @@ def _preferences(rows: Sequence[Row], columns: list[str], pair: tuple[str, str])
     )
 
 
-def _common_columns(rows: Sequence[Row]) -> list[str]:
+def common_columns(rows: Sequence[Row]) -> list[str]:
+    """The columns that at least half of the rows have."""
     counts = Counter(column for row in rows for column in row.values)
     return [column for column, count in counts.items() if 2 * count >= len(rows)]
 
@@ -297,14 +298,14 @@ def _candidates(rows: Sequence[Row], columns: list[str], request: ShapeRequest) 
 
 def _chat_candidates(rows: Sequence[Row], columns: list[str]) -> list[Candidate]:
     candidates: list[Candidate] = []
-    for column in _matching((*CHAT_COLUMNS, *OTHER_CHAT_COLUMNS), columns):
+    for column in matching((*CHAT_COLUMNS, *OTHER_CHAT_COLUMNS), columns):
         name, keys = _kind_of_chat([row.values.get(column) for row in rows])
         if name:
             parts = {"chat": column}
             named = " and ".join(map(repr, keys))
             words = f"column {column!r} lists messages with {named}" + _add_others(parts, columns)
             candidates.append((name, parts, words))
-    for column in [] if candidates else _matching(TURNS_COLUMNS, columns):
+    for column in [] if candidates else matching(TURNS_COLUMNS, columns):
         if _are_turns([row.values.get(column) for row in rows]):
             parts = {"chat": column, BY_TURNS: column}
             words = f"column {column!r} lists texts: user and assistant by turns"
@@ -355,12 +356,12 @@ def _with_more(candidate: Candidate, rows: Sequence[Row], columns: list[str]) ->
     """A pair with the answers to choose from, and with what was said before."""
     name, parts, words = candidate
     taken = parts.values()
-    for column in _matching(CHOICES_COLUMNS, columns):
+    for column in matching(CHOICES_COLUMNS, columns):
         if column not in taken and _chooses(rows, column, parts["answer"]):
             parts[CHOICES] = column
             words += f", column {column!r} lists the choices"
             break
-    history = [c for c in _matching((HISTORY,), columns) if c not in taken]
+    history = [c for c in matching((HISTORY,), columns) if c not in taken]
     if history and any(isinstance(row.values.get(history[0]), list) for row in rows):
         parts[HISTORY] = history[0]
         words += f", column {history[0]!r} is the turns before"
@@ -382,10 +383,10 @@ def _pair_candidates(columns: list[str], request: ShapeRequest) -> list[Candidat
         return [_pair(name, request.prompt_column, request.answer_column, columns, request)]
     candidates = []
     for name, (prompts, answers) in PAIR_COLUMNS.items():
-        if name == PROMPT and request.shape == "auto" and _matching(("instruction",), columns):
+        if name == PROMPT and request.shape == "auto" and matching(("instruction",), columns):
             prompts = prompts[:1]  # beside an instruction, "input" is its context
-        left = [request.prompt_column] if request.prompt_column else _matching(prompts, columns)
-        right = [request.answer_column] if request.answer_column else _matching(answers, columns)
+        left = [request.prompt_column] if request.prompt_column else matching(prompts, columns)
+        right = [request.answer_column] if request.answer_column else matching(answers, columns)
         candidates += [_pair(name, p, a, columns, request) for p in left for a in right if p != a]
     if request.prompt_column or request.answer_column:
         candidates = list(
@@ -398,7 +399,7 @@ def _pair(
     name: str, prompt: str, answer: str, columns: list[str], request: ShapeRequest
 ) -> Candidate:
     """Whoever names the prompt's column has put into it what belongs to it."""
-    context = [c for c in _matching(CONTEXT_COLUMNS, columns) if c not in (prompt, answer)]
+    context = [c for c in matching(CONTEXT_COLUMNS, columns) if c not in (prompt, answer)]
     if request.prompt_column and name != ALPACA:
         context = []
     if request.context_column:
@@ -420,24 +421,24 @@ def _pair_with(
 def _add_others(parts: dict[str, str], columns: list[str]) -> str:
     """Give the columns that any conversation may have their parts; the words for it."""
     words = ""
-    if system := _matching(SYSTEM_COLUMNS, columns):
+    if system := matching(SYSTEM_COLUMNS, columns):
         parts["system"] = system[0]
         words += f", column {system[0]!r} is the system message"
     for part, name in TEMPLATE_COLUMNS.items():
-        if names := _matching((name,), columns):
+        if names := matching((name,), columns):
             parts[part] = names[0]
             words += f", column {names[0]!r} goes to the chat template"
     return words
 
 
 def _text_candidates(columns: list[str], request: ShapeRequest) -> list[Candidate]:
-    names = [request.text_column] if request.text_column else _matching(TEXT_COLUMNS, columns)
+    names = [request.text_column] if request.text_column else matching(TEXT_COLUMNS, columns)
     if not names and request.shape == TEXT and len(columns) == 1:
         names = columns
     return [(TEXT, {"text": name}, f"column {name!r} is plain text") for name in names]
 
 
-def _matching(names: Sequence[str], columns: list[str]) -> list[str]:
+def matching(names: Sequence[str], columns: list[str]) -> list[str]:
     """The columns with these names, however capitalised, in the order of the names."""
     lower = {column.strip().lower(): column for column in columns}
     return [lower[name] for name in names if name in lower]

@@ -25,6 +25,7 @@ CHAT_TEMPLATE = "chat template"
 OVER_LONG = "over-long"
 NOT_SUPERVISED = "no supervised token"
 KILLS_PROCESS = "kills its process"
+NO_PREFERENCE = "no preference"
 
 # What to do where many rows are set aside for one reason.
 REMEDIES = {

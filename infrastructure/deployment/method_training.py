@@ -1,0 +1,171 @@
+"""A run whose steps are those of a trainer of TRL: the middle of `TrainingDeployment`, where
+`training.method` is not sft."""
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.console import Report
+from infrastructure.core.errors import CopyNotConfirmedError
+from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
+from infrastructure.monitoring.drawing.metrics_file import spell_numbers
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.finalize import read_summary, seal, write_report_of, write_summary
+from infrastructure.run.record_types import Summary
+from infrastructure.run.summary_text import closing_lines
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Hook, Observer
+from infrastructure.training.hf_bridge import TemperCallback
+from infrastructure.training.hf_bridge.trainer_facts import NAMES
+from infrastructure.training.methods.check import check_method
+from infrastructure.training.methods.settings_table import Use, treatment_of
+from infrastructure.training.methods.trl_training import TrlTraining
+from infrastructure.training.metrics.progress import MakeProgress
+from infrastructure.training.models.progress_bars import progress_bars_in_a_terminal
+from infrastructure.training.observers.early_stopping import early_stopping
+from infrastructure.training.observers.run_observers import ProgressObserver
+from infrastructure.training.trainer_factory import show_gpus
+
+NO_MEASURES = ("eval_num_tokens",)  # of what TRL gives with an evaluation
+
+Begun = Callable[[Path], None]
+
+
+class MethodTraining:
+    """One run that TRL trains.
+
+    Args:
+        run: its directory need not be there yet.
+        accepted: names of what may be different although it changes the result.
+        begun: is told the run's directory when it trains.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        config: DeploymentConfig,
+        report: Report,
+        accepted: Collection[str],
+        begun: Begun,
+        make_progress: MakeProgress,
+    ) -> None:
+        self.files, self.config, self.report = run, config, report
+        self.accepted, self.make_progress = accepted, make_progress
+        self.measured = _Measured(run, begun)
+
+    def train(self) -> Summary:
+        """Train, or go on with the newest version, to the end.
+
+        Returns:
+            What summary.json holds.
+
+        Raises:
+            ValueError, TemperError: it cannot be trained as it is; nothing was.
+            Exception: the training failed; the finished steps are in a version.
+        """
+        config, run = self.config, self.files
+        show_gpus(config.cuda_visible_devices)
+        check_method(config)
+        for note in config.notes():
+            self.report(f"note: {note}")
+        name = config.training.method
+        self.report(f"Preparing model {config.model.name} and data {config.data.path} for {name}")
+        with self.report.waiting("reading the data"):
+            training = TrlTraining(config, run.path)
+        for line in training.data.lines():
+            self.report(line)
+        callback = self._callback()
+        resumed = callback.resume_from()
+        with traceback_kept_in(run.path / TRACEBACK_FILE):
+            with self.report.waiting("loading the model"):
+                trainer = training.make_trainer(is_new=resumed is None)
+            training.data.quarantine.write(run.quarantine_file)
+            trainer.add_callback(callback)
+            self.report(training.described(trainer))
+            try:
+                with progress_bars_in_a_terminal():
+                    trainer.train(resume_from_checkpoint=resumed)
+            except CopyNotConfirmedError:  # finished, and its copy is told of in the summary
+                pass
+            except BaseException as error:
+                callback.ended_by(error)
+                raise
+        return self._summary()
+
+    def _callback(self) -> TemperCallback:
+        path = self.files.path.absolute()
+        config = self.config.changed([])
+        config.output_dir = str(path.parent)
+        callback = TemperCallback(
+            path.name,
+            config,
+            accept=translated(self.accepted),
+            say=self.report,
+            is_whole=True,
+        )
+        short = callback.run.copies.short
+        callback.hooks = [
+            self.measured,
+            *early_stopping(config.training),
+            *self._progress(short),
+        ]
+        return callback
+
+    def _progress(self, short: Callable[[], str]) -> list[Hook]:
+        return [ProgressObserver(lambda total, step: self.make_progress(total, step, short))]
+
+    def _summary(self) -> Summary:
+        """As the end has left it, with what was measured before the first step."""
+        run, summary = self.files, read_summary(self.files)
+        if summary.get("status") != "finished":
+            return summary
+        before, after = self.measured.before, self.measured.after
+        if not after:  # it had come to its end before
+            return summary
+        summary = {**summary, "before": before, "after": after}
+        write_summary(run, summary)
+        write_report_of(run)
+        seal(run, summary)
+        for line in closing_lines(run.path, summary):
+            self.report(line)
+        return summary
+
+
+class _Measured(Observer):
+    """What was measured before the first step and last; it travels with the versions.
+
+    Args:
+        begun: is told the run's directory when it trains.
+    """
+
+    def __init__(self, run: RunDirectory, begun: Begun) -> None:
+        self.run, self.begun = run, begun
+        self.before: dict[str, object] = {}
+        self.after: dict[str, object] = {}
+
+    def train_start(self, state: TrainingState) -> None:
+        self.begun(self.run.path)
+
+    def eval_end(self, state: TrainingState) -> None:
+        found = {name: n for name, n in state.evaluation.items() if name not in NO_MEASURES}
+        if state.step == 0:
+            self.before = spell_numbers(found)
+        else:
+            self.after = spell_numbers(found)
+
+    def state_dict(self) -> dict[str, object]:
+        return {"before": self.before, "after": self.after}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.before, self.after = saved["before"], saved["after"]
+
+
+def translated(accepted: Collection[str]) -> list[str]:
+    """Names of settings that may differ, as the Trainer's arguments are called."""
+    names = []
+    for name in accepted:
+        treatment = treatment_of(f"training.{name}") if "." not in name else treatment_of(name)
+        is_argument = treatment is not None and treatment.use is Use.ARGUMENT
+        names.append(treatment.words if is_argument and treatment is not None else name)
+    return [name for name in names if name in NAMES]

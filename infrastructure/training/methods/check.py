@@ -1,0 +1,226 @@
+"""Whether a method, its data, its model and its settings go together, before anything is loaded.
+
+Loads no torch: a wrong pairing is told in a second.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from infrastructure.config.base import ConfigurationError
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.field_help import format_value
+from infrastructure.config.sections.training_config import BY_REWARD, SFT
+from infrastructure.core.json_text import JsonObject, as_object, parse_json
+from infrastructure.core.launcher import launched_process
+from infrastructure.core.lookup import nearest
+from infrastructure.core.optional import refuse_missing
+from infrastructure.training.data.readers.sources import HUGGINGFACE, may_be_on_the_hub
+from infrastructure.training.methods.method_data import files_of, understand
+from infrastructure.training.methods.method_rows import MethodShape
+from infrastructure.training.methods.method_table import METHODS, RowKind, installed_method
+from infrastructure.training.methods.rewards import needs_answers, reward_functions
+from infrastructure.training.methods.settings_table import SETTINGS, Use, refused_settings
+
+REGISTERED_MANIFEST = "temper_model.json"
+# Arguments of TRL's that would change what Temper keeps safe.
+NOT_HERE = {
+    "sync_ref_model": "the reference that moves is in no checkpoint, and a run that goes on would"
+    " begin with another one",
+    "ref_model_sync_steps": "it belongs to sync_ref_model",
+    "ref_model_mixup_alpha": "it belongs to sync_ref_model",
+    "use_vllm": "vLLM draws answers by a random state of its own, which is in no checkpoint",
+    "model_init_kwargs": "the settings model.dtype, model.attention and model.revision say that",
+    "teacher_model_init_kwargs": "training.teacher is loaded as the model is",
+    "teacher_model_name_or_path": "training.teacher names it",
+    "chat_template_path": "data.chat_template names it",
+    "log_completions_hub_repo": "nothing is uploaded but to backup.place",
+}
+
+
+def check_method(config: DeploymentConfig) -> None:
+    """Refuse what cannot be trained by TRL; nothing where Temper's own loop trains.
+
+    Raises:
+        ValueError: says what does not go together, and what to do.
+        MissingPackageError: TRL is not installed.
+    """
+    method = config.training.method
+    if method == SFT:
+        return
+    installed = installed_method(method)
+    refuse_missing("datasets", f"training.method = {method}")
+    if config.model.lora_config is not None:
+        refuse_missing("peft", "model.lora_config")
+    problems = [*refused_settings(config), *_contradictions(config)]
+    problems += _method_settings(config, installed.own_arguments())
+    if problems:
+        raise ConfigurationError("; ".join(problems))
+    if launched_process() is not None:
+        raise ConfigurationError(
+            f"training.method = {method} trains in one process, and a launcher has started several:"
+            " start temper train by itself"
+        )
+    _check_model(config.model.name, "model.name")
+    if method in BY_REWARD:
+        reward_functions(config.training.rewards)
+    if method == "distillation":
+        _check_teacher(config)
+    if config.data.path is not None and _is_here(config):
+        check_shape(config, understand(files_of(config.data)[0], config.data, method))
+
+
+def check_shape(config: DeploymentConfig, shape: MethodShape) -> None:
+    """Refuse rewards that the rows have no answers for.
+
+    Raises:
+        ValueError: says which.
+    """
+    is_without = shape.kind is RowKind.PROMPTS and "no column answers" in shape.reason
+    if is_without and needs_answers(config.training.rewards):
+        raise ValueError(
+            f"training.rewards: exact_answer compares with the answers of the rows, and"
+            f" {shape.reason}: name it with data.answer_column, or give another reward"
+        )
+
+
+def _is_here(config: DeploymentConfig) -> bool:
+    path = str(config.data.path)
+    return config.data.format != HUGGINGFACE and not may_be_on_the_hub(path)
+
+
+def _contradictions(config: DeploymentConfig) -> Iterator[str]:
+    """A sentence for each pair of settings that TRL would fail at, or learn nothing from."""
+    training, method = config.training, config.training.method
+    size = training.batch_size
+    if size == "auto":
+        yield (
+            f"training.batch_size = auto is measured for Temper's own loop, not for"
+            f" training.method = {method}: give a number, such as 4"
+        )
+        return
+    if method == "kto" and size == 1:
+        yield (
+            "training.batch_size = 1: KTO compares each answer with others of its batch: give 2 or"
+            " more"
+        )
+    per_step = int(size) * training.gradient_accumulation
+    if training.num_generations != "auto" and per_step % training.num_generations:
+        yield (
+            f"training.num_generations = {training.num_generations} does not divide the {per_step}"
+            " answers of a step (training.batch_size times training.gradient_accumulation):"
+            f" give training.batch_size = {training.num_generations}"
+        )
+    if METHODS[method].rows is RowKind.PROMPTS:
+        longest = training.max_completion_length
+        if longest >= config.data.max_length:
+            yield (
+                f"training.max_completion_length = {longest} leaves nothing of data.max_length ="
+                f" {config.data.max_length} for a prompt: lower the one or raise the other"
+            )
+    if method == "distillation" and training.beta != "auto" and training.beta > 1:
+        yield (
+            f"training.beta = {format_value(training.beta)}: in distillation it goes from 0"
+            " (forward KL) to 1 (reverse KL)"
+        )
+    if config.device.startswith("cuda:") and config.device != "cuda:0":
+        yield (
+            f"device = {config.device}: TRL's trainers take the first GPU that they see: give"
+            f" cuda_visible_devices = {config.device.partition(':')[2]}"
+        )
+    if config.model.quantization is not None and config.model.lora_config is None:
+        yield (
+            f"model.quantization = {config.model.quantization} freezes the weights, so nothing"
+            " would train: give model.lora_config too"
+        )
+    if "quantum" in training.extensions:
+        yield (
+            "training.enabled_extensions quantum decides what Temper's own loop does, and"
+            f" training.method = {method} is a trainer of TRL: leave it out"
+        )
+
+
+def _method_settings(config: DeploymentConfig, known: frozenset[str]) -> Iterator[str]:
+    """A sentence for each argument of TRL that is none, or that a setting of Temper is for."""
+    ours = {t.words: key for key, t in SETTINGS.items() if t.use is Use.ARGUMENT}
+    ours |= {"max_length": "data.max_length"}
+    for name in config.training.method_settings:
+        if name in NOT_HERE:
+            yield f"training.method_settings: {name} is not taken: {NOT_HERE[name]}"
+        elif name in ours:
+            yield f"training.method_settings: {name} is {ours[name]} here: give that"
+        elif name.startswith("vllm_") or name not in known:
+            meant = nearest(name, known)
+            hint = f"; did you mean {meant}?" if meant else ""
+            title = METHODS[config.training.method].class_name
+            yield (
+                f"training.method_settings: {title}Config of TRL has no argument {name} of its"
+                f" own{hint}: leave it out"
+            )
+
+
+def _check_model(name: str, key: str) -> None:
+    """Refuse what is no whole language model; a name of the hub is looked at when it is loaded."""
+    if name == "embedded":
+        raise ValueError(
+            "the embedded model knows nothing yet, and a method of TRL begins with a trained model:"
+            " train one with training.method = sft and give its run as model.name"
+        )
+    folder = Path(name).expanduser()
+    if (folder / "final").is_dir() and not (folder / "config.json").is_file():
+        folder = folder / "final"
+    if (folder / REGISTERED_MANIFEST).is_file():
+        raise ValueError(f"{key}: {name} reads no text, and TRL's methods train language models")
+    if (folder / "adapter_config.json").is_file():
+        raise ValueError(
+            f"{key}: {name} is a LoRA beside its base, and TRL's methods begin with one whole model:"
+            " merge it first (PEFT's merge_and_unload(), then save_pretrained), and give that"
+        )
+    if not (folder / "config.json").is_file():
+        return
+    values = _read_config(folder)
+    if values.get("is_encoder_decoder"):
+        raise ValueError(
+            f"{key}: {name} is an encoder with a decoder, and TRL's methods train models that write"
+            " from left to right (…ForCausalLM)"
+        )
+    if "vision_config" in values:
+        raise ValueError(
+            f"{key}: {name} reads pictures, and the methods here train models of text: give a"
+            " language model"
+        )
+
+
+def _read_config(folder: Path) -> JsonObject:
+    try:
+        return as_object(parse_json((folder / "config.json").read_text()))
+    except (OSError, ValueError):
+        return {}  # what is wrong with it is told where it is loaded
+
+
+def _check_teacher(config: DeploymentConfig) -> None:
+    teacher = config.training.teacher
+    if teacher is None:
+        raise ValueError(
+            "training.method = distillation learns from a teacher: give its folder or hub name as"
+            " training.teacher"
+        )
+    folders = [Path(name).expanduser() for name in (teacher, config.model.name)]
+    if teacher.startswith((".", "/", "~")) and not folders[0].exists():
+        raise ValueError(f"training.teacher: there is no folder {teacher!r}")
+    if teacher == config.model.name or folders[0].resolve() == folders[1].resolve():
+        raise ValueError(
+            f"training.teacher is the model itself ({teacher}), which has nothing to learn from"
+            " itself: give a larger or a better one"
+        )
+    _check_model(teacher, "training.teacher")
+    sizes = [_vocabulary_size(folder) for folder in folders]
+    if None not in sizes and sizes[0] != sizes[1]:
+        raise ValueError(
+            f"training.teacher knows {sizes[0]} tokens and model.name {sizes[1]}: distillation"
+            " compares token by token, so give a teacher with the model's tokenizer"
+        )
+
+
+def _vocabulary_size(folder: Path) -> object:
+    inside = folder if (folder / "config.json").is_file() else folder / "final"
+    return _read_config(inside).get("vocab_size")

@@ -1,0 +1,132 @@
+"""Which trainer of TRL a method is, and where the installed TRL has it. Imports nothing of TRL.
+
+| method | TRL 1.14.2 | TRL 0.29.1 (Colab) |
+| --- | --- | --- |
+| dpo, grpo, rloo, reward | trl | trl |
+| kto | trl | trl.experimental.kto |
+| orpo | trl.experimental.orpo | trl.experimental.orpo |
+| distillation | trl | not there |
+"""
+
+import ast
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.optional import refuse_missing
+
+
+class RowKind(Enum):
+    """What a method learns from."""
+
+    PAIRS = "pairs of a better and a worse answer"
+    JUDGED = "answers that are good or bad"
+    PROMPTS = "prompts"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method of TRL.
+
+    Attributes:
+        title: as people write it.
+        class_name: what its trainer's and its configuration's names begin with.
+        modules: where its trainer may lie, as (module, name of its files), the first that is there
+            counts.
+        rows: what it learns from.
+        head: the auto class of transformers that its model is of.
+    """
+
+    title: str
+    class_name: str
+    modules: tuple[tuple[str, str], ...]
+    rows: RowKind
+    head: str = "AutoModelForCausalLM"
+
+
+def _stable(name: str) -> tuple[str, str]:
+    return "trl", f"trainer/{name}"
+
+
+def _experimental(name: str) -> tuple[str, str]:
+    return f"trl.experimental.{name}", f"experimental/{name}/{name}"
+
+
+METHODS = {
+    "dpo": Method("DPO", "DPO", (_stable("dpo"),), RowKind.PAIRS),
+    # 0.29.1 has a shell of it in trl that warns, 1.14.2 one in trl.experimental without this file
+    "kto": Method("KTO", "KTO", (_experimental("kto"), _stable("kto")), RowKind.JUDGED),
+    "orpo": Method("ORPO", "ORPO", (_experimental("orpo"),), RowKind.PAIRS),
+    "grpo": Method("GRPO", "GRPO", (_stable("grpo"),), RowKind.PROMPTS),
+    "rloo": Method("RLOO", "RLOO", (_stable("rloo"),), RowKind.PROMPTS),
+    "reward": Method(
+        "reward modelling",
+        "Reward",
+        (_stable("reward"),),
+        RowKind.PAIRS,
+        "AutoModelForSequenceClassification",
+    ),
+    "distillation": Method(
+        "distillation", "Distillation", (_stable("distillation"),), RowKind.PROMPTS
+    ),
+}
+
+
+@dataclass(frozen=True)
+class TrlMethod:
+    """A method as the installed TRL has it."""
+
+    method: Method
+    module: str
+    config_file: Path
+
+    def classes(self) -> tuple[Any, Any]:
+        """Its trainer and its configuration; imports them, and torch with them."""
+        module, name = importlib.import_module(self.module), self.method.class_name
+        return getattr(module, f"{name}Trainer"), getattr(module, f"{name}Config")
+
+    def own_arguments(self) -> frozenset[str]:
+        """The arguments that its configuration has besides those of every Trainer."""
+        return _fields_in(self.config_file)
+
+
+@cache
+def _fields_in(file: Path) -> frozenset[str]:
+    """The fields of the classes in a file, which is read and not run."""
+    classes = [n for n in ast.parse(file.read_text()).body if isinstance(n, ast.ClassDef)]
+    nodes = (node for one in classes for node in one.body if isinstance(node, ast.AnnAssign))
+    return frozenset(n.target.id for n in nodes if isinstance(n.target, ast.Name))
+
+
+def installed_method(name: str) -> TrlMethod:
+    """Where the installed TRL has the trainer of a method.
+
+    Raises:
+        MissingPackageError: there is no TRL; says how to install it.
+        ValueError: its version does not have this method.
+    """
+    refuse_missing("trl", f"training.method = {name}")
+    spec = importlib.util.find_spec("trl")
+    assert spec is not None
+    folders = [Path(place) for place in spec.submodule_search_locations or ()]
+    method = METHODS[name]
+    for module, files in method.modules:
+        for folder in folders:
+            if (folder / f"{files}_trainer.py").is_file():
+                return TrlMethod(method, module, folder / f"{files}_config.py")
+    there = ", ".join(other for other in METHODS if other != name and _is_there(other, folders))
+    raise ValueError(
+        f"training.method = {name}: the installed TRL {version('trl')} has no"
+        f" {method.class_name}Trainer; it has {there}: install another one, pip install --upgrade"
+        " trl"
+    )
+
+
+def _is_there(name: str, folders: list[Path]) -> bool:
+    files = [files for _, files in METHODS[name].modules]
+    return any((folder / f"{file}_trainer.py").is_file() for folder in folders for file in files)

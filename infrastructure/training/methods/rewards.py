@@ -1,0 +1,169 @@
+"""Rewards for GRPO and RLOO: what is built in, and one's own functions. Loads no torch.
+
+A reward function is TRL's: it takes `prompts`, `completions` and each column of the rows by name,
+with a value for each completion, and gives a number for each (None: it says nothing of this one).
+"""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.json_text import parse_json
+from infrastructure.core.lookup import unknown_name
+from infrastructure.core.named_object import is_address, load_object
+from infrastructure.core.optional import require
+
+EXACT, FORMAT, SCHEMA = "exact_answer", "format", "json_schema"
+BUILT_IN = (EXACT, f"{FORMAT}=REGEX", f"{SCHEMA}=FILE")
+MARK = "####"  # before the answer itself, as in GSM8K
+
+Reward = Callable[..., Sequence[float | None]]
+
+
+def reward_functions(names: Sequence[str]) -> list[Reward]:
+    """The functions that `training.rewards` names.
+
+    Raises:
+        ValueError: there is no such reward, or it cannot be loaded; says what to do.
+    """
+    if not names:
+        raise ValueError(
+            "training.rewards is empty, and GRPO and RLOO learn from rewards alone: give one or"
+            f" more of {', '.join(BUILT_IN)} or module:function"
+        )
+    return [reward_function(name) for name in names]
+
+
+def reward_function(name: str) -> Reward:
+    """The function of one name; raises as `reward_functions` does."""
+    kind, has_value, value = name.partition("=")
+    if kind == EXACT and not has_value:
+        return exact_answer
+    if kind == FORMAT and value:
+        return matches(value)
+    if kind == SCHEMA and value:
+        return fits_schema(Path(value))
+    if kind in (FORMAT, SCHEMA):
+        raise ValueError(f"training.rewards: {kind} needs what to compare with: {kind}=…")
+    if not is_address(name):
+        known = [EXACT, FORMAT, SCHEMA]
+        raise ValueError(
+            f"training.rewards: {unknown_name('reward', name, known)}, or one's own as"
+            " module:function"
+        )
+    function = load_object("reward", name)
+    if not callable(function):
+        raise ValueError(f"training.rewards: {name} is no function: name one that gives numbers")
+    return function  # type: ignore[no-any-return]
+
+
+def text_of(completion: Any) -> str:
+    """What was written: a text, or the text of messages."""
+    if isinstance(completion, str):
+        return completion
+    return "".join(str(message.get("content") or "") for message in completion)
+
+
+def exact_answer(completions: Sequence[Any], answer: Sequence[str], **_: Any) -> list[float]:
+    """1 where a completion is the answer of its row, but for white space; of both, what stands
+    after the last #### counts where there is one."""
+    pairs = zip(completions, answer, strict=True)
+    return [float(_bare(text_of(given)) == _bare(wanted)) for given, wanted in pairs]
+
+
+def _bare(text: str) -> str:
+    return " ".join(text.rpartition(MARK)[2].split())
+
+
+def matches(pattern: str) -> Reward:
+    """1 where all of a completion matches a regular expression; a dot is any character.
+
+    Raises:
+        ValueError: it is no regular expression.
+    """
+    try:
+        compiled = re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise ValueError(
+            f"training.rewards: {FORMAT}={pattern} is no regular expression ({error})"
+        ) from error
+
+    def format_matches(completions: Sequence[Any], **_: Any) -> list[float]:
+        return [float(bool(compiled.fullmatch(text_of(one).strip()))) for one in completions]
+
+    return format_matches
+
+
+def fits_schema(file: Path) -> Reward:
+    """1 where a completion is JSON that fits the schema in a file.
+
+    Raises:
+        ValueError: the file is not there, or holds no JSON schema.
+    """
+    if not file.is_file():
+        raise ValueError(f"training.rewards: there is no JSON schema at {str(file)!r}")
+    jsonschema = require("jsonschema", f"the reward {SCHEMA}")
+    try:
+        schema = parse_json(file.read_text())
+        validator_class = jsonschema.validators.validator_for(schema)
+        validator_class.check_schema(schema)
+    except (ValueError, jsonschema.SchemaError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"training.rewards: {file} is no JSON schema ({reason})") from error
+    validator = validator_class(schema)
+
+    def json_fits(completions: Sequence[Any], **_: Any) -> list[float]:
+        return [float(_fits(text_of(one), validator)) for one in completions]
+
+    return json_fits
+
+
+def _fits(text: str, validator: Any) -> bool:
+    try:
+        return bool(validator.is_valid(parse_json(text)))
+    except ValueError:
+        return False
+
+
+def needs_answers(names: Sequence[str]) -> bool:
+    """Whether a reward compares with the answers of the rows."""
+    return EXACT in names
+
+
+def try_rewards(names: Sequence[str], functions: Sequence[Reward], rows: list[Any]) -> None:
+    """Call each function once with the answers of some rows, as TRL will.
+
+    Raises:
+        ValueError: one fails, or does not give a number for each; says which, and what it gave.
+    """
+    columns = {name: [row[name] for row in rows] for name in rows[0]}
+    prompts = columns.pop("prompt")
+    is_chat = not isinstance(prompts[0], str)
+    answers = columns.get("answer", [""] * len(rows))
+    completions = [[{"role": "assistant", "content": a}] if is_chat else a for a in answers]
+    given = {"prompts": prompts, "completions": completions, "completion_ids": [[0]] * len(rows)}
+    for name, function in zip(names, functions, strict=True):
+        try:
+            rewards = function(**given, **columns, trainer_state=None)
+        except Exception as error:  # whatever somebody's own code does
+            raise ValueError(
+                f"training.rewards: {name} fails on the first rows with {type(error).__name__}:"
+                f" {error}; it is called with prompts, completions and the columns"
+                f" {', '.join(columns) or 'of no other name'}, and **kwargs takes the rest"
+            ) from error
+        _check_numbers(name, rewards, len(rows))
+
+
+def _check_numbers(name: str, rewards: Any, count: int) -> None:
+    if not isinstance(rewards, Sequence) or len(rewards) != count:
+        raise ValueError(
+            f"training.rewards: {name} gives {type(rewards).__name__}, not a list with a number for"
+            f" each of {count} completions"
+        )
+    for reward in rewards:
+        is_number = isinstance(reward, Real) and math.isfinite(reward)
+        if reward is not None and not is_number:
+            raise ValueError(f"training.rewards: {name} gives {reward!r}, which is no number")

@@ -1,0 +1,144 @@
+"""From a configuration to the arguments of TRL's: each name and value, and none besides.
+
+`settings_table.SETTINGS` says which settings become arguments; the test of both holds them equal.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.optimization.gpu_capability import AMPERE
+from infrastructure.training.core.precision import choose_precision
+
+SCHEDULES = {"cosine": "cosine", "linear": "linear", "constant": "constant_with_warmup"}
+OPTIMIZERS = {
+    "adamw": "adamw_torch",
+    "adamw_8bit": "adamw_bnb_8bit",
+    "paged_adamw": "paged_adamw_32bit",
+    "paged_adamw_8bit": "paged_adamw_8bit",
+    "sgd": "sgd",
+}
+LORA_FACTOR = 10  # of TRL's default learning rate, as TRL's documentation says of adapters
+# What a version of TRL calls otherwise is none of these: they are in both columns of the table.
+WITH_LENGTH = ("dpo", "kto", "orpo", "reward")
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What `auto` means: the defaults of TRL's configuration.
+
+    Attributes:
+        learning_rate: of a training of all weights.
+    """
+
+    learning_rate: float
+    num_epochs: float
+    num_generations: int | None
+
+
+def defaults_of(config_class: type) -> Defaults:
+    """Those of one of TRL's configurations, which is not made."""
+    fields: Mapping[str, object] = {
+        name: field.default
+        for name, field in config_class.__dataclass_fields__.items()  # type: ignore[attr-defined]
+    }
+    generations = fields.get("num_generations")
+    return Defaults(
+        float(str(fields["learning_rate"])),
+        float(str(fields["num_train_epochs"])),
+        generations if isinstance(generations, int) else None,
+    )
+
+
+def arguments_of(
+    config: DeploymentConfig, device: torch.device, defaults: Defaults, folder: Path
+) -> dict[str, object]:
+    """Name and value of each argument of TRL's configuration.
+
+    Args:
+        folder: the run directory.
+
+    Raises:
+        ValueError: the device cannot compute in the precision that is asked for.
+    """
+    training, name = config.training, config.training.method
+    precision = choose_precision(training.mixed_precision, device).name
+    batch_size = int(training.batch_size)
+    generations = num_generations(config, defaults)
+    arguments: dict[str, object] = {
+        # versions take the place of its checkpoints, and `TrainingRhythm` says when to evaluate
+        "output_dir": str(folder),
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "logging_strategy": "steps",
+        "logging_steps": training.log_frequency,
+        "report_to": [],
+        "disable_tqdm": False,
+        "seed": training.seed,
+        "data_seed": training.seed,
+        "use_cpu": device.type == "cpu",
+        "learning_rate": learning_rate(config, defaults),
+        "lr_scheduler_type": SCHEDULES[training.scheduler_type],
+        "warmup_steps": training.warmup_steps,
+        "num_train_epochs": num_epochs(config, defaults),
+        "max_steps": -1 if training.max_steps is None else training.max_steps,
+        "per_device_train_batch_size": batch_size,
+        "per_device_eval_batch_size": _whole_groups(batch_size, generations),
+        "gradient_accumulation_steps": training.gradient_accumulation,
+        "weight_decay": training.weight_decay,
+        "max_grad_norm": training.max_grad_norm or 0.0,
+        "optim": OPTIMIZERS[training.optimizer],
+        "adam_beta1": training.adam_beta1,
+        "adam_beta2": training.adam_beta2,
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",
+        "tf32": _tf32(config, device),
+        "gradient_checkpointing": training.gradient_checkpointing,
+        "dataloader_pin_memory": config.data.pin_memory,
+    }
+    if training.beta != "auto":
+        arguments["beta"] = training.beta
+    if name in WITH_LENGTH:
+        arguments["max_length"] = config.data.max_length
+    else:
+        arguments["max_completion_length"] = training.max_completion_length
+        arguments["temperature"] = training.temperature
+    if generations is not None:
+        arguments["num_generations"] = generations
+    return arguments | training.method_settings
+
+
+def learning_rate(config: DeploymentConfig, defaults: Defaults) -> float:
+    """The peak; auto: TRL's default, ten times that for LoRA."""
+    if config.training.learning_rate != "auto":
+        return config.training.learning_rate
+    factor = 1 if config.model.lora_config is None else LORA_FACTOR
+    return defaults.learning_rate * factor
+
+
+def num_epochs(config: DeploymentConfig, defaults: Defaults) -> float:
+    """Passes over the data; auto: TRL's default."""
+    given = config.training.num_epochs
+    return defaults.num_epochs if given == "auto" else float(given)
+
+
+def num_generations(config: DeploymentConfig, defaults: Defaults) -> int | None:
+    """Answers to a prompt; auto: TRL's default; None: the method writes one."""
+    given = config.training.num_generations
+    return defaults.num_generations if given == "auto" else given
+
+
+def _whole_groups(batch_size: int, generations: int | None) -> int:
+    """A batch in which no prompt has a part of its answers only."""
+    if generations is None:
+        return batch_size
+    return max(1, batch_size // generations) * generations
+
+
+def _tf32(config: DeploymentConfig, device: torch.device) -> bool | None:
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < AMPERE:
+        return None
+    return config.enable_gpu_optimization

@@ -1,0 +1,76 @@
+"""What a Trainer is told between its steps where Temper's settings say it otherwise than its own
+arguments can: when to evaluate and to save, and where its order of prompts goes on.
+
+Made and put before `TemperCallback`, which takes over what is due.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.integers import ceil_div
+
+if TYPE_CHECKING:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+REFERENCE = "ref"  # what TRL calls a second adapter of PEFT that holds the start
+
+
+def training_rhythm(training: TrainingConfig, *, holds_out: bool) -> "TrainerCallback":
+    """The callback of a training.
+
+    Args:
+        holds_out: there are rows to evaluate on.
+    """
+    from transformers import TrainerCallback
+
+    class TrainingRhythm(TrainerCallback):  # type: ignore[misc]
+        """See the module."""
+
+        def on_train_begin(
+            self, args: "TrainingArguments", state: "TrainerState", control: object, **parts: Any
+        ) -> None:
+            """TRL's sampler of prompts draws the order of each epoch from one generator; where a
+            training goes on in a later epoch, those before are drawn too."""
+            loader = parts.get("train_dataloader")
+            sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+            if type(sampler).__name__ != "RepeatSampler":
+                return
+            steps = max(1, ceil_div(len(loader), args.gradient_accumulation_steps))  # type: ignore[arg-type]
+            for _ in range(state.global_step // steps):
+                next(iter(sampler), None)  # type: ignore[call-overload]
+
+        def on_step_end(
+            self,
+            args: object,
+            state: "TrainerState",
+            control: "TrainerControl",
+            **parts: object,
+        ) -> None:
+            """By steps, and at the very end."""
+            step, is_last = state.global_step, state.global_step >= state.max_steps
+            if holds_out and (is_last or _is_due(step, training.validation_frequency)):
+                control.should_evaluate = True
+            if _is_due(step, training.checkpoint_frequency):
+                control.should_save = True
+
+        def on_epoch_end(
+            self,
+            args: object,
+            state: "TrainerState",
+            control: "TrainerControl",
+            **parts: object,
+        ) -> None:
+            """By epochs."""
+            if state.global_step >= state.max_steps:
+                return  # which the last step has seen to
+            epoch = round(state.epoch or 0)
+            if holds_out and _is_due(epoch, training.validation_interval):
+                control.should_evaluate = True
+            if _is_due(epoch, training.checkpoint_interval):
+                control.should_save = True
+
+    return TrainingRhythm()
+
+
+def _is_due(count: int, every: int | None) -> bool:
+    return every is not None and count > 0 and count % every == 0

@@ -1,0 +1,292 @@
+"""A trainer of TRL, made from a configuration and its rows; nothing is trained here."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from infrastructure.config.auto import attention_for
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.training_config import BY_REWARD
+from infrastructure.core.console_log import quiet_libraries
+from infrastructure.core.optional import require
+from infrastructure.training.core.precision import choose_device
+from infrastructure.training.data.preparation.plan import read_chat_template
+from infrastructure.training.data.store.token_cache import DEFAULT_DIRECTORY
+from infrastructure.training.methods.method_data import MethodData, MethodRow, read_data
+from infrastructure.training.methods.method_table import RowKind, TrlMethod, installed_method
+from infrastructure.training.methods.rewards import reward_functions, try_rewards
+from infrastructure.training.methods.trainer_arguments import (
+    Defaults,
+    arguments_of,
+    defaults_of,
+    num_generations,
+)
+from infrastructure.training.methods.training_rhythm import training_rhythm
+from infrastructure.training.models.fitting import check_length, choose_dtype
+from infrastructure.training.models.lora import check_target_modules
+from infrastructure.training.models.model_manager import check_saved
+from infrastructure.training.models.progress_bars import progress_bars_in_a_terminal
+from infrastructure.training.models.quantization import quantization_config
+from infrastructure.training.models.source import ModelSource, SourceKind, find_source
+from infrastructure.training.models.transformers_backend import (
+    LoadOptions,
+    choose_attention,
+    load_config,
+    load_tokenizer,
+    offline_where_unreachable,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+NUM_TRIED = 4  # rows that reward functions are tried with
+
+
+@dataclass
+class TrlTraining:
+    """Everything of a training by TRL but its model, found to be in order.
+
+    Args:
+        folder: the run directory.
+    """
+
+    config: DeploymentConfig
+    folder: Path
+
+    def __post_init__(self) -> None:
+        training = self.config.training
+        self.device = choose_device(self.config.device)
+        self.installed: TrlMethod = installed_method(training.method)
+        quiet_libraries()
+        self.trainer_class, self.config_class = self.installed.classes()
+        self.defaults: Defaults = defaults_of(self.config_class)
+        self.source = self._find(self.config.model.name)
+        self.options = self._options()
+        self.tokenizer = self._load_tokenizer(self.source)
+        self._check_model()
+        self.data = self._read()
+        self.rewards = reward_functions(training.rewards) if training.method in BY_REWARD else []
+        if self.rewards:
+            try_rewards(training.rewards, self.rewards, self.data.train[:NUM_TRIED])
+        self.arguments = self._checked_arguments()
+
+    def _find(self, name: str) -> ModelSource:
+        source = find_source(name)
+        if source.kind not in (SourceKind.FOLDER, SourceKind.HUB):
+            raise ValueError(
+                f"model {name}: is a {source.kind.value} model, and a method of TRL begins with a"
+                " whole language model"
+            )
+        check_saved(source)
+        return source
+
+    def _options(self) -> LoadOptions:
+        model, training = self.config.model, self.config.training
+        trains_all = model.lora_config is None
+        return LoadOptions(
+            self.device,
+            choose_dtype(model.dtype, trains_all=trains_all, device=self.device),
+            choose_attention(attention_for(model, training), None, self.device),
+            model.quantization,
+            model.trust_remote_code,
+            model.revision,
+        )
+
+    def _load_tokenizer(self, source: ModelSource) -> "PreTrainedTokenizerBase":
+        with offline_where_unreachable():
+            tokenizer = load_tokenizer(source, self.options)
+        if self.config.data.chat_template is not None:
+            tokenizer.chat_template = read_chat_template(self.config.data.chat_template)
+        return tokenizer
+
+    def _check_model(self) -> None:
+        """The model by its configuration alone: its length, LoRA's targets, the teacher's tokens.
+
+        Raises:
+            ValueError: they do not fit.
+        """
+        with offline_where_unreachable():
+            values = load_config(self.source, self.options)
+        check_length(values, self.config.data.max_length, self.config.model.name)
+        lora = self.config.model.lora_config
+        if lora is not None and lora.target_modules != "all-linear":
+            check_target_modules(self._without_weights(values), lora.target_modules)
+        if self.config.training.teacher is None:
+            return
+        teacher = self._find(self.config.training.teacher)
+        if self._load_tokenizer(teacher).get_vocab() != self.tokenizer.get_vocab():
+            raise ValueError(
+                f"training.teacher: {self.config.training.teacher} has another tokenizer than model"
+                f" {self.config.model.name}: distillation compares token by token"
+            )
+
+    def _without_weights(self, values: "PreTrainedConfig") -> torch.nn.Module:
+        transformers = require("transformers", "loading a model")
+        with torch.device("meta"):
+            model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(
+                values, trust_remote_code=self.options.trust_remote_code
+            )
+        return model
+
+    def _read(self) -> MethodData:
+        place = Path(self.config.cache.directory or DEFAULT_DIRECTORY).expanduser()
+        data = read_data(self.config, self.tokenizer, place / "quarantine.jsonl")
+        needed = self._rows_of_a_step()
+        if len(data.train) < needed:
+            raise ValueError(
+                f"{self.config.data.path}: {len(data.train)} prompts are fewer than the {needed}"
+                " that one step takes: lower training.batch_size or raise"
+                " training.num_generations"
+            )
+        return data
+
+    def _rows_of_a_step(self) -> int:
+        """Prompts below which TRL's sampler has not one step; it leaves the rest of an epoch
+        out."""
+        training = self.config.training
+        answers = num_generations(self.config, self.defaults)
+        if self.installed.method.rows is not RowKind.PROMPTS:
+            return 1
+        return max(1, int(training.batch_size) * training.gradient_accumulation // (answers or 1))
+
+    def _checked_arguments(self) -> dict[str, object]:
+        """Raises ValueError for an argument that this version of TRL does not have."""
+        arguments = arguments_of(self.config, self.device, self.defaults, self.folder)
+        known = self.config_class.__dataclass_fields__
+        if missing := sorted(set(arguments) - set(known)):
+            raise ValueError(
+                f"training.method = {self.config.training.method}: the installed TRL's"
+                f" {self.config_class.__name__} has no {', '.join(missing)}: install another one,"
+                " pip install --upgrade trl"
+            )
+        answers = num_generations(self.config, self.defaults)
+        batch = int(self.config.training.batch_size) * self.config.training.gradient_accumulation
+        if answers is not None and batch % answers:
+            raise ValueError(
+                f"the {batch} answers of a step are no whole groups of {answers}, which is TRL's"
+                " number of answers to a prompt: give training.num_generations"
+            )
+        return arguments
+
+    def make_trainer(self, *, is_new: bool) -> Any:
+        """Load the model, and make TRL's trainer of it.
+
+        Args:
+            is_new: it begins, so what is held out is measured before the first step.
+
+        Raises:
+            ValueError: model, rows or arguments are refused by TRL.
+        """
+        transformers, datasets = require("transformers", "TRL"), require("datasets", "TRL")
+        torch.manual_seed(self.config.training.seed)
+        transformers.set_seed(self.config.training.seed)  # of LoRA's matrices, or a new head's
+        parts: dict[str, Any] = {
+            "model": self.source.location,
+            "args": self.config_class(
+                **self.arguments,
+                eval_on_start=is_new and bool(self.data.held_out),
+                model_init_kwargs=self._loading(),
+                **self._of_teacher(),
+            ),
+            "train_dataset": self._dataset(datasets, self.data.train),
+            "eval_dataset": self._dataset(datasets, self.data.held_out),
+            "processing_class": self.tokenizer,
+            "peft_config": self._lora(),
+        }
+        if self.rewards:
+            parts["reward_funcs"] = self.rewards
+        if self.config.training.teacher is not None:
+            parts["teacher_model"] = self._find(self.config.training.teacher).location
+        with _quiet(), offline_where_unreachable(), progress_bars_in_a_terminal():
+            trainer = self.trainer_class(**parts)
+        _draw_nothing(trainer)
+        holds_out = bool(self.data.held_out)
+        trainer.add_callback(training_rhythm(self.config.training, holds_out=holds_out))
+        return trainer
+
+    def described(self, trainer: Any) -> str:
+        """One line on what is about to train."""
+        counts = [p.numel() for p in trainer.model.parameters()]
+        trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+        args, title = trainer.args, self.installed.method.title
+        return (
+            f"{title} of TRL {version('trl')}: {sum(counts) / 1e6:.2f} M parameters,"
+            f" {trained / 1e6:.2f} M of them trained, learning rate {args.learning_rate:g},"
+            f" {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'fp32'} on {self.device}"
+        )
+
+    def _dataset(self, datasets: Any, rows: list[MethodRow]) -> Any:
+        return datasets.Dataset.from_list(rows) if rows else None
+
+    def _loading(self) -> dict[str, object]:
+        """How transformers loads the model, and the reference, for TRL."""
+        options = self.options
+        loading: dict[str, object] = {
+            "dtype": str(options.dtype).removeprefix("torch."),
+            "use_safetensors": True,
+            "device_map": None if self.device.type == "cpu" else {"": 0},
+        }
+        if options.attention is not None:
+            loading["attn_implementation"] = options.attention
+        if options.quantization is not None:
+            loading["quantization_config"] = quantization_config(
+                options.quantization, options.dtype
+            )
+        if self.source.kind is SourceKind.HUB:
+            loading["revision"] = options.revision or "main"
+        if options.trust_remote_code:
+            loading["trust_remote_code"] = True
+        return loading
+
+    def _of_teacher(self) -> dict[str, object]:
+        if self.config.training.teacher is None:
+            return {}
+        loading = self._loading()
+        return {
+            "teacher_model_init_kwargs": {
+                k: loading[k] for k in ("dtype", "use_safetensors", "device_map")
+            }
+        }
+
+    def _lora(self) -> Any:
+        lora = self.config.model.lora_config
+        if lora is None:
+            return None
+        peft = require("peft", "model.lora_config")
+        has_head = self.installed.method.head.endswith("SequenceClassification")
+        return peft.LoraConfig(
+            r=lora.r,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=lora.target_modules,
+            task_type="SEQ_CLS" if has_head else "CAUSAL_LM",
+        )
+
+
+def _draw_nothing(trainer: Any) -> None:
+    """Temper shows the progress."""
+    from transformers.trainer_callback import PrinterCallback, ProgressCallback
+
+    for callback in (PrinterCallback, ProgressCallback):
+        trainer.remove_callback(callback)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, no bars of rows that are tokenised, and no warnings of what is going to change."""
+    datasets = require("datasets", "TRL")
+    was_on = datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        if was_on:
+            datasets.enable_progress_bars()
