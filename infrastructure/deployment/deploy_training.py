@@ -333,8 +333,8 @@ class TrainingDeployment:
         """Train `run` by a trainer of TRL, which begins or goes on with its newest version."""
         if checkpoint is not None:
             raise ValueError(
-                f"training.method = {self.config.training.method} goes on with the newest checkpoint"
-                f" of a run alone: name the run without its step, {run.run_id}"
+                f"training.method = {self.config.training.method} goes on with the newest"
+                f" checkpoint alone: name the run without its step, {run.run_id}"
             )
 
         def begun(path: Path) -> None:

@@ -73,7 +73,7 @@ class MethodTraining:
         self.report(f"Preparing model {config.model.name} and data {config.data.path} for {name}")
         with self.report.waiting("reading the data"):
             training = TrlTraining(config, run.path)
-        for line in training.data.lines():
+        for line in training.lines():
             self.report(line)
         callback = self._callback()
         resumed = callback.resume_from()
@@ -148,11 +148,11 @@ class _Measured(Observer):
         self.begun(self.run.path)
 
     def eval_end(self, state: TrainingState) -> None:
-        found = {name: n for name, n in state.evaluation.items() if name not in NO_MEASURES}
+        numbers = {name: n for name, n in state.evaluation.items() if name not in NO_MEASURES}
         if state.step == 0:
-            self.before = spell_numbers(found)
+            self.before = spell_numbers(numbers)
         else:
-            self.after = spell_numbers(found)
+            self.after = spell_numbers(numbers)
 
     def state_dict(self) -> dict[str, object]:
         return {"before": self.before, "after": self.after}

@@ -12,11 +12,12 @@ import pytest
 from pydantic import ValidationError
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.training.methods import check
 
 ROOT = Path(__file__).parents[2]
 OURS = tuple(f"{ROOT / name}/" for name in ("infrastructure", "colab"))
 # These collect sentences, and raise them together.
-COLLECTORS = ("check_supported",)
+COLLECTORS = ("check_supported", "check_method")
 
 
 @contextmanager
@@ -40,6 +41,17 @@ def places_of_sentences(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, s
             sys.settrace(before)
 
     monkeypatch.setattr(DeploymentConfig, "problems", problems)
+    of_method = check.problems_of
+
+    def problems_of(*arguments: Any) -> list[str]:
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            return of_method(*arguments)
+        finally:
+            sys.settrace(before)
+
+    monkeypatch.setattr(check, "problems_of", problems_of)
     yield places
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -207,15 +208,14 @@ DATA = [
     Wrong(
         "preferences as text",
         "train pairs.jsonl",
-        ["preference training", "--prompt-column prompt and --answer-column chosen"],
+        ["--method dpo", "--prompt-column prompt and --answer-column chosen"],
         {"pairs.jsonl": "\n".join([json.dumps(PREFERENCE)] * 9)},
     ),
     Wrong(
         "preferences as chats",
         "train chats.jsonl",
-        ["preference training", "write 'chosen' into a column 'messages'"],
+        ["--method dpo", "write 'chosen' into a column 'messages'"],
         {"chats.jsonl": "\n".join([json.dumps({"chosen": CHAT, "rejected": CHAT})] * 9)},
-        speaks=Language.WORDS,
     ),
     Wrong(
         "data folder empty", "train folder", ["folder"], {"folder/.keep": ""}, speaks=Language.WORDS
@@ -1166,7 +1166,226 @@ FURTHER = [
     ),
 ]
 
-TABLE = CONFIGURATION + DATA + MODEL + CHECKPOINT + FURTHER
+PAIRS = "\n".join([json.dumps(PREFERENCE)] * 9)
+TEACHER = {"m/config.json": json.dumps(LLAMA | {"vocab_size": 300})}
+
+
+def method(
+    what: str,
+    flags: str,
+    words: list[str],
+    data: str | None = None,
+    files: Files | None = None,
+    **others: Any,
+) -> Wrong:
+    """A training by TRL of a Llama in m/, which is never loaded."""
+    prepared = {"d.jsonl": data or PAIRS, "m/config.json": json.dumps(LLAMA), **(files or {})}
+    model = "" if "--model" in flags else " --model m"
+    return Wrong(what, f"train d.jsonl{model} --method {flags}", words, prepared, **others)
+
+
+METHODS = [
+    method(
+        "a setting that TRL cannot carry out",
+        "dpo --compile-mode default",
+        ["--compile-mode default cannot be carried out with --method dpo", "leave it out"],
+    ),
+    method("a batch that TRL would have to measure", "dpo --batch-size auto", ["such as 4"]),
+    method("KTO of one", "kto --batch-size 1", ["--batch-size 1", "give 2 or more"]),
+    method(
+        "answers in parts",
+        "grpo --num-generations 5 --batch-size 8",
+        ["--num-generations 5 does not divide the 8", "--batch-size 5"],
+        GOOD_DATA,
+    ),
+    method(
+        "no place for a prompt",
+        "rloo --max-completion-length 600",
+        ["--max-completion-length 600 leaves nothing of --max-length 512"],
+        GOOD_DATA,
+    ),
+    method(
+        "a beta beyond reverse KL",
+        "distillation --beta 2",
+        ["--beta 2", "1 (reverse KL)"],
+        GOOD_DATA,
+    ),
+    method("another GPU", "dpo --device cuda:1", ["--cuda-visible-devices 1"]),
+    method("nothing that trains", "dpo --quantization 4bit", ["--quantization 4bit", "--lora"]),
+    method(
+        "a quantum step in TRL's loop",
+        "dpo --enabled-extensions quantum",
+        ["--enabled-extensions quantum", "--method dpo is a trainer of TRL"],
+    ),
+    Wrong(
+        "a reference that moves",
+        [
+            *["train", "d.jsonl", "--model", "m", "--method", "dpo"],
+            "--method-settings",
+            '{"sync_ref_model": true}',
+        ],
+        ["--method-settings: sync_ref_model is not taken", "in no checkpoint"],
+        {"d.jsonl": PAIRS, "m/config.json": json.dumps(LLAMA)},
+    ),
+    Wrong(
+        "an argument that is a setting",
+        [
+            *["train", "d.jsonl", "--model", "m", "--method", "dpo"],
+            "--method-settings",
+            '{"learning_rate": 1}',
+        ],
+        ["learning_rate is --learning-rate here"],
+        {"d.jsonl": PAIRS, "m/config.json": json.dumps(LLAMA)},
+    ),
+    Wrong(
+        "an argument that TRL does not have",
+        [
+            *["train", "d.jsonl", "--model", "m", "--method", "dpo"],
+            "--method-settings",
+            '{"los_type": "ipo"}',
+        ],
+        ["DPOConfig of TRL has no argument los_type", "did you mean loss_type?"],
+        {"d.jsonl": PAIRS, "m/config.json": json.dumps(LLAMA)},
+    ),
+    method(
+        "a process of a launcher",
+        "dpo",
+        ["--method dpo trains in one process", "start temper train by itself"],
+        environment={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"},
+    ),
+    method("a model without knowledge", "dpo --model embedded", ["--method sft", "as --model"]),
+    method(
+        "a LoRA to begin with",
+        "dpo",
+        ["m is a LoRA beside its base", "merge_and_unload"],
+        files={"m/adapter_config.json": "{}"},
+    ),
+    method(
+        "an encoder with a decoder",
+        "dpo",
+        ["m is an encoder with a decoder"],
+        files={"m/config.json": '{"model_type": "t5", "is_encoder_decoder": true}'},
+    ),
+    method(
+        "a model of pictures",
+        "dpo",
+        ["m reads pictures"],
+        files={"m/config.json": '{"model_type": "llava", "vision_config": {}}'},
+    ),
+    method(
+        "a model without text",
+        "dpo",
+        ["m reads no text"],
+        files={"m/temper_model.json": '{"model": "tactical_mappo"}'},
+    ),
+    method("no teacher", "distillation", ["--teacher"], GOOD_DATA),
+    method(
+        "a teacher that is not there",
+        "distillation --teacher ./nowhere",
+        ["--teacher: there is no folder './nowhere'"],
+        GOOD_DATA,
+    ),
+    method(
+        "a teacher of itself",
+        "distillation --teacher m",
+        ["--teacher is the model itself (m)"],
+        GOOD_DATA,
+    ),
+    method(
+        "a teacher of other tokens",
+        "distillation --teacher t",
+        ["--teacher knows 200 tokens and --model 300"],
+        GOOD_DATA,
+        {**TEACHER, "t/config.json": json.dumps(LLAMA | {"vocab_size": 200})},
+    ),
+    method("no reward", "grpo", ["--rewards is empty", "exact_answer, format=REGEX"], GOOD_DATA),
+    method(
+        "an unknown reward",
+        "grpo --reward exact_anwser",
+        ["--rewards: unknown reward 'exact_anwser'; did you mean 'exact_answer'?"],
+        GOOD_DATA,
+    ),
+    method("half a reward", "grpo --reward format=", ["format needs what to compare"], GOOD_DATA),
+    method(
+        "no regular expression",
+        "grpo --reward format=(",
+        ["format=( is no regular expression (missing )"],
+        GOOD_DATA,
+    ),
+    method(
+        "a schema that is not there",
+        "rloo --reward json_schema=nowhere.json",
+        ["there is no JSON schema at 'nowhere.json'"],
+        GOOD_DATA,
+    ),
+    method(
+        "no schema",
+        "rloo --reward json_schema=s.json",
+        ["s.json is no JSON schema"],
+        GOOD_DATA,
+        {"s.json": '{"type": 3}'},
+    ),
+    method(
+        "a reward that is a number",
+        "grpo --reward mine_e:X",
+        ["mine_e:X is no function"],
+        GOOD_DATA,
+        {"mine_e.py": "X = 3\n"},
+    ),
+    method(
+        "nothing to be exact with",
+        "grpo --reward exact_answer",
+        ["exact_answer compares with the answers", "--answer-column"],
+        '{"prompt": "1 + 1"}\n' * 9,
+    ),
+    method(
+        "answers instead of pairs",
+        "dpo",
+        ["d.jsonl", "no columns chosen and rejected", "--method sft"],
+        GOOD_DATA,
+    ),
+    method(
+        "two answers and no winner",
+        "orpo",
+        ["'response_a' and 'response_b'", "call the better one chosen"],
+        '{"prompt": "a", "response_a": "b", "response_b": "c"}\n' * 9,
+        speaks=Language.WORDS,
+    ),
+    method(
+        "labels instead of pairs",
+        "reward",
+        ["column 'label'", "--method kto"],
+        '{"prompt": "a", "completion": "b", "label": true}\n' * 9,
+    ),
+    method("KTO without labels", "kto", ["there is no column label"], GOOD_DATA),
+    method(
+        "KTO of texts",
+        "kto",
+        ["--method kto answers prompts", "'text' is plain text"],
+        '{"text": "a", "label": true}\n' * 9,
+    ),
+    method("pairs for rewards", "grpo --reward exact_answer", ["--method dpo learns from such"]),
+    method(
+        "no prompts",
+        "rloo --reward format=a",
+        ["no column of prompts is known (there are: text)", "--prompt-column"],
+        '{"text": "a"}\n' * 9,
+    ),
+    method("one answer of a pair", "dpo --answer-column chosen", ["--answer-column has no effect"]),
+    method(
+        "a column that the pairs do not have",
+        "dpo --prompt-column promt",
+        ["--prompt-column: unknown column 'promt'; did you mean 'prompt'?"],
+    ),
+    Wrong(
+        "TRL's method in a command of the own loop",
+        "check d.jsonl --method dpo",
+        ["--method dpo is a trainer of TRL", "use temper train"],
+        {"d.jsonl": GOOD_DATA},
+    ),
+]
+
+TABLE = CONFIGURATION + DATA + MODEL + CHECKPOINT + FURTHER + METHODS
 # What one line of the project answers counts once: the row, and the row that has its cause.
 SAME_CAUSE = {
     "number out of range": "text for a number",
@@ -1214,7 +1433,7 @@ SAME_CAUSE = {
     "evaluating a model that is not there": "a model that needs data",
     "evaluating with a setting of a later part": "a value of later",
 }
-LEAST_CAUSES = 120
+LEAST_CAUSES = 155
 KEYS = [key for key in schema_of(DeploymentConfig).fields if "." in key]
 OF_A_FILE = re.compile(r"\.ya?ml\b")
 

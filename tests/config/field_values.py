@@ -32,6 +32,8 @@ SPECIAL: dict[str, Any] = {
     "data.augmentation": "math:sqrt",
     "training.loss": "math:sqrt",
     "training.metrics": ["math:sqrt", "math:exp"],
+    "training.rewards": ["exact_answer", "format=.*"],
+    "training.method_settings": {"loss_type": "ipo"},
     "training.settings": {"stages": 3, "names": ["a"]},
     "training.recovery.loss_spike_factor": 2.5,
     "quantum.fallback": ["tabu", "exact"],

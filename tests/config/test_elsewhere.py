@@ -81,7 +81,7 @@ def test_a_hint_is_right_or_there_is_none(flag: str, hint: str) -> None:
         (["trian"], "unknown command 'trian'; did you mean temper train?"),
         (["resume"], "did you mean temper train-resume?"),
         (["backup", "lst"], "unknown command 'lst'; did you mean temper backup list?"),
-        (["dpo"], "unknown command 'dpo'; preference training"),
+        (["ppo"], "unknown command 'ppo'; PPO is not here"),
     ],
 )
 def test_a_word_that_is_no_command(words: list[str], message: str) -> None:

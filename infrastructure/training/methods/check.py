@@ -17,7 +17,12 @@ from infrastructure.core.optional import refuse_missing
 from infrastructure.training.data.readers.sources import HUGGINGFACE, may_be_on_the_hub
 from infrastructure.training.methods.method_data import files_of, understand
 from infrastructure.training.methods.method_rows import MethodShape
-from infrastructure.training.methods.method_table import METHODS, RowKind, installed_method
+from infrastructure.training.methods.method_table import (
+    METHODS,
+    RowKind,
+    TrlMethod,
+    installed_method,
+)
 from infrastructure.training.methods.rewards import needs_answers, reward_functions
 from infrastructure.training.methods.settings_table import SETTINGS, Use, refused_settings
 
@@ -51,9 +56,7 @@ def check_method(config: DeploymentConfig) -> None:
     refuse_missing("datasets", f"training.method = {method}")
     if config.model.lora_config is not None:
         refuse_missing("peft", "model.lora_config")
-    problems = [*refused_settings(config), *_contradictions(config)]
-    problems += _method_settings(config, installed.own_arguments())
-    if problems:
+    if problems := problems_of(config, installed):
         raise ConfigurationError("; ".join(problems))
     if launched_process() is not None:
         raise ConfigurationError(
@@ -67,6 +70,15 @@ def check_method(config: DeploymentConfig) -> None:
         _check_teacher(config)
     if config.data.path is not None and _is_here(config):
         check_shape(config, understand(files_of(config.data)[0], config.data, method))
+
+
+def problems_of(config: DeploymentConfig, installed: TrlMethod) -> list[str]:
+    """A sentence for each setting that TRL cannot carry out, or that fits no other one."""
+    return [
+        *refused_settings(config),
+        *_contradictions(config),
+        *_method_settings(config, installed.own_arguments()),
+    ]
 
 
 def check_shape(config: DeploymentConfig, shape: MethodShape) -> None:
@@ -172,7 +184,7 @@ def _check_model(name: str, key: str) -> None:
         raise ValueError(f"{key}: {name} reads no text, and TRL's methods train language models")
     if (folder / "adapter_config.json").is_file():
         raise ValueError(
-            f"{key}: {name} is a LoRA beside its base, and TRL's methods begin with one whole model:"
+            f"{key}: {name} is a LoRA beside its base, and TRL's methods begin with a whole model:"
             " merge it first (PEFT's merge_and_unload(), then save_pretrained), and give that"
         )
     if not (folder / "config.json").is_file():

@@ -2,8 +2,8 @@
 written as its trainer reads them. Loads no torch.
 
 With a chat template every row becomes messages, as `temper train` writes answers too; without one
-every row becomes text, with a line break after what is asked. So a model that was trained on
-answers first is asked alike here.
+every row becomes text, with a line break after the prompt. So a model that was trained on
+answers first meets the same prompts here.
 """
 
 import json
@@ -71,11 +71,11 @@ def sample(files: Sequence[DataFile]) -> list[Row]:
     Raises:
         ValueError: there are none.
     """
-    rows = (row for file in files for row in file.rows() if isinstance(row, Row))
-    found = list(islice(rows, SAMPLE_ROWS))
-    if not found:
+    readable = (row for file in files for row in file.rows() if isinstance(row, Row))
+    rows = list(islice(readable, SAMPLE_ROWS))
+    if not rows:
         raise ValueError(f"{files[0].name}: no row can be read")
-    return found
+    return rows
 
 
 def understand(files: Sequence[DataFile], config: DataConfig, method: str) -> MethodShape:
@@ -169,7 +169,7 @@ def _written(
 
 
 def _split(rows: list[MethodRow], share: float) -> tuple[list[MethodRow], list[MethodRow]]:
-    """Held out is by what is asked: all answers to one prompt lie on one side."""
+    """Held out is by the prompt: all answers to one prompt lie on one side."""
     numbers = [content_number([["prompt", _spelt(row["prompt"])]]) for row in rows]
     if not share or len(set(numbers)) < 2:
         return rows, []
@@ -237,12 +237,12 @@ class RowWriter:
         if row.get("is_plain"):
             return row
         if self.has_template:
-            asked = _as_messages(row["prompt"], "user")
+            question = _as_messages(row["prompt"], "user")
             answers = {n: _as_messages(row[n], "assistant") for n in ANSWERS if n in row}
         else:
-            asked = _as_question(row["prompt"])
+            question = _as_question(row["prompt"])
             answers = {n: _as_answer(row[n]) for n in ANSWERS if n in row}
-        return {**row, "prompt": asked, **answers}
+        return {**row, "prompt": question, **answers}
 
     def _lengths(self, row: MethodRow) -> tuple[int, int]:
         """Tokens of the prompt, and of the prompt with its longest answer."""

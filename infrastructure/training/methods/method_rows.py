@@ -129,9 +129,9 @@ def _pairs(
     if pair is not None:
         return _pair_shape(columns, config, *pair)
     for names in PREFERENCE_PAIRS:
-        if len(found := matching(names, columns)) == len(names):
+        if len(two := matching(names, columns)) == len(names):
             raise ValueError(
-                f"columns {found[0]!r} and {found[1]!r} hold two answers, and nothing says which is"
+                f"columns {two[0]!r} and {two[1]!r} hold two answers, and nothing says which is"
                 " better: call the better one chosen and the worse one rejected"
             )
     labels = _labels(rows, columns)
@@ -151,7 +151,7 @@ def _pair_shape(columns: list[str], config: DataConfig, chosen: str, rejected: s
     prompt = config.prompt_column
     if prompt is None:
         prompt = next(iter(matching((*PROMPT_NAMES, *CHAT_COLUMNS), columns)), None)
-    asks = f"column {prompt!r} asks" if prompt else "what both begin with asks"
+    words = f"column {prompt!r} asks" if prompt else "what both begin with asks"
 
     def convert(values: RowValues) -> MethodRow:
         better, worse = _answer(values, chosen), _answer(values, rejected)
@@ -168,7 +168,7 @@ def _pair_shape(columns: list[str], config: DataConfig, chosen: str, rejected: s
         return {"prompt": _prompt(values, prompt), "chosen": better, "rejected": worse}
 
     used = frozenset({chosen, rejected, *([prompt] if prompt else [])})
-    reason = f"{asks}, {chosen!r} is better than {rejected!r}"
+    reason = f"{words}, {chosen!r} is better than {rejected!r}"
     return MethodShape(RowKind.PAIRS, reason, used, convert)
 
 
@@ -182,15 +182,15 @@ def _pair_of_messages(
             break
         num_shared += 1
     shared, better, worse = better[:num_shared], better[num_shared:], worse[num_shared:]
-    asked: Text = _messages(shared)
+    question: Text = _messages(shared)
     if not shared:
         if prompt is None:
             raise ShapeError(NOT_SUPERVISED, "the two conversations share no prompt")
-        asked = _prompt(values, prompt)
+        question = _prompt(values, prompt)
     for turns in (better, worse):
         if not turns or turns[0].role != "assistant" or not turns[0].text.strip():
             raise ShapeError(NOT_SUPERVISED, "what differs does not begin with an answer")
-    return {"prompt": asked, "chosen": _messages(better), "rejected": _messages(worse)}
+    return {"prompt": question, "chosen": _messages(better), "rejected": _messages(worse)}
 
 
 def _split_texts(better: str, worse: str) -> MethodRow:

@@ -45,6 +45,8 @@ from infrastructure.training.models.transformers_backend import (
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+# Arguments by which several steps learn from one generation, which is in no checkpoint.
+REUSING = ("num_iterations", "steps_per_generation", "generation_batch_size")
 NUM_TRIED = 4  # rows that reward functions are tried with
 
 
@@ -62,6 +64,11 @@ class TrlTraining:
     def __post_init__(self) -> None:
         training = self.config.training
         self.device = choose_device(self.config.device)
+        if self.device.type == "cuda" and torch.cuda.device_count() > 1:
+            raise ValueError(
+                f"training.method = {training.method} trains on one GPU, and"
+                f" {torch.cuda.device_count()} are visible: give cuda_visible_devices = 0"
+            )
         self.installed: TrlMethod = installed_method(training.method)
         quiet_libraries()
         self.trainer_class, self.config_class = self.installed.classes()
@@ -75,6 +82,17 @@ class TrlTraining:
         if self.rewards:
             try_rewards(training.rewards, self.rewards, self.data.train[:NUM_TRIED])
         self.arguments = self._checked_arguments()
+
+    def lines(self) -> list[str]:
+        """For people, before the model is loaded."""
+        lines = self.data.lines()
+        reused = [n for n in REUSING if self.config.training.method_settings.get(n, 1) != 1]
+        if reused:
+            lines.append(
+                f"note: {reused[0]} lets steps share what was written: a run that goes on between"
+                " them writes anew, and comes to other bits"
+            )
+        return lines
 
     def _find(self, name: str) -> ModelSource:
         source = find_source(name)

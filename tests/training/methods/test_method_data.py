@@ -1,0 +1,124 @@
+"""Rows as TRL reads them: with a chat template and without, set aside with their places, split."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.training.methods.method_data import MethodData, read_data
+from tests.conftest import train_tiny_tokenizer
+from tests.training.methods.method_runs import rows_of, write_rows
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return train_tiny_tokenizer(pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+
+
+def read(tmp_path: Path, tokenizer: Any, rows: list[Any], method: str, **data: Any) -> MethodData:
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    training = data.pop("training", {})
+    config = DeploymentConfig(
+        data={"path": str(path), "validation_split": 0.0, "max_length": 64, **data},
+        training={"method": method, **training},
+    )
+    return read_data(config, tokenizer, tmp_path / "quarantine.jsonl")
+
+
+def test_without_a_chat_template_rows_are_text_with_a_line_break(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    data = read(tmp_path, tokenizer, rows_of("pairs", 3), "dpo")
+    assert data.train[0]["prompt"].endswith("=\n")
+    chat = [
+        {
+            "prompt": [{"role": "user", "content": "Hi"}],
+            "chosen": [{"role": "assistant", "content": "a"}],
+            "rejected": [{"role": "assistant", "content": "b"}],
+        }
+    ]
+    assert read(tmp_path, tokenizer, chat, "dpo").train == [
+        {"prompt": "Hi\n", "chosen": "a", "rejected": "b"}
+    ]
+
+
+def test_with_one_all_rows_are_messages(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    [row] = read(tmp_path, tokenizer, rows_of("pairs", 1), "dpo").train
+    assert row["prompt"] == [{"role": "user", "content": "7 + 0 ="}]
+    assert [m["role"] for m in row["chosen"] + row["rejected"]] == ["assistant"] * 2
+    texts = [{"chosen": "Q: a\nA: b", "rejected": "Q: a\nA: c"}]
+    data = read(tmp_path, tokenizer, texts, "dpo")
+    assert "without the chat template" in data.notes[0]
+    assert "is_plain" not in data.train[0]
+
+
+def test_what_trl_would_leave_out_silently_is_set_aside_with_its_place(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    long = {"prompt": "1 " * 80, "chosen": "a", "rejected": "b"}
+    tail = {"prompt": "1", "chosen": "a " * 80, "rejected": "b"}
+    rows = [*rows_of("pairs", 8), long, tail]
+    data = read(tmp_path, tokenizer, rows, "dpo", max_bad_rows_percent=50)
+    assert [bad.place for bad in data.quarantine.bad_rows] == ["rows.jsonl:9"]
+    assert (len(data.train), data.num_cut) == (9, 1)
+    assert "the ends of 1 are cut off" in data.lines()[0]
+    for method, setting in (("reward", "keep_start"), ("dpo", "quarantine")):
+        data = read(tmp_path, tokenizer, rows, method, max_bad_rows_percent=50, over_length=setting)
+        assert [bad.place for bad in data.quarantine.bad_rows] == ["rows.jsonl:9", "rows.jsonl:10"]
+    prompts = [{"prompt": "1 2 3", "answer": "6"}, {"prompt": "1 " * 50, "answer": "50"}]
+    data = read(
+        *(tmp_path, tokenizer, prompts, "grpo"),
+        max_bad_rows_percent=50,
+        training={"max_completion_length": 40},
+    )
+    assert [bad.place for bad in data.quarantine.bad_rows] == ["rows.jsonl:2"]
+
+
+def test_too_many_bad_rows_are_refused_and_listed(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [*rows_of("pairs", 8), {"prompt": "a", "chosen": "b", "rejected": "b"}]
+    with pytest.raises(ValueError, match=r"1 of 9 rows .* no preference \(rows\.jsonl:9"):
+        read(tmp_path, tokenizer, rows, "dpo")
+    [line] = (tmp_path / "quarantine.jsonl").read_text().splitlines()
+    assert json.loads(line)["line"] == 9
+
+
+def test_all_answers_to_a_prompt_lie_on_one_side(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [row | {"rejected": f"{n}"} for row in rows_of("pairs", 30) for n in (1001, 1002)]
+    data = read(tmp_path, tokenizer, rows, "dpo", validation_split=0.3)
+    sides = [{row["prompt"] for row in side} for side in (data.train, data.held_out)]
+    assert sides[1]
+    assert not sides[0] & sides[1]
+    again = read(tmp_path, tokenizer, rows, "dpo", validation_split=0.3)
+    assert again.held_out == data.held_out
+    few = read(tmp_path, tokenizer, rows_of("pairs", 2), "dpo", validation_split=0.01)
+    assert (len(few.train), len(few.held_out)) == (1, 1)
+
+
+def test_held_out_data_of_its_own(tmp_path: Path, tokenizer: Any) -> None:
+    other = write_rows(tmp_path / "held.jsonl", rows_of("pairs", 4))
+    data = read(tmp_path, tokenizer, rows_of("pairs", 6), "dpo", eval_path=str(other))
+    assert (len(data.train), len(data.held_out)) == (6, 4)
+    judged = [{"prompt": "a", "completion": "b", "label": True}]
+    write_rows(other, judged)
+    with pytest.raises(ValueError, match=r"held\.jsonl: held-out rows are answers that are good"):
+        read(tmp_path, tokenizer, rows_of("pairs", 6), "kto", eval_path=str(other))
+
+
+def test_columns_of_several_kinds_are_not_given_to_rewards(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [
+        {"prompt": "a", "answer": "b", "level": 1},
+        {"prompt": "c", "answer": "d", "level": "x"},
+    ]
+    data = read(tmp_path, tokenizer, rows, "grpo", training={"max_completion_length": 8})
+    assert data.train[0] == {"prompt": "a\n", "answer": "b"}
+    assert data.notes == ["note: rewards are not given columns that differ in kind: level"]

@@ -1,0 +1,107 @@
+"""Each method trains, is killed, goes on by the same command, and comes to the same bits."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.finalize import read_summary
+from infrastructure.training.methods.method_table import METHODS
+from tests.conftest import save_tiny_llama
+from tests.training.methods.method_runs import (
+    begin_anew,
+    configuration,
+    import_trl,
+    in_fork,
+    killed_at,
+    run_folder,
+    train,
+    train_plainly,
+    trained_weights,
+)
+
+LORA = {"lora_config": {"r": 4, "dropout": 0.1}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    import_trl()
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_llama(tmp_path_factory.mktemp("teacher"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_killed_training_goes_on_to_the_same_bits(
+    tmp_path: Path, saved_llama: Path, teacher: Path, method: str
+) -> None:
+    """In a later epoch, which TRL's own sampler of prompts would begin as the first."""
+    more: dict[str, Any] = {"training": {"checkpoint_frequency": 1}}
+    if method in ("dpo", "grpo"):
+        more["model"] = {"name": str(saved_llama), **LORA}
+    if method in ("grpo", "rloo"):  # six prompts in each step
+        more["training"] |= {"batch_size": 8, "gradient_accumulation": 3}
+    calm, disturbed = (
+        configuration(method, begin_anew(tmp_path / name), saved_llama, teacher, **more)
+        for name in ("calm", "disturbed")
+    )
+    assert in_fork(lambda: train(calm)) == 0
+    assert killed_at(7, lambda: train(disturbed)) == signal.SIGKILL
+    assert in_fork(lambda: train(disturbed)) == 0
+    paths = [run_folder(config) for config in (calm, disturbed)]
+    ours, theirs = (trained_weights(path / "final") for path in paths)
+    assert torch.equal(ours, theirs)
+    _check_run(paths[1], method)
+
+
+def _check_run(path: Path, method: str) -> None:
+    """Same run directory, report and summary as any."""
+    summary = read_summary(RunDirectory(path))
+    assert (summary["status"], summary["steps"]) == ("finished", 8)
+    assert "eval_loss" in summary["before"]
+    assert "eval_loss" in (summary["after"] or {})
+    records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records if "loss" in r] == list(range(1, 9))
+    assert RunDirectory(path).read_configuration().training.method == method
+    for name in ("report.html", "tokenizer", "quarantine.jsonl", "checkpoints"):
+        assert (path / name).exists(), name
+
+
+def test_a_stopped_training_says_so_and_a_finished_one_is_not_trained_again(
+    tmp_path: Path, saved_llama: Path
+) -> None:
+    config = configuration("dpo", tmp_path, saved_llama, training={"max_steps": 300})
+
+    def stopped() -> None:
+        import threading
+
+        threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+        assert train(config)["status"] == "stopped"
+
+    assert in_fork(stopped) == 0
+    summary = read_summary(RunDirectory(run_folder(config)))
+    assert (summary["status"], summary["signal"]) == ("stopped", "SIGTERM")
+    short = configuration("dpo", tmp_path / "b", saved_llama, training={"max_steps": 2})
+    assert in_fork(lambda: train(short)) == 0
+    final = (run_folder(short) / "final/model.safetensors").stat().st_mtime_ns
+    assert in_fork(lambda: train(short)) == 0
+    assert (run_folder(short) / "final/model.safetensors").stat().st_mtime_ns == final
+
+
+def test_temper_changes_no_bit_of_what_trl_trains(tmp_path: Path, saved_llama: Path) -> None:
+    """Evaluating draws random numbers where a method generates, so nothing is held out."""
+    more = {"training": {"max_steps": 4}, "data": {"validation_split": 0}}
+    for method in ("dpo", "grpo"):
+        config = configuration(method, begin_anew(tmp_path / method), saved_llama, **more)
+        alone = begin_anew(tmp_path / f"{method}-alone")
+        assert in_fork(lambda c=config: train(c)) == 0
+        assert in_fork(lambda c=config, a=alone: train_plainly(c, a)) == 0
+        ours = trained_weights(run_folder(config) / "final")
+        assert torch.equal(ours, trained_weights(alone / "final"))
