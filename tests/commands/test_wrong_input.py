@@ -1188,7 +1188,7 @@ METHODS = [
     method(
         "a setting that TRL cannot carry out",
         "dpo --compile-mode default",
-        ["--compile-mode default cannot be carried out with --method dpo", "leave it out"],
+        ['--compile-mode "default" cannot be carried out with --method dpo', "leave it out"],
     ),
     method("a batch that TRL would have to measure", "dpo --batch-size auto", ["such as 4"]),
     method("KTO of one", "kto --batch-size 1", ["--batch-size 1", "give 2 or more"]),
@@ -1251,7 +1251,12 @@ METHODS = [
         "a process of a launcher",
         "dpo",
         ["--method dpo trains in one process", "start temper train by itself"],
-        environment={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost"},
+        environment={
+            "RANK": "0",
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": "1",
+        },
     ),
     method("a model without knowledge", "dpo --model embedded", ["--method sft", "as --model"]),
     method(

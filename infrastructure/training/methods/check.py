@@ -58,11 +58,7 @@ def check_method(config: DeploymentConfig) -> None:
         refuse_missing("peft", "model.lora_config")
     if problems := problems_of(config, installed):
         raise ConfigurationError("; ".join(problems))
-    if launched_process() is not None:
-        raise ConfigurationError(
-            f"training.method = {method} trains in one process, and a launcher has started several:"
-            " start temper train by itself"
-        )
+    _refuse_launcher(method)
     _check_model(config.model.name, "model.name")
     if method in BY_REWARD:
         reward_functions(config.training.rewards)
@@ -70,6 +66,14 @@ def check_method(config: DeploymentConfig) -> None:
         _check_teacher(config)
     if config.data.path is not None and _is_here(config):
         check_shape(config, understand(files_of(config.data)[0], config.data, method))
+
+
+def _refuse_launcher(method: str) -> None:
+    if launched_process() is not None:
+        raise ConfigurationError(
+            f"training.method = {method} trains in one process, and a launcher has started several:"
+            " start temper train by itself"
+        )
 
 
 def problems_of(config: DeploymentConfig, installed: TrlMethod) -> list[str]:

@@ -20,6 +20,7 @@ from infrastructure.core.json_text import JsonObject
 from infrastructure.core.lookup import unknown_name
 from infrastructure.training.data.encoding.column_names import PREFERENCE_PAIRS
 from infrastructure.training.data.encoding.row_schema import (
+    TEXT,
     RowSchema,
     ShapeError,
     chat_turns,
@@ -264,7 +265,7 @@ def _used(schema: RowSchema) -> frozenset[str]:
 
 def _of_conversation(schema: RowSchema, what: str) -> Callable[[RowValues], MethodRow]:
     """Rows of any shape that `temper train` knows, as a prompt and an answer."""
-    if schema.name == "text":
+    if schema.name == TEXT:
         raise ValueError(
             f"{what} answers prompts, and {schema.reason}: name the columns with data.prompt_column"
             " and data.answer_column"
@@ -307,23 +308,31 @@ def _prompts(
             f" training.method = {method} writes answers itself: training.method = dpo learns from"
             " such pairs, and data.prompt_column takes the prompts alone"
         )
-    try:
-        schema = recognise_shape(rows, _request(config))
-        inner = _of_conversation(schema, f"training.method = {method}")
-    except ValueError as error:
+    schema = _with_answers(rows, config)
+    if schema is None:
         alone = _prompt_alone(columns, config)
         if alone is None:
             raise ValueError(
                 f"training.method = {method} answers prompts, and no column of prompts is known"
                 f" (there are: {shown(columns)}): name it with data.prompt_column"
-            ) from error
+            )
         return alone
+    inner = _of_conversation(schema, f"training.method = {method}")
 
     def convert(values: RowValues) -> MethodRow:
         row = inner(values)
         return {**_plain_values(values), "prompt": row["prompt"], "answer": row["answer"]}
 
     return MethodShape(RowKind.PROMPTS, schema.reason, _used(schema), convert)
+
+
+def _with_answers(rows: Sequence[Row], config: DataConfig) -> RowSchema | None:
+    """The shape of prompts with answers; None: they are of none."""
+    try:
+        schema = recognise_shape(rows, _request(config))
+    except ValueError:
+        return None
+    return schema if schema.name != TEXT else None
 
 
 def _prompt_alone(columns: list[str], config: DataConfig) -> MethodShape | None:

@@ -57,7 +57,7 @@ def reward_function(name: str) -> Reward:
     function = load_object("reward", name)
     if not callable(function):
         raise ValueError(f"training.rewards: {name} is no function: name one that gives numbers")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def text_of(completion: Any) -> str:

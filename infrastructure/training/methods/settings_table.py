@@ -124,7 +124,7 @@ SETTINGS: dict[str, Treatment] = {
     "training.deadline": _RUN,
     "training.validation_interval": _RUN,
     "training.validation_frequency": _RUN,
-    "training.validation_prompts": _refused("TRL's trainers measure held-out rows by their loss"),
+    "training.validation_prompts": _refused("TRL measures held-out rows by their loss", 0),
     "training.log_frequency": _argument("logging_steps"),
     "training.early_stopping_patience": _RUN,
     "training.early_stopping_min_delta": _RUN,
@@ -169,7 +169,7 @@ SETTINGS: dict[str, Treatment] = {
 def treatment_of(key: str) -> Treatment | None:
     """What becomes of a canonical key; None: nobody has said."""
     parts = key.split(".")
-    names = [key, *(".".join(parts[:n]) + "." for n in range(len(parts) - 1, 0, -1))]
+    names = [key, *[".".join(parts[:n]) + "." for n in range(len(parts) - 1, 0, -1)]]
     return next((SETTINGS[name] for name in names if name in SETTINGS), None)
 
 

@@ -31,9 +31,9 @@ def rows_of(kind: str, num_rows: int = NUM_ROWS) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     for number in range(num_rows):
         a, b = draw.randint(1, 9), number
-        asked, right, wrong = f"{a} + {b} =", f"{a + b}", f"{a + b + draw.randint(1, 4)}"
+        prompt, right, wrong = f"{a} + {b} =", f"{a + b}", f"{a + b + draw.randint(1, 4)}"
         row = {"chosen": right, "rejected": wrong} if kind == "pairs" else {"completion": right}
-        rows.append({"prompt": asked, **row})
+        rows.append({"prompt": prompt, **row})
     return rows
 
 
@@ -44,7 +44,7 @@ def write_rows(path: Path, rows: Sequence[dict[str, object]]) -> Path:
 
 
 def configuration(
-    method: str, folder: Path, model: Path, teacher: Path | None = None, **more: Any
+    method: str, folder: Path, base: Path, teacher: Path | None = None, **more: Any
 ) -> DeploymentConfig:
     """Of a training of few steps in two epochs and more; saved after every second step."""
     data = write_rows(folder / f"{KINDS[method]}.jsonl", rows_of(KINDS[method]))
@@ -68,7 +68,7 @@ def configuration(
     if method == "distillation":
         training |= {"teacher": str(teacher)}
     values: dict[str, Any] = {
-        "model": {"name": str(model)},
+        "model": {"name": str(base)},
         "data": {"path": str(data), "max_length": 64},
         "output_dir": str(folder / "runs"),
         "cache": {"directory": str(folder / "cache")},

@@ -92,7 +92,7 @@ def test_a_pair_that_does_not_fit_is_set_aside(
     assert detail in bad.detail
 
 
-@pytest.mark.parametrize("rejected", ["Other text", "a b"])
+@pytest.mark.parametrize("rejected", ["Other text", "a b "])
 def test_texts_without_a_shared_prompt_are_set_aside(rejected: str) -> None:
     values = {"chosen": "a b c", "rejected": rejected}
     assert isinstance(one("dpo", values), BadRow)

@@ -60,7 +60,7 @@ def test_ones_own_function_is_called_as_trl_will(
         (4, "return [float('nan')] * 2", "gives nan, which is no number"),
     ],
 )
-def test_what_is_wrong_with_a_function_is_told_before_anything_is_trained(
+def test_a_wrong_function_is_refused_before_anything_is_trained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, body: str, sentence: str
 ) -> None:
     names = own(tmp_path, monkeypatch, body, f"own_wrong_{number}")

@@ -32,7 +32,7 @@ def test_every_key_has_a_treatment_and_no_other_is_named() -> None:
     assert [name for name in SETTINGS if name not in known] == []
 
 
-def test_what_has_nothing_to_decide_or_is_refused_says_why() -> None:
+def test_what_has_nothing_to_decide_or_is_refused_has_a_reason() -> None:
     silent = [
         name
         for name, treatment in SETTINGS.items()

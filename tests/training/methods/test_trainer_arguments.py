@@ -58,7 +58,7 @@ def test_the_device_decides_where() -> None:
 
 def test_auto_is_what_trl_takes_and_ten_times_that_for_lora() -> None:
     assert arguments()["learning_rate"] == 1e-6
-    assert arguments(model={"lora_config": True})["learning_rate"] == 1e-5
+    assert arguments(model={"lora_config": True})["learning_rate"] == pytest.approx(1e-5)
     assert arguments()["num_train_epochs"] == 3
     assert arguments()["num_generations"] == 8
     assert "beta" not in arguments()

@@ -74,7 +74,7 @@ def _check_run(path: Path, method: str) -> None:
         assert (path / name).exists(), name
 
 
-def test_a_stopped_training_says_so_and_a_finished_one_is_not_trained_again(
+def test_a_stopped_training_is_stopped_and_a_finished_one_not_trained_again(
     tmp_path: Path, saved_llama: Path
 ) -> None:
     config = configuration("dpo", tmp_path, saved_llama, training={"max_steps": 300})
