@@ -19,6 +19,7 @@ import json
 import math
 import random
 import statistics
+import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -241,6 +242,7 @@ def quality(num_seeds: int) -> dict[str, object]:
     for seed in range(num_seeds):
         with tempfile.TemporaryDirectory() as folder:
             runs.append(one_seed(seed, Path(folder)))
+        print(runs[-1], file=sys.stderr, flush=True)
     result: dict[str, object] = {"runs": runs}
     for name in runs[0]:
         if name in ("start", "teacher"):

@@ -15,7 +15,7 @@ from infrastructure.run.finalize import read_summary, seal, write_report_of, wri
 from infrastructure.run.record_types import Summary
 from infrastructure.run.summary_text import closing_lines
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.extensions.extension_hooks import Hook, Observer
+from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.hf_bridge import TemperCallback
 from infrastructure.training.hf_bridge.trainer_facts import NAMES
 from infrastructure.training.methods.check import check_method
@@ -108,12 +108,9 @@ class MethodTraining:
         callback.hooks = [
             self.measured,
             *early_stopping(config.training),
-            *self._progress(short),
+            ProgressObserver(lambda total, step: self.make_progress(total, step, short)),
         ]
         return callback
-
-    def _progress(self, short: Callable[[], str]) -> list[Hook]:
-        return [ProgressObserver(lambda total, step: self.make_progress(total, step, short))]
 
     def _summary(self) -> Summary:
         """As the end has left it, with what was measured before the first step."""

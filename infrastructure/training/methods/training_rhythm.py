@@ -12,8 +12,6 @@ from infrastructure.core.integers import ceil_div
 if TYPE_CHECKING:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-REFERENCE = "ref"  # what TRL calls a second adapter of PEFT that holds the start
-
 
 def training_rhythm(training: TrainingConfig, *, holds_out: bool) -> "TrainerCallback":
     """The callback of a training.
@@ -23,7 +21,7 @@ def training_rhythm(training: TrainingConfig, *, holds_out: bool) -> "TrainerCal
     """
     from transformers import TrainerCallback
 
-    class TrainingRhythm(TrainerCallback):  # type: ignore[misc]
+    class TrainingRhythm(TrainerCallback):
         """See the module."""
 
         def on_train_begin(
@@ -31,13 +29,13 @@ def training_rhythm(training: TrainingConfig, *, holds_out: bool) -> "TrainerCal
         ) -> None:
             """TRL's sampler of prompts draws the order of each epoch from one generator; where a
             training goes on in a later epoch, those before are drawn too."""
-            loader = parts.get("train_dataloader")
-            sampler = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+            loader: Any = parts.get("train_dataloader")
+            sampler: Any = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
             if type(sampler).__name__ != "RepeatSampler":
                 return
-            steps = max(1, ceil_div(len(loader), args.gradient_accumulation_steps))  # type: ignore[arg-type]
+            steps = max(1, ceil_div(len(loader), args.gradient_accumulation_steps))
             for _ in range(state.global_step // steps):
-                next(iter(sampler), None)  # type: ignore[call-overload]
+                next(iter(sampler), None)
 
         def on_step_end(
             self,
