@@ -13,6 +13,7 @@ from infrastructure.evaluation.held_out import (
     MAX_ANSWER_TOKENS,
     HeldOut,
     affordable,
+    answer_questions,
     measure,
 )
 from infrastructure.training.data.store.examples import GenerationPrompt
@@ -45,6 +46,8 @@ def test_no_prompts_no_generation(trainer: EnhancedTrainer) -> None:
     trainer.training_config.validation_prompts = 0
     held_out = measure(trainer)
     assert (held_out.num_questions, held_out.exact_match, held_out.example) == (0, {}, {})
+    trainer.adapter.tokenizer = None  # as that of a model which has no tokens
+    assert answer_questions(trainer, 4) == []
 
 
 def test_a_measurement_is_written_and_read_back_even_when_it_is_not_a_number() -> None:

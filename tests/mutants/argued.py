@@ -13,5 +13,7 @@ ARGUED: dict[str, str] = {
     "4747e09372cfd2a1": "the same bytes come in the same pieces, by one copy more of the last one",
     "ae48267124976022": "how much of a file is read at once does not change its hash",
     "0016027543a6c1c6": "an hour is meant, not an hour to the last fraction of a second",
+    "f22f0fc227857fdf": "the same bytes go, by one copy more of the last one",
+    "7616e7ed9b6a4b13": "the same bytes come, by one copy more",
     "19ac11b42d24250b": "counted at the place before it is read for the first time",
 }

@@ -66,6 +66,7 @@ MODULES = {
 # survive: a defect should be found near its place.
 TESTS = {
     "core": "files exact_json",
+    "training/core": "state",
     "training/checkpoints": "snapshot save_schedule checkpoint_manager",
     "training/data/serving": "example_order collate prefetch",
     "training/data": "selection",
@@ -79,7 +80,7 @@ TESTS = {
     "backup/backends": "folder drive place_identity",
     "training/model_adapters": "standard_adapter",
     "training/models": "token_loss chunked_loss packed_attention trainable_state packing_check"
-    " rounded_rows saving",
+    " rounded_rows saving token_functions",
     "evaluation": "held_out evaluate",
     "training/recovery": "*",
     "training/extensions": "extension_hooks",

@@ -10,9 +10,10 @@ import pytest
 
 from infrastructure.backup.format import store as store_module
 from infrastructure.backup.format.file_operations import FileOperations
+from infrastructure.backup.format.objects import SLACK_BYTES
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store, _living_bytes, groups_of
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, StorageError
 from tests.faults.memory_files import MemoryFiles
 from tests.faults.store_history import next_save_works, step_that_loads, tensors_at
 
@@ -96,8 +97,21 @@ def test_what_a_killed_writer_left_is_swept(tmp_path: Path) -> None:
 
 def test_nobody_else_may_read_it(tmp_path: Path) -> None:
     commit(Store(tmp_path / "store"), 1)
-    for path in (tmp_path / "store").rglob("*"):
+    for path in [tmp_path / "store", *(tmp_path / "store").rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+
+
+class Full(FileOperations):
+    """A disk on which nothing is left but what stays free."""
+
+    def free_bytes(self, directory: Path) -> int:
+        return SLACK_BYTES
+
+
+def test_what_has_no_space_is_not_begun(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="make room"):
+        commit(Store(tmp_path, Full()), 1)
+    assert object_files(tmp_path) == set()
 
 
 def test_other_files_in_its_folders_are_no_versions(tmp_path: Path) -> None:

@@ -123,6 +123,16 @@ def test_an_unreachable_place_is_tried_again_and_reported_with_advice(rig: Rig) 
     assert rig.copier.status().error is None
 
 
+def test_a_place_that_goes_away_while_there_is_nothing_to_copy_is_reported_at_once(
+    rig: Rig,
+) -> None:
+    rig.copy(1)
+    left_at = rig.clock.now
+    rig.place.fault = disconnected
+    rig.run_until(lambda: rig.copier.status().num_failures > 0)
+    assert rig.clock.now - left_at <= 2.0
+
+
 def test_a_nudge_does_not_shorten_the_time_that_a_place_is_left_alone(rig: Rig) -> None:
     rig.place.fault = disconnected
     for _ in range(10):
@@ -155,6 +165,26 @@ def test_a_version_that_is_damaged_here_is_passed_over_and_named(rig: Rig) -> No
     newer = rig.copy(2)
     assert rig.copier.status().error is None
     assert rig.remote.newest() == (newer, [])
+
+
+def test_damage_that_cannot_be_looked_into_now_is_named_later(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = save(rig.local, 1)
+    rig.local.manifest_path(name).write_bytes(b"{")
+    looks: list[list[str]] = []
+
+    def refuses_the_second() -> list[str]:
+        looks.append([name])
+        if len(looks) == 2:
+            raise OSError(errno.EIO, "Input/output error")
+        return looks[-1]
+
+    monkeypatch.setattr(rig.local, "versions", refuses_the_second)
+    assert not rig.copier.is_done
+    assert rig.copier.status().refused_name is None
+    rig.settle()
+    assert rig.copier.status().refused_name == name
 
 
 def test_evidence_is_copied_after_what_can_be_resumed(rig: Rig) -> None:

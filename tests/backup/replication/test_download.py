@@ -82,6 +82,17 @@ def test_a_version_of_which_a_part_stays_away_is_passed_over(
     assert "is missing" in caplog.text
 
 
+def test_a_manifest_that_is_missing_for_a_moment_is_waited_for(rig: Rig) -> None:
+    """A mount may list a file before it can be read."""
+
+    def hides(operation: str, path: Path) -> None:
+        if path.stem == rig.names[1] and rig.clock.now < FIRST_WAIT_SECONDS:
+            raise FileNotFoundError(path)
+
+    rig.place.fault = hides
+    assert rig.fetch() == rig.names[1]
+
+
 def test_the_waits_double_until_it_is_given_up(rig: Rig) -> None:
     rig.place.fault = disconnected
     waits: list[float] = []

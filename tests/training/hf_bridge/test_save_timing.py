@@ -1,5 +1,6 @@
 """Versions of a Trainer's training: begun, committed, told, and tried again."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.core.errors import StorageError
+from infrastructure.backup.format.store import Store
+from infrastructure.core.errors import StorageError, TrainingDivergedError
 from infrastructure.training.checkpoints.save_schedule import SaveSchedule
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.hf_bridge.save_timing import SaveTiming
 from infrastructure.training.recovery.save_retry import SaveRetryPolicy
+from tests.backup.memory_place import save
 
 
 class Versions:
@@ -21,11 +24,18 @@ class Versions:
     def __init__(self) -> None:
         self.refuses = self.is_slow = False
         self.begun: list[str] = []
+        self.good = Path()
 
     def begin(self, snapshot: Snapshot, *, kind: str, score: float | None) -> None:
         if self.refuses:
             raise StorageError("the disk is full")
         self.begun.append(kind)
+
+    def save(self, snapshot: Snapshot, *, kind: str, healthy: bool) -> None:
+        self.begin(snapshot, kind=kind, score=None)
+
+    def newest(self) -> Path:
+        return self.good
 
     def collect(self, wait: bool) -> list[Path]:
         if self.refuses:
@@ -68,6 +78,19 @@ def test_a_save_that_was_refused_is_made_good_by_the_next(
     assert saver.failures.count == 1  # it is not committed yet
     saver.collect(state())
     assert (saver.failures.count, published) == (0, [Path("emergency")])
+
+
+def test_that_a_training_has_diverged_is_reported_from_a_full_disk_too(
+    saver: Any, tmp_path: Path
+) -> None:
+    name = save(Store(tmp_path), 2)
+    saver.versions.good = Store(tmp_path).manifest_path(name)
+    saver.versions.refuses = True
+    saver.take = lambda is_finished: Snapshot({"model": {"w": torch.tensor([math.nan])}}, {})
+    saver.request("scheduled")
+    with pytest.raises(TrainingDivergedError, match=r"at step 4: .* good version is of step 2"):
+        saver.save(state())
+    assert saver.failures.count == 1
 
 
 def test_at_the_end_a_refused_version_is_tried_once_more(saver: Any, published: list[Path]) -> None:

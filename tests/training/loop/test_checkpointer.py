@@ -85,6 +85,12 @@ def test_without_a_good_one_the_state_stays(training: Training) -> None:
     assert (training.state.step, weights_after(training)) == (3, {2.0})
 
 
+def test_without_a_folder_nothing_is_saved_and_the_reason_is_given() -> None:
+    training = Training()
+    with pytest.raises(ValueError, match="no checkpoint_directory"):
+        training.checkpointer.save_now(training.state)
+
+
 class Decision(Extension):
     """Holds what it has decided."""
 

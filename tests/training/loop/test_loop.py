@@ -1,6 +1,7 @@
 """The loop: order of events, accumulation, exact resume, out of memory, divergence."""
 
 import math
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -271,6 +272,23 @@ def test_a_source_that_ends_too_early_is_no_endless_loop() -> None:
     training.step.data = Short(batches)  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="ended at example 18 of epoch 0, before its 20"):
         training.run()
+
+
+class Long(ToySource):
+    """Goes on behind its own `num_examples`."""
+
+    def train_batches(
+        self, epoch: int, start_example: int, batch_size: int
+    ) -> Generator[Sequence[int], None, None]:
+        yield from super().train_batches(epoch, start_example, batch_size)
+        yield [0] * batch_size
+
+
+def test_of_a_source_that_does_not_end_no_more_is_taken_than_an_epoch() -> None:
+    reference, training = Training(dropout=0.0).run(), Training(dropout=0.0)
+    training.step.data = Long()
+    training.run()
+    assert torch.equal(training.weights, reference.weights)
 
 
 class Short:

@@ -72,6 +72,15 @@ def test_a_checkpoint_names_its_kind_and_its_score(tmp_path: Path) -> None:
     ]
 
 
+def test_a_save_is_noted_with_its_step_and_the_seconds_it_took(tmp_path: Path) -> None:
+    training = Training(tmp_path, num_epochs=2)
+    noted: list[tuple[int, float]] = []
+    training.checkpointer.schedule.note_save = lambda *save: noted.append(save)  # type: ignore
+    training.run()
+    assert [step for step, _ in noted] == [0, 4, 8]
+    assert all(isinstance(seconds, float) for _, seconds in noted)
+
+
 class Deciding(Extension):
     """Decides something by a clock before the second epoch's first step."""
 
@@ -191,11 +200,14 @@ def test_the_last_save_is_not_broken_off(tmp_path: Path) -> None:
         allowed.append((state.step, kind, training.loop.may_break_off))
         save(state, kind)
 
+    def stopped_while_evaluating() -> dict[str, float]:
+        allowed.append((training.state.step, "evaluating", training.loop.may_break_off))
+        training.state.interrupt("SIGTERM received")
+        return training.loop.poll(training.state) or {}
+
     training.checkpointer.begin = slow_save
-    training.loop.evaluate = lambda: (
-        training.state.interrupt("SIGTERM received") or (training.loop.poll(training.state) or {})
-    )
+    training.loop.evaluate = stopped_while_evaluating
     with pytest.raises(KeyboardInterrupt):
         training.run()
-    assert allowed == [(0, "scheduled", False), (2, "stopped", False)]
+    assert allowed == [(0, "scheduled", False), (2, "evaluating", True), (2, "stopped", False)]
     assert not training.loop.may_break_off

@@ -15,7 +15,7 @@ from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import SkippedBatch, TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
 from infrastructure.training.forward.evaluation_loss import EvaluationLoss
-from infrastructure.training.loop import loss_judge, optimizer_step
+from infrastructure.training.loop import loop, loss_judge, optimizer_step
 from infrastructure.training.recovery import safe_point as boundary
 from tests.slow import slow_but
 from tests.training.toy_training import Training
@@ -103,6 +103,7 @@ def test_out_of_memory_in_a_later_piece_counts_no_piece_twice(piece: int) -> Non
     training.step.strategy.compute_loss = compute
     training.run()
     assert (failed, training.state.micro_batch_size) == ([True], 1)
+    assert [entry["step"] for entry in training.state.recoveries] == [5]
     reference = Training(hooks=[SmallerFrom(4, 1)]).run()
     assert torch.equal(training.weights, reference.weights)
 
@@ -132,8 +133,13 @@ def test_a_loss_scaler_begins_the_step_anew_that_was_broken_off(tmp_path: Path, 
     assert [entry["kind"] for entry in training.state.recoveries] == ["out_of_memory"]
 
 
-def test_no_gradient_is_held_while_a_checkpoint_is_gone_back_to(tmp_path: Path) -> None:
+def test_no_gradient_is_held_while_a_checkpoint_is_gone_back_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what nothing uses any more is given back before the training goes on."""
     training = Training(tmp_path)
+    freed: list[int] = []
+    monkeypatch.setattr(loop, "free_memory", lambda device: freed.append(training.state.step))
     fail_in_optimizer(training, 5, out_of_memory())
     go_back, held = training.checkpointer.roll_back, []
 
@@ -145,6 +151,22 @@ def test_no_gradient_is_held_while_a_checkpoint_is_gone_back_to(tmp_path: Path) 
     training.run()
     assert held
     assert not any(held)
+    assert freed == [4]
+
+
+class FailsBetweenSteps(Observer):
+    """Runs out of memory when five steps are done and none is begun."""
+
+    def step_end(self, state: TrainingState) -> None:
+        if state.step == 5:
+            raise out_of_memory()
+
+
+def test_where_no_weight_is_torn_out_of_memory_is_no_reason_to_go_back(tmp_path: Path) -> None:
+    training = Training(tmp_path, hooks=[FailsBetweenSteps()])
+    with pytest.raises(torch.OutOfMemoryError):
+        training.run()
+    assert training.state.recoveries == []
 
 
 def test_out_of_memory_is_an_error_where_the_policy_makes_it_one() -> None:

@@ -100,6 +100,11 @@ def test_metrics_are_known_by_their_names_and_one_key_is_one_metric() -> None:
         metrics_by_key(["loss"])
 
 
+def surprise(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A metric that is the loss."""
+    return F.cross_entropy(logits, targets, reduction="none")
+
+
 def trainer_of(model: Path, folder: Path, **training: Any) -> EnhancedTrainer:
     config = configure(model, folder, **training)
     config.data.validation_split = 0.4
@@ -115,10 +120,11 @@ def test_training_and_held_out_data_have_ones_own_loss(saved_llama: Path, tmp_pa
 def test_a_metric_is_the_mean_over_held_out_tokens_however_they_are_split(
     saved_llama: Path, tmp_path: Path
 ) -> None:
-    trainer = trainer_of(saved_llama, tmp_path, metrics=["accuracy"])
+    trainer = trainer_of(saved_llama, tmp_path, metrics=["accuracy", f"{__name__}:surprise"])
     model, data = trainer.initialize_model(), trainer.initialize_data()
     found = trainer.evaluate()
     assert 0 <= found["eval_accuracy"] <= 1
+    assert found["eval_surprise"] == pytest.approx(found["eval_loss"], rel=1e-4)
     for size in (1, 3):
         measured = EvaluationLoss(model, trainer.adapter, trainer.precision)
         again = measured.measure(data.evaluation_batches(size))
