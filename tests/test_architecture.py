@@ -161,6 +161,34 @@ def test_every_folder_has_a_layer(depth: int, layers: list[set[str]], inside: st
     assert found <= named, f"give these a layer: {sorted(found - named)}"
 
 
+def test_the_map_has_the_same_layers() -> None:
+    """The table of layers, and the list of those inside training/, in infrastructure/README.md."""
+    page = (ROOT / PACKAGE / "README.md").read_text()
+    rows = re.findall(r"^\| (\d) \| `(\w+)/` \|", page, re.M)
+    in_table = {(int(number), folder) for number, folder in rows}
+    known = {(number, folder) for number, folders in enumerate(LAYERS) for folder in folders}
+    assert in_table == known - {(len(LAYERS) - 1, "__main__")}
+
+    inside = page.split("### Inside training")[1].split("```")[1]
+    lines = re.findall(r"^  (\S.*?)(?:  .*)?$", inside, re.M)
+    assert [set(line.replace("/", "").split(" · ")) for line in lines] == TRAINING_LAYERS
+
+
+def test_a_folder_says_its_own_layer() -> None:
+    said = {
+        folder: int(found[1])
+        for folder in set().union(*LAYERS)
+        if (
+            found := re.match(
+                r"Layer (\d)",
+                ast.get_docstring(trees().get(f"{PACKAGE}.{folder}", ast.Module([], []))) or "",
+            )
+        )
+    }
+    assert len(said) > 5
+    assert said == {f: n for n, folders in enumerate(LAYERS) for f in folders if f in said}
+
+
 @pytest.mark.parametrize(("depth", "layers", "inside"), LEVELS)
 def test_imports_point_downwards(depth: int, layers: list[set[str]], inside: str) -> None:
     assert list(broken(layers, depth, inside)) == []

@@ -39,6 +39,7 @@ from infrastructure.config.sources.load import load_config
 
 ROOT = Path(__file__).resolve().parent.parent
 HISTORY = "CHANGELOG.md"  # names what there was once
+MAP = "infrastructure/README.md"
 FENCE = re.compile(r" {0,3}```(.*)")
 SCHEMA = schema_of(DeploymentConfig)
 
@@ -368,11 +369,70 @@ def test_every_name_that_people_read_exists() -> None:
     named = {
         found[1]
         for document, span in spans()
-        if document.startswith(("README", "docs/"))
+        if document.startswith(("README", "docs/", "CONTRIBUTING", MAP))
         and (found := re.fullmatch(r"([a-z]+(?:_[a-z]+)+)(\(\))?", span))
     }
     assert len(named) > 8
     assert sorted(named - known) == []
+
+
+def test_every_name_of_the_map_exists() -> None:
+    """Also `a_call(…)`, `AClass` and `A_CONSTANT`; and `file.py` below whichever folder."""
+    known = names_of_the_project() | {part for key in SCHEMA.fields for part in key.split(".")}
+    known |= dir(builtins)
+    found = [span for document, span in spans() if document == MAP]
+    calls = [re.fullmatch(r"(?:[A-Za-z_.]+\.)?([A-Za-z]\w*)\(.*\)", span) for span in found]
+    named = {call[1] for call in calls if call}
+    named |= {span for span in found if re.fullmatch(r"_?[a-z]+(?:_[a-z]+)+|[A-Z]\w+", span)}
+    assert len(named) > 50
+    assert sorted(named - known) == []
+    files = [span for span in found if re.fullmatch(r"[\w/]+\.py", span)]
+    assert len(files) > 10
+    assert [
+        f for f in files if not any(f"/{name}".endswith(f"/{f}") for name in tracked("*"))
+    ] == []
+
+
+def test_the_map_finds_what_it_names_in_a_file() -> None:
+    """`[a.py](a.py): `name`` in a row of "Where is": the file defines it."""
+    rows = re.findall(r"\]\(([\w./]+\.py)\): ((?:`\w+`(?:, )?)+)", prose_of(MAP))
+    assert len(rows) > 5
+    wrong = []
+    for path, names in rows:
+        tree = ast.parse((ROOT / MAP).parent.joinpath(path).read_text())
+        defined = {getattr(node, "name", "") for node in ast.walk(tree)}
+        wrong += [(path, name) for name in re.findall(r"\w+", names) if name not in defined]
+    assert wrong == []
+
+
+def lists_of_the_map() -> dict[str, list[str]]:
+    """What each list of a folder's files names; such a list begins with the folder's line."""
+    lists: dict[str, list[str]] = {}
+    for block in taken_apart(MAP)[1]:
+        folder = ""
+        for line in block.text.splitlines():
+            entry = re.match(r"  (\S.*?)(?:  |$)", line)
+            if re.fullmatch(r"[\w/]+/", line):
+                folder = line
+            elif folder and entry:
+                lists.setdefault(folder, []).extend(entry[1].split(" · "))
+    return lists
+
+
+@pytest.mark.parametrize(("folder", "names"), lists_of_the_map().items())
+def test_a_list_of_the_map_has_all_files_of_its_folder(folder: str, names: list[str]) -> None:
+    """And no other; one with `…` does not name all."""
+    path = ROOT / folder if folder == "colab/" else ROOT / "infrastructure" / folder
+    there = {f"{found.parent.name}/" for found in path.glob("*/__init__.py")}
+    there |= {found.stem for found in path.glob("*.py") if not found.name.startswith("__")}
+    assert [name for name in names if name not in there | {"…"}] == []
+    assert len(names) == len(set(names))
+    if "…" not in names:
+        assert sorted(there - set(names)) == []
+
+
+def test_the_map_has_lists() -> None:
+    assert len(lists_of_the_map()) > 8
 
 
 def test_every_path_of_the_project_exists() -> None:

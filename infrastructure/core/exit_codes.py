@@ -1,4 +1,4 @@
-"""What a process says by its exit code. README.md has the same table, for people."""
+"""What a process says by its exit code. For people: docs/when-the-machine-goes-away.md."""
 
 import signal
 from enum import IntEnum

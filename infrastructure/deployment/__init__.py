@@ -1,1 +1,1 @@
-"""Layer 5: putting a whole run together."""
+"""Layer 6: putting a whole run together."""

@@ -1,1 +1,1 @@
-"""Layer 4: checks before a run."""
+"""Layer 5: checks before a run."""

@@ -1,4 +1,4 @@
-"""Layer 3: the training system. One loop (loop.py), three doors, folders of parts.
+"""Layer 4: the training system. One loop (loop/loop.py), its trainers, folders of parts.
 
 The names below can be imported from here; what is behind them is loaded when it is asked for.
 """

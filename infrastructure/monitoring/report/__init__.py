@@ -1,1 +1,1 @@
-"""`report.html`: one self-contained page of a run, a section a file."""
+"""`report.html`: one self-contained page of a run, the sections in files beside it."""
