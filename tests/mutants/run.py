@@ -1,6 +1,7 @@
 """Which planted defects the quick tests find: `make mutants`. Prints a table.
 
-    python -m tests.mutants.run [--number 420] [--seed 14] [--only store.py …] [--record] [--table]
+    python -m tests.mutants.run [--number 420] [--seed 14] [--only store.py …] [--seconds 45]
+                                [--record] [--table]
 
 A seed draws defects from all places of the modules below. For each, the tests that run its lines
 are run with it in place, nearest first, until one fails. What was found is kept in `.mutants/`, so
@@ -149,6 +150,7 @@ class Coverage:
     """All recorded tests; kept in a file for each test file."""
 
     folder: Path = STATE / "coverage"
+    wide_seconds: float = WIDE_SECONDS
     tests: list[Test] = field(default_factory=list)
     hashes: dict[str, str] = field(default_factory=dict)
 
@@ -229,7 +231,7 @@ class Coverage:
             lines = test.lines.get(mutant.module, set())
             if lines & place or (lines and not runs_when_called):
                 seconds += test.processor_seconds
-                if seconds > WIDE_SECONDS and chosen and mutant.operator != "named":
+                if seconds > self.wide_seconds and chosen and mutant.operator != "named":
                     break
                 chosen.append(test)
         return sorted(chosen, key=lambda t: (-share(t.file), t.file, t.processor_seconds))
@@ -482,6 +484,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--number", type=int, default=NUMBER, help="defects that are drawn")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--only", nargs="*", default=[], help="parts of paths of modules")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=WIDE_SECONDS,
+        help="of the processor, for the tests of a survivor; fewer give a quick first look",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument(
         "--record", action="store_true", help="only record which tests run which lines"
@@ -524,7 +532,7 @@ def main() -> int:
         os.environ["OMP_NUM_THREADS"] = "1"
         warm_up()
         sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(STATE / "pycache")
-        coverage = Coverage()
+        coverage = Coverage(wide_seconds=options.seconds)
         coverage.complete(options.known)
         if options.record:
             return 0

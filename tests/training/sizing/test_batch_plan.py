@@ -93,7 +93,10 @@ def test_it_is_measured_again_where_there_is_less_memory_now(tmp_path: Path) -> 
     assert plan.micro_batch_size == 4
 
 
-@pytest.mark.parametrize("result", [{"size": 8}, {"size": "8", "peak_bytes": 10}, {}, 8, None])
+@pytest.mark.parametrize(
+    "result",
+    [{"size": 8}, {"size": "8", "peak_bytes": 10}, {"size": 0, "peak_bytes": 10}, {}, 8, None],
+)
 def test_what_was_remembered_in_part_is_measured_again(tmp_path: Path, result: object) -> None:
     config, cache = TrainingConfig(batch_size="auto"), measured_before(tmp_path)
     cache.put({**KEY, "largest": largest_size(config, 10_000)}, result)

@@ -38,6 +38,14 @@ def test_linear_and_constant_schedules() -> None:
     assert learning_rates(3, warmup_steps=0, scheduler_type="constant") == [1.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("scheduler_type", ["cosine", "linear", "constant"])
+def test_after_the_last_step_the_rate_stays_what_it_was_there(scheduler_type: str) -> None:
+    """A loop of one's own may do more steps than it announced."""
+    config = TrainingConfig(warmup_steps=0, scheduler_type=scheduler_type)
+    factor = get_training_strategy("standard", config).rate_factor(4)
+    assert factor(7) == factor(4)
+
+
 def test_warm_up_never_takes_more_than_half() -> None:
     assert max(learning_rates(4, warmup_steps=1000, scheduler_type="constant")) == 1.0
 
