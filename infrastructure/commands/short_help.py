@@ -26,7 +26,7 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
     "the data": {
         "data.eval_path": ("FILE", "held-out rows (default: a part of DATA)"),
         "data.max_length": ("N", f"longest row, in tokens ({DEFAULT})"),
-        "data.train_on": ("answers|all", f"which tokens are learnt ({DEFAULT})"),
+        "data.train_on": ("answers|last_answer|all", f"which tokens are learnt ({DEFAULT})"),
     },
     "the training": {
         "training.num_epochs": ("N", f"passes over the data ({DEFAULT})"),

@@ -90,6 +90,7 @@ SAME: dict[str, tuple[str, ...]] = {
         ),
         ("data.train_on",),
     ),
+    **dict.fromkeys(("mask_history", "last_response_only"), ("data.train_on=last_answer",)),
     **dict.fromkeys(
         (
             "dataset",

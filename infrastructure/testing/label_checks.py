@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from infrastructure.training.data.encoding.chat_format import (
     special_tokens,
 )
 from infrastructure.training.data.encoding.tokenization import (
+    LAST_ANSWER,
     ConversationEncoder,
     Encoded,
     TokenIds,
@@ -112,13 +114,13 @@ def _targets(
 
 def _learns_prompts(subject: Subject, examples: Sequence[TokenizedExample]) -> str:
     """With `train_on: answers` an example that learns everything has lost its mask."""
-    if subject.adapter.data_config.train_on != "answers":
+    if subject.adapter.data_config.train_on == "all":
         return ""
     pipeline = subject.data
     if not isinstance(pipeline, DataPipeline) or not pipeline.evaluation_rows(1):
         return ""  # plain text, or nothing to tell it by
     if all(bool(example.supervised[1:].all()) for example in examples):
-        return "every token is learnt, the prompts too, although data.train_on is answers"
+        return "every token is learnt, the prompts too, although data.train_on is not all"
     return ""
 
 
@@ -159,7 +161,7 @@ def check_ends(subject: Subject) -> CheckResult:
 def _learns_to_end(subject: Subject, example: TokenizedExample, stops: Collection[int]) -> bool:
     """Whether a stop token is the last word that is learnt; where all are, templates may go on a
     bit."""
-    last = 1 if subject.adapter.data_config.train_on == "answers" else ROOM_FOR_END
+    last = ROOM_FOR_END if subject.adapter.data_config.train_on == "all" else 1
     learnt = example.input_ids[example.supervised][-ROOM_FOR_END:]
     tokenizer = subject.tokenizer
     words = [int(token) for token in learnt if str(tokenizer.decode([int(token)])).strip()]
@@ -181,11 +183,12 @@ def check_answers(subject: Subject) -> CheckResult:
     """
     if not subject.reads_text:
         return CheckResult("answers", "skipped", NO_TEXT)
-    if subject.adapter.data_config.train_on != "answers":
+    if subject.adapter.data_config.train_on == "all":
         return CheckResult("answers", "skipped", "everything is learnt, as data.train_on says")
     examples: list[TokenizedExample] = subject.candidates
     tokenizer, data = subject.tokenizer, subject.adapter.data_config
-    encoder = ConversationEncoder(tokenizer, max_length=max(data.max_length, LONGEST_PROBE))
+    longest = max(data.max_length, LONGEST_PROBE)
+    encoder = ConversationEncoder(tokenizer, max_length=longest, train_on=data.train_on)
     marks = AnswerMarks(tokenizer, encoder.template.template if encoder.template else None)
     wrong = (marks.wrong_in(example, f"example {n}") for n, example in enumerate(examples, 1))
     first_wrong = next(filter(None, wrong), "")
@@ -284,14 +287,21 @@ class AnswerMarks:
             example, name = encoded.example, "a conversation of our own"
             runs = [example.input_ids[start:end] for start, end in runs_of(example)]
             learnt = [self.tokenizer.decode(run) for run in runs]
-            for turn in turns:
+            last = Conversation(turns).last_answer
+            for number, turn in enumerate(turns):
                 if turn.text not in self.tokenizer.decode(self.tokenizer(turn.text)["input_ids"]):
                     continue  # it has no tokens for these letters
                 is_learnt = any(turn.text in text for text in learnt)
-                if is_learnt != (turn.role == "assistant"):
+                is_wanted = number == last or (
+                    turn.role == "assistant" and encoder.train_on != LAST_ANSWER
+                )
+                if is_learnt != is_wanted:
                     is_not = "" if is_learnt else "not "
                     return f"of {name} what the {turn.role} says is {is_not}learnt"
-            if wrong := self._unlike_marks(example, turns, name) or self.wrong_in(example, name):
+            unlike = (
+                "" if encoder.train_on == LAST_ANSWER else self._unlike_marks(example, turns, name)
+            )
+            if wrong := unlike or self.wrong_in(example, name):
                 return wrong
         return ""
 
@@ -431,24 +441,35 @@ def _prompts_in_use(pipeline: DataPipeline) -> list[list[int]]:
     """The prompts of some held-out rows, of those that were not cut for training."""
     rows, questions = pipeline.evaluation_rows(NUM_PROMPTS), pipeline.questions(NUM_PROMPTS)
     prompts = []
-    encoder = ConversationEncoder(pipeline.tokenizer, max_length=pipeline.config.max_length)
+    data = pipeline.config
+    encoder = ConversationEncoder(
+        pipeline.tokenizer, max_length=data.max_length, train_on=data.train_on
+    )
     writes_history_anew = encoder.template is not None and encoder.template.origin
     for row, question in zip(rows, questions, strict=True):
         if writes_history_anew and any(message["role"] == "assistant" for message in row.messages):
             continue  # the report of the data says so
-        ids = _prompt_in_use(pipeline, row.messages) or question.prompt_ids
-        if len(ids) + question.expected_length + ROOM_FOR_END < pipeline.config.max_length:
+        ids = _prompt_in_use(pipeline, row.messages, row.inputs) or question.prompt_ids
+        if len(ids) + question.expected_length + ROOM_FOR_END < data.max_length:
             prompts.append(ids)
     return prompts
 
 
-def _prompt_in_use(pipeline: DataPipeline, messages: list[dict[str, str]]) -> list[int] | None:
-    """What a chat would be given; None where the tokenizer has no template."""
+def _prompt_in_use(
+    pipeline: DataPipeline, messages: list[dict[str, Any]], inputs: str = ""
+) -> list[int] | None:
+    """What a chat with these messages, tools and options would be given; None where the tokenizer
+    has no template, or this one wants them in a form of its own."""
     tokenizer = pipeline.tokenizer
     if not tokenizer.chat_template:
         return None
-    text = tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=True, strftime_now=TEMPLATE_DATE.strftime
-    )
+    given = json.loads(inputs) if inputs else {}
+    options = {"strftime_now": TEMPLATE_DATE.strftime, **given.pop("chat_template_kwargs", {})}
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **given, **options
+        )
+    except (TemplateError, TypeError, ValueError):
+        return None
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids

@@ -44,8 +44,25 @@ CHAT: list[dict[str, Any]] = [
     }
     for n in range(100, 140)
 ]
+TOOLS = [
+    {
+        "messages": [
+            {"role": "user", "content": f"{n} + 1?"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"name": "add", "arguments": json.dumps({"a": n, "b": 1})}],
+            },
+            {"role": "tool", "name": "add", "content": str(n + 1)},
+            {"role": "assistant", "content": str(n + 1), "reasoning_content": "It is one more."},
+        ],
+        "tools": [{"type": "function", "function": {"name": "add", "description": "Adds."}}],
+    }
+    for n in range(100, 140)
+]
 # Where nothing special follows what they mark: the old mistake changed nothing there.
 WITHOUT_A_NEXT_TOKEN = ("glm4moe", "idefics3")
+LAST = {"train_on": "last_answer"}
 LONG = [{"prompt": "x y z " * 60 + str(n), "completion": f"answer {n}"} for n in range(40)]
 
 
@@ -78,8 +95,8 @@ def found(subject: Subject) -> dict[str, CheckResult]:
 @pytest.mark.parametrize("rows", [None, TEXT, CHAT], ids=["pairs", "text", "chat"])
 @pytest.mark.parametrize(
     "data",
-    [{}, {"validation_split": 0}, {"train_on": "all"}, {"streaming": True}],
-    ids=["held out", "nothing held out", "all learnt", "streaming"],
+    [{}, {"validation_split": 0}, {"train_on": "all"}, {"streaming": True}, LAST],
+    ids=["held out", "nothing held out", "all learnt", "streaming", "last answer"],
 )
 def test_good_data_passes(
     folder: Path, tmp_path: Path, model: str, rows: Any, data: dict[str, Any]
@@ -155,13 +172,20 @@ def test_a_token_after_the_end_of_an_answer_is_seen(
 
 
 @needs_templates
-def test_a_model_whose_template_writes_history_anew(tmp_path: Path) -> None:
-    """Qwen3 as it is: trained with TRL's template, asked with its own."""
+@pytest.mark.parametrize("data", [{}, LAST], ids=["answers", "last answer"])
+@pytest.mark.parametrize("rows", [CHAT, TOOLS], ids=["chat", "tools"])
+def test_a_model_whose_template_writes_history_anew(
+    tmp_path: Path, rows: list[dict[str, Any]], data: dict[str, Any]
+) -> None:
+    """Qwen3 as it is: trained with TRL's template, or only on last answers; asked with its own."""
     tokenizer = tokenizer_for(model_template("qwen3"))
-    sizes = {**MODELS["qwen3"][1], "vocab_size": len(tokenizer), "max_position_embeddings": 256}
+    sizes = {**MODELS["qwen3"][1], "vocab_size": len(tokenizer), "max_position_embeddings": 1024}
     Qwen3ForCausalLM(Qwen3Config(**sizes)).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    results = found(subject(tmp_path, tmp_path, "model", CHAT, max_length=256))
+    given = subject(tmp_path, tmp_path, "model", rows, **{"max_length": 1024, **data})
+    results = found(given)
+    if data:  # no history is written anew for what is learnt, so that all prompts are compared
+        assert results["prompts"].numbers["num_prompts"] >= 2
     assert {name: r.status for name, r in results.items()} == {
         "labels": "pass",
         "end of answers": "pass",

@@ -70,8 +70,10 @@ class DataConfig(ConfigSection):
         default=True,
         description="Lay short examples in one row, isolated; faster, the same result.",
     )
-    train_on: Literal["answers", "all"] = Field(
-        default="answers", description="Which tokens are learnt: those of answers or all."
+    train_on: Literal["answers", "last_answer", "all"] = Field(
+        default="answers",
+        description="Which tokens are learnt: those of answers, of the last one of each row, or"
+        " all.",
     )
     validation_split: Annotated[ShareBelowOne, _WITHOUT_EVAL_PATH] = Field(
         default=0.1, description="Share of the training data held out where there is no eval_path."

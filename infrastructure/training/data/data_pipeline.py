@@ -288,7 +288,7 @@ class DataPipeline:
     def evaluation_rows(self, max_rows: int | None = None) -> list[EvaluationRow]:
         """Held-out rows that have a prompt, as text; at most `max_rows`, from everywhere."""
         return [
-            EvaluationRow([turn.message() for turn in c.prompt], c.answer.text, c.task)
+            EvaluationRow([turn.message() for turn in c.prompt], c.answer.text, c.task, c.inputs)
             for c in self._held_out(max_rows)
         ]
 

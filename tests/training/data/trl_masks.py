@@ -5,17 +5,22 @@
 The reference is TRL's own: its training templates, and `assistant_only_loss` as its `SFTTrainer`
 computes it, by `apply_chat_template(return_assistant_tokens_mask=True)` and by the trainer itself.
 Tokenizers are real ones, made here with the special tokens of each template.
+
+Compared are the training templates themselves, and the templates that models have: there TRL takes
+its training template for the family, and Temper the model's own where answers can be told apart in
+it. Each difference between the two is one of `REASONS`.
 """
 
 import copy
 import importlib.util
+import itertools
 import json
 import random
 import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -91,6 +96,15 @@ def training_templates() -> dict[str, str]:
 def model_template(family: str) -> str:
     """The template that models of the family have themselves, as TRL ships it."""
     return (_templates_folder() / f"{family}.jinja").read_text("utf-8")
+
+
+def model_families() -> list[str]:
+    """Whose own template TRL ships and can train with: by marks of its own, or by a training
+    template."""
+    trained = training_templates()
+    files = sorted(_templates_folder().glob("*.jinja"))
+    names = [file.stem for file in files if not file.stem.endswith("_training")]
+    return [name for name in names if name in trained or "{% generation" in model_template(name)]
 
 
 def _templates_folder() -> Path:
@@ -385,6 +399,68 @@ def by_the_trainer(tokenizer: Any, given: Sequence[Case], folder: Path) -> list[
     return found
 
 
+# Why Temper learns other tokens than TRL from a model's own template; what a model writes by itself
+# is learnt by both.
+SPACE = "white space beside an answer"  # what follows its end, or is one token with what is before
+HEADER = "what the generation prompt writes"
+TAIL = "messages after the last answer are left out"  # nothing of them is learnt
+REASONS = (SPACE, HEADER, TAIL)
+
+
+def reasons_of(
+    tokenizer: Any, wanted: Learnt, ours: Learnt, options: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Why two examples of one conversation differ; nothing where that is not explained.
+
+    Args:
+        options: what the row has for the template.
+    """
+    text, our_text = tokenizer.decode(wanted.ids), tokenizer.decode(ours.ids)
+    if not text.startswith(our_text.rstrip()):
+        return []
+    reasons = [TAIL] if text.rstrip() != our_text.rstrip() else []
+    runs, our_runs = learnt_texts(tokenizer, wanted), learnt_texts(tokenizer, ours)
+    if runs == our_runs:
+        return reasons or [SPACE]
+    if _without_space(runs) == _without_space(our_runs):
+        return [*reasons, SPACE]
+    header = _generation_prompt(tokenizer, options or {})
+    count = len(ours.ids)
+    if wanted.ids[:count] == ours.ids:
+        bits = [a and not b for a, b in zip(wanted.mask, ours.mask, strict=False)]
+        is_less = all(a or not b for a, b in zip(wanted.mask, ours.mask, strict=False))
+        added = learnt_texts(tokenizer, Learnt(ours.ids, bits))
+        return [*reasons, HEADER] if is_less and all(t.strip() in header for t in added) else []
+    for run, our_run in itertools.zip_longest(runs, our_runs, fillvalue=""):
+        run, our_run = run.strip(), our_run.strip()
+        if not run.endswith(our_run) or run.removesuffix(our_run).strip() not in header:
+            return []
+    return [*reasons, HEADER]
+
+
+def learnt_texts(tokenizer: Any, learnt: Learnt) -> list[str]:
+    """The stretches of learnt tokens."""
+    padded = np.concatenate([[0], np.array(learnt.mask, dtype=int), [0]])
+    edges = np.flatnonzero(np.diff(padded))
+    pairs = zip(edges[::2], edges[1::2], strict=True)
+    return [tokenizer.decode(learnt.ids[start:end]) for start, end in pairs]
+
+
+def _without_space(texts: Sequence[str]) -> str:
+    return "".join("".join(texts).split())
+
+
+def _generation_prompt(tokenizer: Any, options: Mapping[str, Any]) -> str:
+    question = [{"role": "user", "content": "?"}]
+    bare, prompt = (
+        tokenizer.apply_chat_template(
+            question, tokenize=False, add_generation_prompt=adds, **options
+        )
+        for adds in (False, True)
+    )
+    return str(prompt.removeprefix(bare))
+
+
 @dataclass
 class Comparison:
     """What was found for one template.
@@ -401,15 +477,31 @@ class Comparison:
     same: list[tuple[Case, Learnt]] = field(default_factory=list)
 
 
-def compare(family: str, template: str, given: Sequence[Case], kind: str = "bytes") -> Comparison:
-    """Temper's tokens and mask against TRL's for one template."""
-    tokenizer = tokenizer_for(template, kind)
+def compare(
+    family: str,
+    template: str,
+    given: Sequence[Case],
+    kind: str = "bytes",
+    model: str | None = None,
+) -> Comparison:
+    """Temper's tokens and mask against TRL's for one template.
+
+    Args:
+        template: what TRL trains with.
+        model: the model's own template, which Temper is given; None: the same.
+    """
+    tokenizer = tokenizer_for(model or template, kind)
     encoder = ConversationEncoder(tokenizer, max_length=1 << 20)
+    reference = copy.deepcopy(tokenizer)
+    reference.chat_template = template
     found = Comparison()
     for number, plain in enumerate(given):
         case = replace(plain, in_parts=family in WRITES_PARTS)
-        wanted, ours = by_transformers(tokenizer, case), by_temper(encoder, case)
+        wanted, ours = by_transformers(reference, case), by_temper(encoder, case)
         outcome = _outcome(wanted, ours)
+        if model and isinstance(wanted, Learnt) and isinstance(ours, Learnt) and wanted != ours:
+            reasons = reasons_of(tokenizer, wanted, ours, case.options)
+            outcome = "; ".join(reasons) or outcome
         found.counts[outcome] += 1
         if outcome == "same" and isinstance(wanted, Learnt):
             found.same.append((case, wanted))
@@ -476,6 +568,14 @@ def main(count: int = 240) -> int:
                 print(f"{kind:9} {family:24} {dict(found.counts)}", flush=True)
                 for line in found.different[:3]:
                     print(f"    {line}", flush=True)
+        for family in model_families():
+            own = model_template(family)
+            trained = training_templates().get(family, own)
+            found = compare(family, trained, given, model=own)
+            total += found.counts
+            print(f"own       {family:24} {dict(found.counts)}", flush=True)
+            for line in found.different[:3]:
+                print(f"    {line}", flush=True)
     print(f"{len(training_templates())} templates, {count} conversations: {dict(total)}")
     return int(any(name.isupper() for name in total))
 

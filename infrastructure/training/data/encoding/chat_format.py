@@ -34,6 +34,20 @@ COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 SENTENCE_WORDS = 4  # fewer are names of roles
 QUESTION, ANSWER = Turn("user", "Ping 7391?"), Turn("assistant", "Pong 4826")
 THOUGHT = Turn("assistant", "<think>\nPing?\n</think>\n\nPong 4826")
+CALL = Turn(
+    "assistant",
+    "",
+    json.dumps(
+        {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]}
+    ),
+)
+RESULT = Turn("tool", "7391", json.dumps({"name": "add"}))
+HISTORIES = (
+    (QUESTION, ANSWER, QUESTION, ANSWER),
+    (QUESTION, THOUGHT, QUESTION, THOUGHT),
+    (QUESTION, CALL, RESULT, ANSWER, QUESTION, ANSWER),
+    (QUESTION, ANSWER, ANSWER, QUESTION, ANSWER),
+)
 CHANGED = "Zq5"  # written after an answer to see where it stands
 
 
@@ -121,6 +135,7 @@ class TemplateFormat:
             learns to stop.
         writes_end: something ends an answer: nothing is to be added.
         takes_parts: it writes the text of a message only where that is a list of parts.
+        takes_json_text: it writes the arguments of a tool call only where they are JSON text.
         origin: where it is from, if it is not the tokenizer's own.
     """
 
@@ -137,8 +152,10 @@ class TemplateFormat:
         self._special = _any_of(special_tokens(tokenizer).values())
         self._ends = _any_of([*special_tokens(tokenizer).values(), *tokenizer.get_added_vocab()])
         self._reads: dict[str, bool] = {}
+        self.takes_json_text = False
         self.takes_parts = False
         self.takes_parts = self._takes_parts()
+        self.takes_json_text = self._takes_json_text()
         self.own_end, self.writes_end = "", True
         if self.marks_answers:
             self.own_end, self.writes_end = self._find_end()
@@ -167,20 +184,21 @@ class TemplateFormat:
         self._check_tools(conversation, text)
         spans, is_learnt = [], []
         for index, turn in enumerate(turns):
-            if turn.role == "assistant":
+            is_prompt = index < conversation.num_given and turn.is_learnt
+            if turn.role == "assistant" and not is_prompt:
                 start = self._length_before(turns[:index], inputs, text, prompts=True)
                 end = self._length_before(turns[: index + 1], inputs, text)
                 spans.append((start, self._without_trailing_space(text, start, end)))
                 is_learnt.append(conversation.is_learnt(index))
         return Written((), text, tuple(spans), tuple(is_learnt))
 
-    @property
-    def keeps_history(self) -> bool:
-        """Whether it writes a message alike, whatever follows it; where it takes none that is
-        followed by others, it does."""
-        for answer in (ANSWER, THOUGHT):
+    def tells_apart(self, last_only: bool) -> bool:
+        """Whether answers (or the last one of each conversation) can be found in what it writes: it
+        writes what is before them alike, whatever follows; what it refuses to write does not count.
+        """
+        for history in map(Conversation, HISTORIES):
             try:
-                self.write(Conversation((QUESTION, answer, QUESTION, answer)))
+                self.write(history.with_last_answer if last_only else history)
             except HistoryError:
                 return False
             except FormatError:
@@ -292,6 +310,18 @@ class TemplateFormat:
         is_written = [QUESTION.text in text and ANSWER.text in text for text in texts]
         return is_written == [False, True]
 
+    def _takes_json_text(self) -> bool:
+        """DeepSeek V3's own, for one, joins the arguments to a text, and so fails at an object."""
+        if not self.reads("tool_calls"):
+            return False
+        written = []
+        for self.takes_json_text in (False, True):
+            try:
+                written.append("add" in self._render((QUESTION, CALL), "")[0])
+            except FormatError:
+                written.append(False)
+        return written == [False, True]
+
     def _without_trailing_space(self, text: str, start: int, end: int) -> int:
         """Where an answer ends: with its end-of-turn token, not with the space after it."""
         stripped = text[start:end].rstrip()
@@ -330,14 +360,20 @@ class TemplateFormat:
         message = turn.message()
         if self.takes_parts and isinstance(message["content"], str):
             message["content"] = [{"type": "text", "text": message["content"]}]
+        for call in message.get("tool_calls") or () if self.takes_json_text else ():
+            function = call.get("function", call)
+            function["arguments"] = json.dumps(function.get("arguments", {}), ensure_ascii=False)
         return message
 
 
-def training_format(tokenizer: "PreTrainedTokenizerBase", own: TemplateFormat) -> TemplateFormat:
+def training_format(
+    tokenizer: "PreTrainedTokenizerBase", own: TemplateFormat, last_only: bool = False
+) -> TemplateFormat:
     """The template that conversations are written with for training: the tokenizer's own, unless
-    that one writes answers otherwise as soon as they are history, as Qwen3's does. Then TRL's
-    training template of the same family, if the installed TRL has one."""
-    if own.marks_answers or own.keeps_history or not is_installed("trl"):
+    that one writes answers otherwise as soon as they are history, as Qwen3's does, and not the last
+    one alone is learnt. Then TRL's training template of the same family, if the installed TRL has
+    one."""
+    if own.marks_answers or own.tells_apart(last_only) or not is_installed("trl"):
         return own
     from jinja2.exceptions import TemplateError
     from trl.chat_template_utils import get_training_chat_template

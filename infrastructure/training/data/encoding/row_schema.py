@@ -18,6 +18,7 @@ role and its text (tool calls, thinking) goes to the chat template, as do the co
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from infrastructure.core.json_text import parse_json
 from infrastructure.training.data.readers.rows import (
@@ -46,6 +47,9 @@ PROMPT, QA, ALPACA, MESSAGES, SHAREGPT, TEXT = SHAPES = (
     "sharegpt",
     "text",
 )
+# What conversations are made of rows: rows that were prepared otherwise are prepared anew. 2: the
+# arguments of tool calls are objects, and tables add no keys to messages.
+ROWS_VERSION = 2
 LEARNT_KEYS = ("weight", "train")  # what of a message says whether it is trained on
 CHAT_KEYS = {MESSAGES: ("role", "content"), SHAREGPT: ("from", "value")}
 OTHER_ROLE_KEYS = ("author",)  # of messages that have neither "role" nor "from"
@@ -70,7 +74,10 @@ ROLES = {
     "tool": "tool",
     "function": "tool",
     "observation": "tool",
+    "function_call": "assistant",
+    "tool_call": "assistant",
 }
+CALL_ROLES = ("function_call", "tool_call")  # whose text is a call of a tool, or a list of calls
 
 
 class ShapeError(Exception):
@@ -172,7 +179,10 @@ class RowSchema:
             if not isinstance(value, kind):
                 wanted = kind_of(kind())
                 raise ShapeError(WRONG_TYPE, f"column {column!r} is {kind_of(value)}, not {wanted}")
-            inputs["tools" if part == "tools" else "chat_template_kwargs"] = value
+            if part == "tools":
+                inputs["tools"] = _tool_schemas(value, column)
+            elif given := {key: one for key, one in value.items() if one is not None}:
+                inputs["chat_template_kwargs"] = given
         return json.dumps(inputs, ensure_ascii=False, default=str) if inputs else ""
 
 
@@ -335,9 +345,13 @@ def _turn(message: object, where: str) -> Turn:
     if message.get("function_call"):
         detail = f"{where} has a function_call; write it as tool_calls, which replaced it"
         raise ShapeError(WRONG_TYPE, detail)
+    if str(message[keys[0]]).lower() in CALL_ROLES:
+        spoken = from_json_text(message.get(keys[1]), f"{keys[1]} of {where}")
+        calls = spoken if isinstance(spoken, list) else [spoken]
+        message = {**message, keys[1]: None, "tool_calls": calls}
+    if message.get("tool_calls"):
+        message = {**message, "tool_calls": _calls(message["tool_calls"], where)}
     calls = message.get("tool_calls")
-    if calls and not (isinstance(calls, list) and all(map(_names_function, calls))):
-        raise ShapeError(WRONG_TYPE, f"tool_calls of {where} is no list of calls with names")
     known = {*keys, *LEARNT_KEYS}
     others = {key: value for key, value in message.items() if key not in known}
     fields = {key: value for key, value in others.items() if value is not None}
@@ -351,9 +365,41 @@ def _turn(message: object, where: str) -> Turn:
     return Turn(role, text, packed, _is_learnt(message, where))
 
 
+def _calls(calls: object, where: str) -> list[object]:
+    """The calls of tools, with their arguments as objects: OpenAI writes them as JSON text, which a
+    chat template would quote once more."""
+    if not (isinstance(calls, list) and all(map(_names_function, calls))):
+        raise ShapeError(WRONG_TYPE, f"tool_calls of {where} is no list of calls with names")
+    return [_with_object_arguments(call, where) for call in calls]
+
+
+def _with_object_arguments(call: Mapping[str, Any], where: str) -> dict[str, Any]:
+    function: Mapping[str, Any] = call.get("function", call)
+    name, arguments = function["name"], function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = parse_json(arguments) if arguments.strip() else {}
+        except ValueError as error:
+            detail = f"the arguments of {name!r} in {where} are no JSON: {error}"
+            raise ShapeError(BROKEN_JSON, detail) from error
+    if not isinstance(arguments, dict | None):
+        detail = f"the arguments of {name!r} in {where} are {kind_of(arguments)}, not an object"
+        raise ShapeError(WRONG_TYPE, detail)
+    changed = dict(function) if arguments is None else {**function, "arguments": arguments}
+    return {**call, "function": changed} if "function" in call else changed
+
+
 def _names_function(call: object) -> bool:
     function = call.get("function", call) if isinstance(call, dict) else None
     return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _tool_schemas(tools: Sequence[object], column: str | None) -> list[object]:
+    """The tools that a chat template lists: objects with names, each perhaps as JSON text."""
+    schemas = [from_json_text(tool, f"an entry of {column}") for tool in tools]
+    if not all(map(_names_function, schemas)):
+        raise ShapeError(WRONG_TYPE, f"column {column!r} is no list of tools with names")
+    return schemas
 
 
 def _is_learnt(message: Mapping[object, object], where: str) -> bool:

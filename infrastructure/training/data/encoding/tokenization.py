@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 LABELS_VERSION = 2
 
 KEEP_START = "keep_start"
+LAST_ANSWER = "last_answer"
 
 PROBES = (("a b\n", "c d"), ("1.\n", "2 3"), ("é:\n", "é è"), ("a\n", "(b)"))
 
@@ -76,7 +77,8 @@ class ConversationEncoder:
         max_length: longest example, in tokens.
         over_length: "quarantine" refuses longer ones, "keep_start" cuts their ends off as TRL does,
             "truncate" the beginnings of their prompts (see `truncate`).
-        train_on: "answers", or "all" for every token but the first.
+        train_on: "answers", "last_answer" of each conversation, or "all" for every token but the
+            first.
 
     Raises:
         ValueError: the tokenizer has no usable EOS token.
@@ -103,7 +105,9 @@ class ConversationEncoder:
     @cached_property
     def template(self) -> TemplateFormat | None:
         """What conversations are written with for training; prompts are the tokenizer's own."""
-        return training_format(self.tokenizer, self.own_template) if self.own_template else None
+        if self.own_template is None:
+            return None
+        return training_format(self.tokenizer, self.own_template, self.train_on == LAST_ANSWER)
 
     def encode(self, conversations: Sequence[Conversation]) -> list[Encoded | BadRow]:
         """Each conversation as tokens, or why it cannot be used; in the given order."""
@@ -143,6 +147,8 @@ class ConversationEncoder:
 
     def _write(self, conversation: Conversation) -> Written:
         """Where all is learnt, nothing needs to be told apart but what the data leaves out."""
+        if self.train_on == LAST_ANSWER and not conversation.is_text:
+            conversation = conversation.with_last_answer
         is_whole = self.train_on == "all" and all(turn.is_learnt for turn in conversation.turns)
         if is_whole and self.own_template and not conversation.is_text:
             return self.own_template.write_whole(conversation)

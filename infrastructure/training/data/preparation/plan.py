@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.types import amount_bytes
 from infrastructure.core.hardware import memory, processor
-from infrastructure.training.data.encoding.row_schema import RowSchema
+from infrastructure.training.data.encoding.row_schema import ROWS_VERSION, RowSchema
 from infrastructure.training.data.encoding.schema_detection import (
     SAMPLE_ROWS,
     ShapeRequest,
@@ -198,7 +198,7 @@ def plan_key(plan: PreparationPlan) -> str:
     """The name of the plan's result in the cache: equal plans on equal content, equal keys."""
     encoder = plan.encoder
     parts = {
-        "version": [FORMAT_VERSION, LABELS_VERSION],
+        "version": [FORMAT_VERSION, LABELS_VERSION, ROWS_VERSION],
         "files": [
             [[file.name, file.format, file.note, file.sha256()] for file in files]
             for files in plan.files

@@ -6,7 +6,7 @@ can be told with its place.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from infrastructure.core.json_text import JsonObject
@@ -163,6 +163,13 @@ class Conversation:
     def answer(self) -> Turn:
         """The last answer."""
         return self.turns[self.last_answer]
+
+    @property
+    def with_last_answer(self) -> "Conversation":
+        """The same with its last answer as the only one that is learnt: what is before is given."""
+        turns = tuple(replace(turn, is_learnt=True) for turn in self.prompt)
+        last = self.last_answer
+        return replace(self, turns=turns + self.turns[last:], num_given=last)
 
     def messages(self) -> list[JsonObject]:
         """The turns as chat templates want them."""

@@ -111,7 +111,24 @@ def _plain_rows(batch: "RecordBatch") -> list[dict[str, object]]:
     plain: list[dict[str, object]] = arrow.RecordBatch.from_arrays(
         columns, names=batch.schema.names
     ).to_pylist()
-    return plain
+    nested = [c.name for c in batch.schema if arrow.types.is_nested(c.type)]
+    return [{**row, **{name: _without_fill(row[name]) for name in nested}} for row in plain]
+
+
+def _without_fill(value: object) -> object:
+    """What a list holds, without the nulls in its objects: a table gives all of them the same keys,
+    so that messages and tools have keys that nobody wrote."""
+    if isinstance(value, list):
+        return [_written_keys(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _without_fill(one) for key, one in value.items()}
+    return value
+
+
+def _written_keys(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _written_keys(one) for key, one in value.items() if one is not None}
+    return _without_fill(value)
 
 
 def _numbered(records: Sequence[Mapping[str, object]], name: str, first: int) -> Iterator[Row]:

@@ -28,11 +28,13 @@ class EvaluationRow:
 
     Attributes:
         messages: everything before the last answer, as chat templates want it.
+        inputs: what else the chat template is given, as `Conversation.inputs`.
     """
 
     messages: list[dict[str, Any]]
     answer: str
     task: str = ""
+    inputs: str = ""
 
 
 @dataclass(frozen=True, slots=True)

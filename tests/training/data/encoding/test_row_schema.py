@@ -130,6 +130,62 @@ def test_what_else_a_row_holds_goes_to_the_template() -> None:
         assert shape.used >= values.keys()
 
 
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+
+
+def calls_of(message: dict[str, Any]) -> list[Any]:
+    """The tool calls of the row's second message, as a chat template is given them."""
+    answer = {"role": "assistant", "content": "1"}
+    tool = {"role": "tool", "content": "1"}
+    key = "messages" if "role" in message else "conversations"
+    rest = [USER, message, tool, answer]
+    if key == "conversations":
+        rest = [{"from": m.get("role", m.get("from")), "value": m.get("content")} for m in rest]
+        rest[1] = message
+    shape = recognise_shape([row(**{key: rest})], ShapeRequest())
+    found = shape.convert(row(**{key: rest}))
+    assert isinstance(found, Conversation), found
+    assert found.turns[1].role == "assistant"
+    assert found.turns[1].message()["content"] is None
+    calls: list[Any] = found.turns[1].message()["tool_calls"]
+    return calls
+
+
+def test_arguments_of_calls_are_objects_however_they_are_written() -> None:
+    """A template would quote JSON text once more; OpenAI and ShareGPT write it so."""
+    message = {"role": "assistant", "content": None}
+    bare = CALL["function"]
+    text = {**CALL, "function": {"name": "add", "arguments": '{"a": 1}'}}
+    assert calls_of({**message, "tool_calls": [CALL]}) == [CALL]
+    assert calls_of({**message, "tool_calls": [text]}) == [CALL]
+    assert calls_of({**message, "tool_calls": [bare]}) == [bare]
+    nothing = {"name": "now", "arguments": ""}
+    assert calls_of({**message, "tool_calls": [nothing]}) == [{"name": "now", "arguments": {}}]
+    assert calls_of({"from": "function_call", "value": json.dumps(bare)}) == [bare]
+    assert calls_of({"from": "function_call", "value": json.dumps([bare, bare])}) == [bare, bare]
+
+
+def test_tools_are_objects_each_perhaps_as_json_text() -> None:
+    tool = {"type": "function", "function": {"name": "add"}}
+    for given in ([tool], json.dumps([tool]), [json.dumps(tool)]):
+        values = {"messages": [USER, {"role": "assistant", "content": "A"}], "tools": given}
+        found = recognise_shape([row(**values)], ShapeRequest()).convert(row(**values))
+        assert isinstance(found, Conversation)
+        assert json.loads(found.inputs) == {"tools": [tool]}
+    values["tools"] = [{"description": "no name"}]
+    bad = recognise_shape([row(**values)], ShapeRequest()).convert(row(**values))
+    assert isinstance(bad, BadRow)
+    assert "column 'tools' is no list of tools with names" in bad.detail
+
+
+def test_the_last_answer_alone() -> None:
+    turns = (Turn("user", "Q"), Turn("assistant", "A", is_learnt=False), Turn("user", "R"))
+    found = Conversation((*turns, Turn("assistant", "B"), Turn("user", "S"))).with_last_answer
+    assert [found.is_learnt(number) for number in range(4)] == [False, False, False, True]
+    assert found.last_answer == 3
+    assert len(found.turns) == 5
+
+
 def test_a_prompt_of_messages_is_given() -> None:
     prompt = [USER, {"role": "assistant", "content": "given"}, USER]
     completion = [{"role": "assistant", "content": "A"}]
@@ -186,6 +242,21 @@ BAD_CHATS: list[tuple[Any, str, str]] = [
     ([USER, {"role": "assistant", "content": None}], reasons.EMPTY, "message 2"),
     (
         [USER, {"role": "assistant", "content": None, "tool_calls": [{}]}],
+        reasons.WRONG_TYPE,
+        "no list of calls with names",
+    ),
+    (
+        [USER, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{a"}]}],
+        reasons.BROKEN_JSON,
+        "the arguments of 'f' in message 2 of 'messages' are no JSON",
+    ),
+    (
+        [USER, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": [1]}]}],
+        reasons.WRONG_TYPE,
+        "the arguments of 'f' in message 2 of 'messages' are a list, not an object",
+    ),
+    (
+        [USER, {"role": "function_call", "content": "f(1)"}],
         reasons.WRONG_TYPE,
         "no list of calls with names",
     ),

@@ -316,6 +316,18 @@ def test_parquet_is_read_alike_however_it_was_written(tmp_path: Path, how: str) 
         assert rest == rows[start:]
 
 
+def test_keys_that_a_table_adds_to_messages_are_left_out(tmp_path: Path) -> None:
+    """A column has one type: each call has the arguments of all of them, most of them null."""
+    calls = [{"name": "add", "arguments": {"a": 1}}, {"name": "find", "arguments": {"text": "x"}}]
+    rows = [
+        {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": calls}]}
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (row,) = one_file(tmp_path / "a.parquet").rows()
+    assert isinstance(row, Row)
+    assert row.values == rows[0]
+
+
 def test_a_row_that_is_too_large_is_set_aside_and_its_neighbours_stay(tmp_path: Path) -> None:
     texts = [f"{n}" for n in range(300)]
     texts[123] = "a" * (MAX_ROW_BYTES + 1)
