@@ -24,14 +24,21 @@ from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import find_run
 from infrastructure.run.repair import repair_records_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.data.encoding.token_preview import token_preview, token_preview_html
+from infrastructure.training.data.data_pipeline import first_examples
+from infrastructure.training.data.encoding.token_preview import (
+    PREVIEW_STYLE,
+    counts_line,
+    kinds_of,
+    token_preview,
+    token_preview_html,
+)
 from infrastructure.training.data.samples.sample_chats import write_sample_chats
 from infrastructure.training.quantum.step_records import Record, read_records
 from infrastructure.training.trainer_factory import TrainerFactory
 
 HEIGHT_PIXELS = 900
 EXPORTED = "exported"
-TOKENS_STYLE = "<style>.temper-tokens pre {white-space: pre-wrap; line-height: 1.7}</style>"
+NUM_PREVIEWED = 2
 
 
 def sample_chats(path: str | Path = "sample_chats.jsonl") -> Path:
@@ -54,14 +61,14 @@ def show_data(config: DeploymentConfig) -> None:
     trainer.initialize_model()
     data: Any = trainer.initialize_data()
     print(*data.report.lines(), sep="\n")
-    first = next(data.evaluation_batches(1), None) or next(data.train_batches(0, 0, 1))
-    print("\nOne example as the model sees it. What is marked is learnt, the rest is given:")
-    if in_notebook_kernel():
-        _display_html(
-            f"{TOKENS_STYLE}{token_preview_html(first[0], data.tokenizer)}", "temper-tokens"
-        )
-    else:
-        print(token_preview(first[0], data.tokenizer))
+    print("\nExamples as the model sees them. What is marked is trained, the rest is masked:")
+    for example in first_examples(data, NUM_PREVIEWED):
+        if in_notebook_kernel():
+            shown = token_preview_html(example, data.tokenizer)
+            _display_html(f"{PREVIEW_STYLE}{shown}", "temper-tokens")
+        else:
+            print(token_preview(example, data.tokenizer))
+            print(counts_line(kinds_of(example, data.tokenizer)))
 
 
 def show_report(run: str | Path, height_pixels: int = HEIGHT_PIXELS) -> None:

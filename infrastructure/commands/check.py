@@ -2,20 +2,37 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from infrastructure.commands.arguments import add_data, add_json
 from infrastructure.commands.settings import configure
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
+from infrastructure.core.console import has_colour
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.run.output_dir import writable
 from infrastructure.testing.results import GROUPS
 
+if TYPE_CHECKING:
+    from infrastructure.training.data.data_pipeline import DataPipeline
+
+NUM_PREVIEWED = 2
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     add_data(parser)
+    parser.add_argument(
+        "--preview",
+        nargs="?",
+        type=int,
+        const=NUM_PREVIEWED,
+        metavar="N",
+        help="only show which tokens of N examples are trained, masked, or end an answer",
+    )
     parser.add_argument("--quick", action="store_true", help="seconds: only what moves no weight")
     parser.add_argument("--strict", action="store_true", help="a warning is a failure")
     parser.add_argument(
@@ -26,9 +43,45 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_flags(parser)
 
 
+def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
+    """Show examples as the training will see them. The model is not loaded; what is prepared of the
+    data is kept for the training."""
+    if options.preview < 1:
+        raise ValueError("--preview shows at least 1 example")
+    if options.quick or options.strict or options.rebaseline:
+        raise ValueError("--preview checks nothing: leave --quick, --strict and --rebaseline out")
+    from infrastructure.training.data.data_pipeline import first_examples
+    from infrastructure.training.data.encoding.token_preview import (
+        counts_line,
+        kinds_of,
+        token_preview,
+    )
+    from infrastructure.training.trainer_factory import TrainerFactory
+
+    adapter = TrainerFactory().for_run(config, "transformers").adapter
+    tokenizer = adapter.initialize_tokenizer()
+    if tokenizer is None:
+        raise ValueError("--preview shows tokens, and this model reads no text: leave it out")
+    data = adapter.create_data_source(config.cache, config.training.seed)
+    records = []
+    for example in first_examples(cast("DataPipeline", data), options.preview):
+        kinds = kinds_of(example, tokenizer)
+        ids = example.input_ids.tolist()
+        pairs = zip(ids, kinds, strict=True)
+        records.append([[one, tokenizer.decode([one]), kind.value] for one, kind in pairs])
+        if not options.json:
+            print(token_preview(example, tokenizer, has_colour(sys.stdout)))
+            print(f"{counts_line(kinds)}\n")
+    if options.json:
+        print(json.dumps({"examples": records}))
+    return ExitCode.DONE
+
+
 def run(options: argparse.Namespace) -> int:
     """Check, show each result, write the report; the exit code says whether all is well."""
     config = configure(options, {"data.path": options.data})
+    if options.preview is not None:
+        return _show_tokens(config, options)
     writable(Path(config.output_dir))
     from infrastructure.testing.test_pipeline import create_test_pipeline
 

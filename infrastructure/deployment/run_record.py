@@ -15,11 +15,14 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import summary_of
 from infrastructure.run.record import base_record
 from infrastructure.run.record_types import ExampleRecord, RunRecord, Summary
+from infrastructure.training.data.data_pipeline import first_examples
 from infrastructure.training.data.encoding.token_preview import token_preview_html
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.models.token_functions import CROSS_ENTROPY
 from infrastructure.training.resume.fingerprint import installed_versions
 from infrastructure.training.setup.resource_limits import memory_facts
+
+NUM_PREVIEWED = 2
 
 
 def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTrainer) -> None:
@@ -57,8 +60,8 @@ def save_tokenizer(run: RunDirectory, trainer: EnhancedTrainer) -> None:
 
 
 def _describe_data(data: Any, report: Any) -> dict[str, object]:
-    first = next(data.evaluation_batches(1), None) or next(data.train_batches(0, 0, 1))
-    preview = token_preview_html(first[0], data.tokenizer)
+    examples = first_examples(data, NUM_PREVIEWED)
+    preview = "".join(token_preview_html(example, data.tokenizer) for example in examples)
     return {**report.to_dict(), "lines": report.lines(), "preview_html": preview}
 
 

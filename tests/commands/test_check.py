@@ -7,6 +7,7 @@ import pytest
 
 from infrastructure.commands.main import main
 from infrastructure.testing.doctor import Diagnosis
+from infrastructure.training.models.model_manager import ModelManager
 from tests.deployment.runs import write_settings
 from tests.deployment.test_checks_of_runs import plant
 
@@ -47,6 +48,23 @@ def test_json_is_one_object_and_nothing_else(
     report = json.loads(capsys.readouterr().out)
     assert report["passed"] is True
     assert Path(report["paths"]["html"]).is_file()
+
+
+def test_the_preview_shows_tokens_and_loads_no_model(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelManager, "load", None)
+    assert main(["check", "rows.jsonl", "--preview", "3"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("1 of them ends an answer") == 3
+    assert out.count("⟦") == out.count("■⟧") == 3
+    assert main(["check", "rows.jsonl", "--preview", "--json"]) == 0
+    examples = json.loads(capsys.readouterr().out)["examples"]
+    assert len(examples) == 2
+    for tokens in examples:
+        assert {kind for _, _, kind in tokens} == {"trained", "masked", "stop"}
+        assert tokens[-1][2] == "stop"
+    assert not (folder / "runs").exists()
 
 
 def test_a_fault_is_exit_code_1(

@@ -24,7 +24,7 @@ _EMBEDDED = UsedWhen(
 _NOT_EMBEDDED = UsedWhen(
     lambda config: config.model.name != "embedded", "the embedded model comes without code"
 )
-LATER_ADAPTERS = ("dialogue", "multimodal")
+LATER_ADAPTERS = ("multimodal",)
 
 
 def _modules(value: object) -> object:

@@ -12,6 +12,7 @@ the windows of a stream depend on the machine's memory; the fingerprint tells.
 import copy
 import itertools
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ from infrastructure.training.data.encoding.chat_format import special_tokens
 from infrastructure.training.data.encoding.tokenization import KEEP_START, ConversationEncoder
 from infrastructure.training.data.preparation.data_report import DataReport
 from infrastructure.training.data.preparation.plan import (
+    chat_template_of,
+    first_rows,
     memory_bytes,
     plan_key,
     plan_preparation,
@@ -68,7 +71,7 @@ from infrastructure.training.data.store.token_store import CONVERSATIONS_FILE, T
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["DataPipeline", "training_texts"]
+__all__ = ["DataPipeline", "chat_template_of", "first_examples", "first_rows", "training_texts"]
 
 
 @dataclass(frozen=True)
@@ -368,6 +371,16 @@ class DataPipeline:
             convert=plan.shapes[TRAIN].convert,
             index=WindowIndex(store.array("windows.npy"), store.array("is_used.npy")),
         )
+
+
+def first_examples(data: DataPipeline, count: int) -> list[TokenizedExample]:
+    """Examples to look at: held-out ones, or where nothing is held out those that are trained on
+    first."""
+    with closing(data.evaluation_batches(count)) as held_out:
+        if batch := next(held_out, None):
+            return batch
+    with closing(data.train_batches(0, 0, count)) as batches:
+        return next(batches)
 
 
 def _is_question(conversation: Conversation) -> bool:

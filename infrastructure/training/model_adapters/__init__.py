@@ -16,6 +16,9 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.lazy_exports import lazy_names
 from infrastructure.core.registry import Registry
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter as ModelAdapter
+from infrastructure.training.model_adapters.dialogue_adapter import (
+    DialogueModelAdapter as DialogueModelAdapter,
+)
 from infrastructure.training.model_adapters.standard_adapter import (
     StandardModelAdapter as StandardModelAdapter,
 )
@@ -28,9 +31,14 @@ from infrastructure.training.models.token_functions import CROSS_ENTROPY
 
 ADAPTERS: Registry[Callable[..., ModelAdapter]] = registries.ADAPTERS
 ADAPTERS.provide(
-    {"standard": StandardModelAdapter, "tactical_mappo": TacticalMappoAdapter}, ModelAdapter
+    {
+        "standard": StandardModelAdapter,
+        "dialogue": DialogueModelAdapter,
+        "tactical_mappo": TacticalMappoAdapter,
+    },
+    ModelAdapter,
 )
-_LATER = dict.fromkeys(("DialogueModelAdapter", "MultimodalModelAdapter"), "adapters")
+_LATER = {"MultimodalModelAdapter": "adapters"}
 __getattr__ = lazy_names(__name__, {}, _LATER)
 
 

@@ -103,6 +103,15 @@ class ModelAdapter(ABC):
     def initialize_model(self) -> torch.nn.Module:
         """Build or load the model, move it to the device, remember it as `self.model`."""
 
+    def initialize_tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        """Load the tokenizer alone, as `self.tokenizer`: the data can be prepared with it before
+        there is a model. None: the model reads no text, or the adapter cannot tell.
+
+        Raises:
+            ValueError: it cannot be loaded.
+        """
+        return None
+
     @abstractmethod
     def prepare_batch(self, examples: Sequence[Any]) -> Batch:
         """Turn examples into tensors on the device."""

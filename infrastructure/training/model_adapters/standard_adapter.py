@@ -72,8 +72,8 @@ class StandardModelAdapter(ModelAdapter):
         self.description: JsonObject = {"name": model_config.name}
         self._notes: list[str] = []
 
-    def initialize_model(self) -> torch.nn.Module:
-        loaded = ModelManager(
+    def _manager(self) -> ModelManager:
+        return ModelManager(
             self.model_config,
             device=self.device,
             seed=self.training_config.seed,
@@ -84,7 +84,16 @@ class StandardModelAdapter(ModelAdapter):
             tokenizer_texts=lambda: training_texts(self.data_config),
             tokenizer_directory=self.saved_tokenizer,
             needs_mask_token=self.training_config.time_step_masking,
-        ).load()
+        )
+
+    def initialize_tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        tokenizer = self._manager().load_tokenizer()
+        if tokenizer is not None:
+            self.tokenizer = tokenizer
+        return tokenizer
+
+    def initialize_model(self) -> torch.nn.Module:
+        loaded = self._manager().load()
         assert loaded.tokenizer is not None
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.description = loaded.description

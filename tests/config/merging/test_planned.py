@@ -17,7 +17,6 @@ def test_every_mark_names_a_part() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("model.adapter", "dialogue"),
         ("model.adapter", "multimodal"),
     ],
 )
@@ -28,6 +27,6 @@ def test_single_values_of_later_parts(key: str, value: str) -> None:
 
 def test_an_assigned_value_is_checked_too() -> None:
     config = DeploymentConfig()
-    config.model.adapter = "dialogue"
-    with pytest.raises(ValueError, match=r'adapter = "dialogue" \(assigned in Python\)'):
+    config.model.adapter = "multimodal"
+    with pytest.raises(ValueError, match=r'adapter = "multimodal" \(assigned in Python\)'):
         config.check_supported()

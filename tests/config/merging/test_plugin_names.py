@@ -40,10 +40,10 @@ def test_what_is_there_is_not_imported(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_ones_own_goes_before_a_name_that_is_kept_for_later() -> None:
     config = DeploymentConfig(
-        **{"model.adapter": "dialogue", "training.enabled_extensions": ["memory"]}
+        **{"model.adapter": "multimodal", "training.enabled_extensions": ["memory"]}
     )
     assert len(config.problems()) == 2
-    with ADAPTERS.registered("dialogue", make), EXTENSIONS.registered("memory", make):
+    with ADAPTERS.registered("multimodal", make), EXTENSIONS.registered("memory", make):
         assert config.problems() == []
 
 

@@ -120,7 +120,7 @@ def test_a_template_that_joins_arguments_is_given_text() -> None:
 
 @needs_templates
 @pytest.mark.parametrize("family", ["qwen3", "qwen2_5", "llama3", "deepseek_r1_distill", "gptoss"])
-def test_the_last_answer_alone_stands_after_what_is_asked_in_use(family: str) -> None:
+def test_the_last_answer_alone_stands_after_the_prompt_in_use(family: str) -> None:
     """Also where the model's own template writes earlier answers otherwise: TRL's is not needed."""
     tokenizer = tokenizer_for(model_template(family))
     encoder = ConversationEncoder(tokenizer, max_length=500, train_on="last_answer")

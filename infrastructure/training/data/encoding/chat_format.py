@@ -192,7 +192,7 @@ class TemplateFormat:
                 is_learnt.append(conversation.is_learnt(index))
         return Written((), text, tuple(spans), tuple(is_learnt))
 
-    def tells_apart(self, last_only: bool) -> bool:
+    def can_find_answers(self, last_only: bool) -> bool:
         """Whether answers (or the last one of each conversation) can be found in what it writes: it
         writes what is before them alike, whatever follows; what it refuses to write does not count.
         """
@@ -373,7 +373,7 @@ def training_format(
     that one writes answers otherwise as soon as they are history, as Qwen3's does, and not the last
     one alone is learnt. Then TRL's training template of the same family, if the installed TRL has
     one."""
-    if own.marks_answers or own.tells_apart(last_only) or not is_installed("trl"):
+    if own.marks_answers or own.can_find_answers(last_only) or not is_installed("trl"):
         return own
     from jinja2.exceptions import TemplateError
     from trl.chat_template_utils import get_training_chat_template

@@ -107,11 +107,15 @@ class RowSchema:
     def convert(self, row: Row) -> Conversation | BadRow:
         """The row as a conversation that ends with an answer."""
         try:
-            turns, num_given = self._turns(row.values)
-            inputs = self._inputs(row.values)
+            return self.conversation(row)
         except ShapeError as error:
             shown = excerpt(json.dumps(row.values, ensure_ascii=True, default=str))
             return BadRow(row.source, row.line, error.reason, error.detail, shown, row.offset)
+
+    def conversation(self, row: Row) -> Conversation:
+        """The same; raises `ShapeError` where the row does not fit."""
+        turns, num_given = self._turns(row.values)
+        inputs = self._inputs(row.values)
         task, group = self._label(row, self.task_column), self._label(row, self.group_column)
         place = (row.source, row.line)
         return Conversation(tuple(turns), task, group, *place, inputs, num_given)

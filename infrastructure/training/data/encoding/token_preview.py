@@ -1,39 +1,123 @@
-"""Which tokens of an example carry loss, to look at: as text, or as HTML."""
+"""Which tokens of an example are trained, and which of them end an answer, to look at: as text, in
+a terminal's colours, or as HTML."""
 
 import html
+from collections.abc import Sequence
+from enum import Enum
+from itertools import groupby
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from infrastructure.training.data.encoding.chat_format import special_tokens
 from infrastructure.training.data.store.examples import TokenizedExample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def token_preview(example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase") -> str:
-    """The tokens as text: `|` between them, learnt ones in ⟦ ⟧."""
+class Kind(Enum):
+    """What a training does with a token.
+
+    MASKED: it is read and not trained on. TRAINED: the model learns to write it. STOP: it does, and
+    the token ends its answer there.
+    """
+
+    MASKED = "masked"
+    TRAINED = "trained"
+    STOP = "stop"
+
+
+COLOURS = {Kind.MASKED: "2", Kind.TRAINED: "32", Kind.STOP: "7;32"}
+MOST_TOKENS = 2000  # of an example; the rest is counted
+# What a page without a style sheet of its own needs; grounds that are readable in light and dark.
+PREVIEW_STYLE = """<style>
+.temper-tokens pre {white-space: pre-wrap; overflow-wrap: anywhere; line-height: 1.7}
+.temper-tokens mark {background: #2463c43d; color: inherit; border-radius: 3px}
+.temper-tokens mark.stop {background: #c65d0e66; outline: 1px solid #c65d0e}
+</style>"""
+
+
+def kinds_of(example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase") -> list[Kind]:
+    """The kind of each token; a stop is the last special token of a stretch that is trained."""
+    trained = example.supervised
+    is_special = np.isin(example.input_ids, list(special_tokens(tokenizer)))
+    kinds = [Kind.TRAINED if is_trained else Kind.MASKED for is_trained in trained]
+    is_open = True  # nothing that is trained stands to the right but white space
+    for place in range(len(kinds) - 1, -1, -1):
+        if not trained[place]:
+            is_open = True
+        elif is_open:
+            if is_special[place]:
+                kinds[place] = Kind.STOP
+            is_open = not is_special[place] and not _text(tokenizer, example, place).strip()
+    return kinds
+
+
+def counts_line(kinds: Sequence[Kind]) -> str:
+    """`45 tokens: 12 trained, 2 of them end an answer, 33 masked`."""
+    stops = kinds.count(Kind.STOP)
+    trained = kinds.count(Kind.TRAINED) + stops
+    verb = "ends" if stops == 1 else "end"
+    return (
+        f"{len(kinds):,} tokens: {trained:,} trained, {stops:,} of them {verb} an answer,"
+        f" {len(kinds) - trained:,} masked"
+    )
+
+
+def token_preview(
+    example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase", has_colour: bool = False
+) -> str:
+    """The tokens as text: `|` between them, trained ones in ⟦ ⟧, with ■ after each that ends an
+    answer.
+
+    Args:
+        has_colour: masked ones are dim, trained ones green, those that end an answer reversed.
+    """
     parts = []
-    for tokens, is_learnt in _runs(example, tokenizer):
-        joined = "|".join(tokens)
-        parts.append(f"⟦{joined}⟧" if is_learnt else joined)
-    return "".join(parts)
+    tokens = _tokens(example, tokenizer)
+    for is_masked, run in groupby(tokens, lambda token: token[1] is Kind.MASKED):
+        shown = [_in_text(text, kind, has_colour) for text, kind in run]
+        joined = "|".join(shown)
+        parts.append(joined if is_masked else f"⟦{joined}⟧")
+    return "".join(parts) + _rest(example)
 
 
 def token_preview_html(example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase") -> str:
-    """The tokens as an HTML element: learnt ones are marked, and say so when pointed at."""
+    """The tokens as HTML: trained ones are marked, and say so when pointed at; above them a key."""
     spans = []
-    for tokens, is_learnt in _runs(example, tokenizer):
-        tag, title = ("mark", "learnt") if is_learnt else ("span", "given")
-        shown = (html.escape(token).replace("\n", "⏎\n") for token in tokens)
-        spans += [f'<{tag} title="{title}">{token}</{tag}>' for token in shown]
-    return f"<pre>{'&#8203;'.join(spans)}</pre>"
+    for text, kind in _tokens(example, tokenizer):
+        shown = html.escape(text).replace("\n", "⏎\n")
+        spans.append(_element(kind, shown))
+    key = " ".join(_element(kind, kind.value) for kind in Kind)
+    line = html.escape(counts_line(kinds_of(example, tokenizer)))
+    return f"<p>{key} · {line}</p><pre>{'&#8203;'.join(spans)}{_rest(example)}</pre>"
 
 
-def _runs(
+def _element(kind: Kind, shown: str) -> str:
+    if kind is Kind.MASKED:
+        return f'<span title="masked">{shown}</span>'
+    stop = ' class="stop"' if kind is Kind.STOP else ""
+    return f'<mark{stop} title="{kind.value}">{shown}</mark>'
+
+
+def _in_text(text: str, kind: Kind, has_colour: bool) -> str:
+    ended = text + ("■" if kind is Kind.STOP else "")
+    return f"\033[{COLOURS[kind]}m{ended}\033[0m" if has_colour else ended
+
+
+def _tokens(
     example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase"
-) -> list[tuple[list[str], bool]]:
-    runs: list[tuple[list[str], bool]] = []
-    for token, is_learnt in zip(example.input_ids, example.supervised, strict=True):
-        if not runs or runs[-1][1] != bool(is_learnt):
-            runs.append(([], bool(is_learnt)))
-        runs[-1][0].append(str(tokenizer.decode([int(token)])))
-    return runs
+) -> list[tuple[str, Kind]]:
+    """The text and the kind of each of the first MOST_TOKENS tokens."""
+    kinds = kinds_of(example, tokenizer)[:MOST_TOKENS]
+    return [(_text(tokenizer, example, place), kind) for place, kind in enumerate(kinds)]
+
+
+def _text(tokenizer: "PreTrainedTokenizerBase", example: TokenizedExample, place: int) -> str:
+    return str(tokenizer.decode([int(example.input_ids[place])]))
+
+
+def _rest(example: TokenizedExample) -> str:
+    more = len(example.input_ids) - MOST_TOKENS
+    return f" … and {more:,} more tokens" if more > 0 else ""

@@ -115,7 +115,7 @@ class ConversationEncoder:
         written: dict[int, Written] = {}
         for index, conversation in enumerate(conversations):
             try:
-                written[index] = self._write(conversation)
+                written[index] = self.write(conversation)
             except FormatError as error:
                 results[index] = _bad(conversation, CHAT_TEMPLATE, str(error))
         tokens = self._tokenise(list(written.values()))
@@ -145,8 +145,11 @@ class ConversationEncoder:
             return self.template or self.own_template
         return self._plain()
 
-    def _write(self, conversation: Conversation) -> Written:
-        """Where all is learnt, nothing needs to be told apart but what the data leaves out."""
+    def write(self, conversation: Conversation) -> Written:
+        """A conversation as text, with what of it is learnt; raises `FormatError`.
+
+        Where all is learnt, nothing needs to be told apart but what the data leaves out.
+        """
         if self.train_on == LAST_ANSWER and not conversation.is_text:
             conversation = conversation.with_last_answer
         is_whole = self.train_on == "all" and all(turn.is_learnt for turn in conversation.turns)

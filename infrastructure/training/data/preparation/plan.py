@@ -145,6 +145,30 @@ def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, li
     return schema, [*advice(sample, schema), *_splits(files)]
 
 
+def first_rows(config: DataConfig) -> tuple[list[Row], RowSchema]:
+    """The first rows of the training data that can be read, and their shape; raises what
+    `understand` does."""
+    files = discover(_path(config), config.format)
+    return _first_good_rows(files), find_shape(files, config)
+
+
+def chat_template_of(config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> str:
+    """The chat template that conversations are written with: the configured one, else the
+    tokenizer's own.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if config.chat_template is not None:
+        return read_chat_template(config.chat_template)
+    if not tokenizer.chat_template:
+        raise ValueError(
+            "model.adapter=dialogue needs a chat template, and the tokenizer has none: set"
+            " data.chat_template to one, or leave model.adapter out"
+        )
+    return str(tokenizer.get_chat_template())
+
+
 def _missing_header(file: DataFile, row: Row) -> str:
     """A sentence where the first line of a table is one of its rows, by its looks."""
     names = [*row.values]

@@ -1,0 +1,270 @@
+"""Conversations: a language model that answers in a chat, with numbers by turn.
+
+What it has beside `StandardModelAdapter`: rows that are no conversations, and a tokenizer without a
+chat template, are refused before the model is loaded; messages are rendered for training and for
+use by the same template, and can be given as examples as they are; held-out losses are told for
+first and for later answers, and how often the end of an answer is predicted.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from infrastructure.training.data.data_pipeline import chat_template_of, first_rows
+from infrastructure.training.data.encoding.chat_format import FormatError, special_tokens
+from infrastructure.training.data.encoding.row_schema import (
+    MESSAGES,
+    TEXT,
+    RowSchema,
+    ShapeError,
+)
+from infrastructure.training.data.encoding.tokenization import ConversationEncoder, Encoded
+from infrastructure.training.data.readers.rows import Conversation, Row
+from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.training.model_adapters.base_adapter import Batch
+from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TURNS, ENDS = "target_turns", "target_ends"
+LOSS, HITS = "loss by token", "predicted"
+CHAT = RowSchema(
+    MESSAGES,
+    {"chat": "messages", "tools": "tools", "options": "chat_template_kwargs", "system": "system"},
+    "messages given as they are",
+)
+IN_PYTHON = "the messages given"
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class DialogueModelAdapter(StandardModelAdapter):
+    """Any causal language model with a chat template, on conversations."""
+
+    def initialize_model(self) -> torch.nn.Module:
+        """Load the model, once the first rows and the tokenizer's chat template have been looked
+        at.
+
+        Raises:
+            ValueError: the rows are plain text, none of the first can be rendered, or there is no
+                chat template.
+        """
+        self.initialize_tokenizer()
+        model = super().initialize_model()
+        self.tokenizer.chat_template = chat_template_of(self.data_config, self.tokenizer)
+        return model
+
+    def initialize_tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        """The tokenizer, once the rows have been looked at; raises what `initialize_model` does."""
+        rows = self._first_conversations()
+        tokenizer = super().initialize_tokenizer()
+        if tokenizer is not None:
+            tokenizer.chat_template = chat_template_of(self.data_config, tokenizer)
+            self._check_rendering(self._encoder_of(tokenizer), rows)
+        return tokenizer
+
+    def encode(
+        self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
+    ) -> TokenizedExample:
+        """A conversation as it is trained on.
+
+        Args:
+            messages: role and content of each, perhaps tool_calls and reasoning_content.
+            tools: JSON schemas of what can be called.
+            options: further variables of the chat template, such as enable_thinking.
+
+        Raises:
+            ValueError: it is no conversation, or nothing of it is learnt.
+        """
+        (encoded,) = self.encoder.encode([_conversation(messages, tools, options)])
+        if not isinstance(encoded, Encoded):
+            raise ValueError(f"{IN_PYTHON}: {encoded.reason} ({encoded.detail})")
+        return encoded.example
+
+    def prompt_ids(
+        self, messages: Messages, tools: Sequence[Mapping[str, Any]] | None = None, **options: Any
+    ) -> list[int]:
+        """The tokens after which the model is to answer these messages, as in use; the arguments
+        and errors of `encode`."""
+        answer = {"role": "assistant", "content": "?"}  # a conversation has one
+        whole = _conversation([*messages, answer], tools, options)
+        try:
+            return self.encoder.prompt_ids(whole.turns[:-1], whole.inputs)
+        except FormatError as error:
+            raise ValueError(f"{IN_PYTHON}: {error}") from error
+
+    @cached_property
+    def encoder(self) -> ConversationEncoder:
+        """What renders and tokenises, once the model is there."""
+        return self._encoder_of(self.tokenizer)
+
+    def prepare_batch(self, examples: Sequence[TokenizedExample | Messages]) -> Batch:
+        """As `StandardModelAdapter`; an example may be a list of messages. With the batch goes the
+        number of the answer that each target is in, and whether it ends that."""
+        tokenized = self._tokenized(examples)
+        batch = super().prepare_batch(tokenized)
+        if self.objective is None:
+            turns, ends = zip(*map(self._answers_of, tokenized), strict=True)
+            batch[TURNS], batch[ENDS] = np.concatenate(turns), np.concatenate(ends)
+        return batch
+
+    def count_items(self, examples: Sequence[TokenizedExample | Messages]) -> int:
+        return super().count_items(self._tokenized(examples))
+
+    def count_tokens(self, examples: Sequence[TokenizedExample | Messages]) -> int:
+        return super().count_tokens(self._tokenized(examples))
+
+    def count_computed(self, examples: Sequence[TokenizedExample | Messages]) -> int:
+        return super().count_computed(self._tokenized(examples))
+
+    def sum_metrics(self, model: torch.nn.Module, batch: Batch) -> dict[str, tuple[float, int]]:
+        """Beside `training.metrics`: the cross-entropy of first and of later answers, and the share
+        of ends (end-of-turn tokens) that are the most probable token in their places."""
+        if TURNS not in batch:
+            return super().sum_metrics(model, batch)
+        losses, hits = _Kept(_cross_entropy), _Kept(_is_predicted)
+        every = {**self.metrics, LOSS: losses, HITS: hits}
+        sums = self.token_loss.metric_sums(model, batch, every, self.size_grid)
+        turns, ends = batch[TURNS], batch[ENDS]
+        return {
+            **{key: sums[key] for key in self.metrics},
+            "eval_loss_first_answers": losses.sum_of(turns == 0),
+            "eval_loss_later_answers": losses.sum_of(turns > 0),
+            "eval_end_accuracy": hits.sum_of(ends),
+        }
+
+    def _tokenized(self, examples: Sequence[TokenizedExample | Messages]) -> list[TokenizedExample]:
+        return [one if isinstance(one, TokenizedExample) else self.encode(one) for one in examples]
+
+    def _answers_of(self, example: TokenizedExample) -> tuple[np.ndarray, np.ndarray]:
+        """Of each target, in order, the number of its answer in the example, and whether it is the
+        special token that ends that: int64 and bool, (number of targets,)."""
+        mask = example.supervised.copy()
+        mask[:1] = False  # nothing predicts it
+        begins = mask & ~np.concatenate([[False], mask[:-1]])
+        words = mask & ~np.isin(example.input_ids, self._spaces)
+        followed = np.zeros(len(mask), dtype=bool)
+        place = np.flatnonzero(words)
+        answer = np.cumsum(begins) - 1
+        followed[place[:-1]] = answer[place[1:]] == answer[place[:-1]]
+        ends = words & ~followed & np.isin(example.input_ids, self._special)
+        return answer[mask], ends[mask]
+
+    @cached_property
+    def _special(self) -> np.ndarray:
+        return np.array(sorted(special_tokens(self.tokenizer)), dtype=np.int64)
+
+    @cached_property
+    def _spaces(self) -> np.ndarray:
+        """Tokens that are white space and nothing else, which may follow an end."""
+        texts = ((n, self.tokenizer.decode([n])) for n in self.tokenizer.get_vocab().values())
+        spaces = [n for n, text in texts if text and not text.strip()]
+        return np.array(sorted(spaces), dtype=np.int64)
+
+    def _first_conversations(self) -> list[Conversation]:
+        """The first rows of the data; nothing where there is no data yet.
+
+        Raises:
+            ValueError: they are plain text, or none is a conversation.
+        """
+        if self.data_config.path is None:
+            return []
+        rows, schema = first_rows(self.data_config)
+        if schema.name == TEXT:
+            raise ValueError(
+                "model.adapter=dialogue trains on conversations, and these rows are plain text"
+                f" ({schema.reason}): give messages with role and content, or leave model.adapter"
+                " out"
+            )
+        conversations, first_error = [], None
+        for row in rows:
+            try:
+                conversations.append(schema.conversation(row))
+            except ShapeError as error:
+                first_error = first_error or (row, error)
+        if not conversations and first_error is not None:
+            row, error = first_error
+            raise ValueError(_none_of(rows, row, f"{error.reason}: {error}")) from error
+        return conversations
+
+    def _check_rendering(
+        self, encoder: ConversationEncoder, conversations: Sequence[Conversation]
+    ) -> None:
+        """Refuse a chat template that writes none of the first conversations.
+
+        Raises:
+            ValueError: says why not.
+        """
+        first_error = None
+        for conversation in conversations:
+            try:
+                encoder.write(conversation)
+            except FormatError as error:
+                first_error = first_error or (conversation, error)
+            else:
+                return
+        if first_error is not None:
+            one, error = first_error
+            raise ValueError(_none_of(conversations, one, str(error))) from error
+
+    def _encoder_of(self, tokenizer: Any) -> ConversationEncoder:
+        data = self.data_config
+        return ConversationEncoder(
+            tokenizer,
+            max_length=data.max_length,
+            over_length=data.over_length,
+            train_on=data.train_on,
+        )
+
+
+def _none_of(rows: Sequence[object], first: Row | Conversation, reason: str) -> str:
+    """A sentence on rows of which none is a conversation that can be rendered."""
+    return (
+        f"of the first {len(rows)} rows none can be trained on as a conversation; the first,"
+        f" {first.source}:{first.line}: {reason}"
+    )
+
+
+def _conversation(
+    messages: Messages, tools: Sequence[Mapping[str, Any]] | None, options: Mapping[str, Any]
+) -> Conversation:
+    values = {
+        "messages": list(messages),
+        "tools": list(tools or ()),
+        "chat_template_kwargs": options,
+    }
+    try:
+        return CHAT.conversation(Row(values, IN_PYTHON, 1))
+    except ShapeError as error:
+        raise ValueError(f"{IN_PYTHON}: {error.reason} ({error})") from error
+
+
+class _Kept:
+    """A metric that keeps what it gives for each token, in the order of the targets."""
+
+    def __init__(self, metric: Any) -> None:
+        self.metric = metric
+        self.values: list[torch.Tensor] = []
+
+    def __call__(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        values: torch.Tensor = self.metric(logits, targets)
+        self.values.append(values.detach().float().cpu())
+        return values
+
+    def sum_of(self, chosen: np.ndarray) -> tuple[float, int]:
+        """The sum over the tokens that are chosen, bool (N,), and how many these are."""
+        whole = torch.cat(self.values) if self.values else torch.zeros(0)
+        return float(whole[torch.from_numpy(chosen)].sum()), int(chosen.sum())
+
+
+def _cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(logits.float(), targets, reduction="none")
+
+
+def _is_predicted(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (logits.argmax(dim=-1) == targets).float()

@@ -1,0 +1,182 @@
+"""Conversations as they are trained on and asked, with numbers by turn; refused beforehand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.model_adapters import DialogueModelAdapter, get_model_adapter
+from infrastructure.training.models.model_manager import ModelManager
+from tests.testing.check_models import MODELS
+from tests.training.data.trl_masks import TOOLS, model_template, needs_templates, tokenizer_for
+
+pytestmark = needs_templates
+
+FIRST = [{"role": "user", "content": "What is 2 times 3?"}, {"role": "assistant", "content": "6"}]
+TALK = [*FIRST, {"role": "user", "content": "And 3 times 3?"}]
+ANSWERED = [*TALK, {"role": "assistant", "content": "The sum is 42."}]
+CALL = {"name": "multiply", "arguments": json.dumps({"a": 2, "b": 3})}
+WITH_TOOLS = [
+    FIRST[0],
+    {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALL}]},
+    {"role": "tool", "name": "multiply", "content": "6"},
+    {"role": "assistant", "content": "6", "reasoning_content": "The tool says so."},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Qwen3 with its family's own chat template."""
+    folder = tmp_path_factory.mktemp("qwen3")
+    tokenizer = tokenizer_for(model_template("qwen3"))
+    tokenizer.eos_token = "<|im_end|>"
+    sizes = {**MODELS["qwen3"][1], "vocab_size": len(tokenizer), "max_position_embeddings": 1024}
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(Qwen3Config(**sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def adapter_for(model: Path, packing: bool = True, **data: Any) -> DialogueModelAdapter:
+    adapter = get_model_adapter("dialogue", ModelConfig(name=str(model)), TrainingConfig(), "cpu")
+    assert isinstance(adapter, DialogueModelAdapter)
+    adapter.data_config = DataConfig(max_length=1024, packing=packing, **data)
+    adapter.initialize_model()
+    return adapter
+
+
+def rows_of(folder: Path, *rows: Any) -> str:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows * 20))
+    return str(path)
+
+
+@pytest.mark.parametrize("train_on", ["answers", "last_answer"])
+@pytest.mark.parametrize("messages", [ANSWERED, WITH_TOOLS], ids=["talk", "tools"])
+def test_training_and_use_are_rendered_alike(
+    model: Path, train_on: str, messages: list[dict[str, Any]]
+) -> None:
+    adapter = adapter_for(model, train_on=train_on)
+    tools = TOOLS if messages is WITH_TOOLS else None
+    example = adapter.encode(messages, tools)
+    prompt = adapter.prompt_ids(messages[:-1], tools)
+    used = adapter.tokenizer.apply_chat_template(
+        messages[:1], tools=tools, add_generation_prompt=True
+    )["input_ids"]
+    assert adapter.prompt_ids(messages[:1], tools) == used
+    learnt = adapter.tokenizer.decode(example.input_ids[example.supervised])
+    assert learnt.count("<|im_end|>") == (2 if train_on == "answers" else 1)
+    if train_on == "last_answer":
+        assert example.input_ids[: len(prompt)].tolist() == prompt
+        assert int(np.flatnonzero(example.supervised)[0]) == len(prompt)
+    if tools:
+        assert "The tool says so." in learnt
+        assert '{"a": 2, "b": 3}' in adapter.tokenizer.decode(example.input_ids)
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_numbers_by_turn_are_those_of_the_answers_by_themselves(model: Path, packing: bool) -> None:
+    """Compared with transformers' own logits, one conversation at a time; messages are examples."""
+    adapter = adapter_for(model, packing)
+    network = adapter.model
+    assert network is not None
+    network.eval()
+    talks = [ANSWERED, FIRST, [FIRST[0], *TALK[1:], ANSWERED[-1]]]
+    batch = adapter.prepare_batch(talks)
+    assert adapter.packs == packing
+    with torch.no_grad():
+        found = adapter.sum_metrics(network, batch)
+        total = adapter.compute_loss(network, batch)
+        sums, counts, hits, ends = [0.0, 0.0], [0, 0], 0, 0
+        for talk in talks:
+            example = adapter.encode(talk)
+            ids = torch.from_numpy(example.input_ids.astype(np.int64))
+            log_probs = network(input_ids=ids[None]).logits[0].log_softmax(-1)
+            turn = -1
+            for place in range(1, len(ids)):
+                if not example.supervised[place]:
+                    continue
+                turn += not example.supervised[place - 1]
+                sums[turn > 0] -= float(log_probs[place - 1, ids[place]])
+                counts[turn > 0] += 1
+                if int(ids[place]) == adapter.tokenizer.eos_token_id:
+                    ends += 1
+                    hits += int(log_probs[place - 1].argmax() == ids[place])
+    assert found["eval_loss_first_answers"] == (pytest.approx(sums[0], rel=1e-5), counts[0])
+    assert found["eval_loss_later_answers"] == (pytest.approx(sums[1], rel=1e-5), counts[1])
+    assert found["eval_end_accuracy"] == (hits, ends)
+    assert ends == 5
+    assert float(total.loss_sum) == pytest.approx(sum(sums), rel=1e-5)  # packed as unpacked
+    assert total.num_items == sum(counts) == adapter.count_items(talks)
+    assert adapter.count_tokens(talks) == sum(len(adapter.encode(one).input_ids) for one in talks)
+
+
+def test_a_training_has_numbers_by_turn(model: Path, tmp_path: Path) -> None:
+    rows = [
+        {"messages": [*FIRST, {"role": "user", "content": f"{n}?"}, FIRST[1]]} for n in range(9)
+    ]
+    trainer = EnhancedTrainer(
+        ModelConfig(name=str(model), adapter="dialogue"),
+        TrainingConfig(max_steps=2, batch_size=4, learning_rate=1e-3, validation_frequency=2),
+        DataConfig(path=rows_of(tmp_path, *rows), max_length=256, validation_split=0.3),
+        device="cpu",
+    )
+    assert trainer.train().step == 2
+    measured = trainer.evaluate()
+    assert measured["eval_loss_first_answers"] > 0
+    assert measured["eval_loss_later_answers"] > 0
+    assert 0 <= measured["eval_end_accuracy"] <= 1
+
+
+WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    ({"text": "Once upon a time."}, {}, "these rows are plain text"),
+    ({"messages": [FIRST[0], {**FIRST[1], "role": "wizard"}]}, {}, "unknown role 'wizard'"),
+    ({"messages": FIRST}, {"chat_template": "{{ raise_exception('no') }}"}, "refuses the conv"),
+]
+
+
+@pytest.mark.parametrize(("row", "data", "words"), WRONG)
+def test_what_is_no_conversation_is_refused_before_the_model_loads(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    row: dict[str, Any],
+    data: dict[str, Any],
+    words: str,
+) -> None:
+    monkeypatch.setattr(ModelManager, "load", None)
+    with pytest.raises(ValueError, match=words):
+        adapter_for(model, path=rows_of(tmp_path, row), **data)
+
+
+def test_one_good_row_among_the_first_is_enough(model: Path, tmp_path: Path) -> None:
+    """How many may be bad is for data.max_bad_rows_percent."""
+    bad = {"messages": [FIRST[0], {**FIRST[1], "role": "wizard"}]}
+    adapter_for(model, path=rows_of(tmp_path, bad, {"messages": FIRST}))
+
+
+def test_a_tokenizer_without_a_template_is_refused_and_a_given_one_is_used(
+    saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
+    adapter = adapter_for(saved_llama, chat_template=given)
+    assert adapter.tokenizer.chat_template == given
+    monkeypatch.setattr(ModelManager, "load", None)
+    with pytest.raises(ValueError, match="needs a chat template, and the tokenizer has none"):
+        adapter_for(saved_llama)
+
+
+def test_messages_that_are_none_are_named(model: Path) -> None:
+    adapter = adapter_for(model)
+    with pytest.raises(ValueError, match="the messages given: no supervised token"):
+        adapter.encode(TALK[:1])
+    with pytest.raises(ValueError, match="unknown role"):
+        adapter.prompt_ids([{"role": "wizard", "content": "?"}])
