@@ -48,7 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def adapter_for(model: Path, packing: bool = True, **data: Any) -> DialogueModelAdapter:
     adapter = get_model_adapter("dialogue", ModelConfig(name=str(model)), TrainingConfig(), "cpu")
     assert isinstance(adapter, DialogueModelAdapter)
-    adapter.data_config = DataConfig(max_length=1024, packing=packing, **data)
+    adapter.data_config = DataConfig(**{"max_length": 1024, "packing": packing, **data})
     adapter.initialize_model()
     return adapter
 
@@ -167,7 +167,7 @@ def test_a_tokenizer_without_a_template_is_refused_and_a_given_one_is_used(
     saved_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = "{% for m in messages %}{{ m.role }}: {{ m.content }}</s>{% endfor %}"
-    adapter = adapter_for(saved_llama, chat_template=given)
+    adapter = adapter_for(saved_llama, chat_template=given, max_length=64)
     assert adapter.tokenizer.chat_template == given
     monkeypatch.setattr(ModelManager, "load", None)
     with pytest.raises(ValueError, match="needs a chat template, and the tokenizer has none"):

@@ -1,4 +1,4 @@
-"""The preview shows what is trained, what is masked and what ends an answer; it escapes all of it."""
+"""The preview shows what is trained, masked, and ends an answer; it escapes all of it."""
 
 import numpy as np
 
