@@ -1390,7 +1390,128 @@ METHODS = [
     ),
 ]
 
-TABLE = CONFIGURATION + DATA + MODEL + CHECKPOINT + FURTHER + METHODS
+TALKS = "train chats.jsonl --model-adapter dialogue"
+FROM_USER = {"role": "user", "content": "a"}
+
+
+def talk(*messages: object, **columns: object) -> Files:
+    return {"chats.jsonl": "\n".join([json.dumps({"messages": messages, **columns})] * 9)}
+
+
+def answering(**message: object) -> dict[str, object]:
+    return {"role": "assistant", "content": "b", **message}
+
+
+def calling(**function: object) -> dict[str, object]:
+    return {"role": "assistant", "content": None, "tool_calls": [function]}
+
+
+CONVERSATIONS = [
+    Wrong(
+        "plain text for a dialogue",
+        TALKS,
+        ["--model-adapter dialogue trains on conversations", "plain text"],
+        {"chats.jsonl": '{"text": "Once upon a time."}\n' * 9},
+    ),
+    Wrong("no preview at all", "check --preview 0", ["--preview shows at least 1 example"]),
+    Wrong("a preview that checks", "check --preview --quick", ["--preview checks nothing"]),
+    *(
+        Wrong(what, TALKS, ["chats.jsonl:1", *words], files, speaks=Language.WORDS)
+        for what, words, files in (
+            (
+                "an unknown role",
+                ["unknown role 'wizard'"],
+                talk(FROM_USER, {"role": "wizard", "content": "b"}),
+            ),
+            ("a text for a message", ["is text, not an object"], talk(FROM_USER, "b")),
+            ("a message of nobody", ["names no role"], talk(FROM_USER, {"content": "b"})),
+            ("nobody who answers", ["no message of the assistant"], talk(FROM_USER, FROM_USER)),
+            (
+                "answers that say nothing",
+                ["message 2", "is empty"],
+                talk(FROM_USER, answering(content="")),
+            ),
+            (
+                "a call without a name",
+                ["no list of calls with names"],
+                talk(FROM_USER, calling(a=1)),
+            ),
+            (
+                "arguments that are no JSON",
+                ["arguments of 'f' in message 2", "no JSON"],
+                talk(FROM_USER, calling(name="f", arguments="{a")),
+            ),
+            (
+                "arguments that are a list",
+                ["arguments of 'f'", "a list, not an object"],
+                talk(FROM_USER, calling(name="f", arguments=[1])),
+            ),
+            (
+                "a call as it was before tools",
+                ["write it as tool_calls"],
+                talk(FROM_USER, answering(function_call={"name": "f"})),
+            ),
+            ("half a weight", ["it can be 0 or 1"], talk(FROM_USER, answering(weight=0.5))),
+            (
+                "a picture in a talk",
+                ["holds more than text"],
+                talk({"role": "user", "content": [{"type": "image"}]}, answering()),
+            ),
+            (
+                "a tool without a name",
+                ["'tools' is no list of tools"],
+                talk(FROM_USER, answering(), tools=[{}]),
+            ),
+            (
+                "tools that are no list",
+                ["'tools' is an object, not a list"],
+                talk(FROM_USER, answering(), tools={"name": "f"}),
+            ),
+        )
+    ),
+    Wrong(
+        "a template that refuses",
+        [*TALKS.split(), "--chat-template", "{{ raise_exception('not so') }}"],
+        ["the template refuses the conversation", "not so"],
+        talk(FROM_USER, answering()),
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "a template without calls",
+        [*TALKS.split(), "--chat-template", "{% for m in messages %}{{ m.content }}{% endfor %}"],
+        ["message 2 calls tools, and the template does not write that"],
+        talk(FROM_USER, calling(name="multiply"), answering()),
+    ),
+    Wrong(
+        "a template that writes history anew",
+        [
+            *TALKS.split(),
+            "--chat-template",
+            "{% for m in messages %}{{ loop.revindex }}{{ m.role }}: {{ m.content }}\n{% endfor %}",
+        ],
+        ["differently once the conversation goes on"],
+        talk(FROM_USER, answering()),
+    ),
+    Wrong(
+        "a template that is none",
+        f"{TALKS} --chat-template nowhere.jinja",
+        ["--chat-template", "is no file and no Jinja template"],
+        talk(FROM_USER, answering()),
+    ),
+    Wrong(
+        "a dialogue without a template",
+        f"{TALKS} --model ./folder",
+        ["needs a chat template", "--chat-template"],
+        {
+            **talk(FROM_USER, answering()),
+            "folder/config.json": json.dumps(LLAMA),
+            "folder/tokenizer.json": REAL_TOKENIZER,
+            "folder/tokenizer_config.json": REAL_TOKENIZER,
+        },
+    ),
+]
+
+TABLE = CONVERSATIONS + CONFIGURATION + DATA + MODEL + CHECKPOINT + FURTHER + METHODS
 # What one line of the project answers counts once: the row, and the row that has its cause.
 SAME_CAUSE = {
     "number out of range": "text for a number",

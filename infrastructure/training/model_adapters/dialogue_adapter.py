@@ -27,6 +27,7 @@ from infrastructure.training.data.readers.rows import Conversation, Row
 from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.model_adapters.base_adapter import Batch
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
+from infrastructure.training.models.token_functions import TokenFunction
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -128,7 +129,7 @@ class DialogueModelAdapter(StandardModelAdapter):
         if TURNS not in batch:
             return super().sum_metrics(model, batch)
         losses, hits = _Kept(_cross_entropy), _Kept(_is_predicted)
-        every = {**self.metrics, LOSS: losses, HITS: hits}
+        every: dict[str, TokenFunction] = {**self.metrics, LOSS: losses, HITS: hits}
         sums = self.token_loss.metric_sums(model, batch, every, self.size_grid)
         turns, ends = batch[TURNS], batch[ENDS]
         return {
@@ -162,7 +163,7 @@ class DialogueModelAdapter(StandardModelAdapter):
     @cached_property
     def _spaces(self) -> np.ndarray:
         """Tokens that are white space and nothing else, which may follow an end."""
-        texts = ((n, self.tokenizer.decode([n])) for n in self.tokenizer.get_vocab().values())
+        texts = ((n, str(self.tokenizer.decode([n]))) for n in self.tokenizer.get_vocab().values())
         spaces = [n for n, text in texts if text and not text.strip()]
         return np.array(sorted(spaces), dtype=np.int64)
 
@@ -188,8 +189,8 @@ class DialogueModelAdapter(StandardModelAdapter):
             except ShapeError as error:
                 first_error = first_error or (row, error)
         if not conversations and first_error is not None:
-            row, error = first_error
-            raise ValueError(_none_of(rows, row, f"{error.reason}: {error}")) from error
+            row, why = first_error
+            raise ValueError(_none_of(rows, row, f"{why.reason}: {why}")) from why
         return conversations
 
     def _check_rendering(
@@ -209,8 +210,8 @@ class DialogueModelAdapter(StandardModelAdapter):
             else:
                 return
         if first_error is not None:
-            one, error = first_error
-            raise ValueError(_none_of(conversations, one, str(error))) from error
+            one, reason = first_error
+            raise ValueError(_none_of(conversations, one, str(reason))) from reason
 
     def _encoder_of(self, tokenizer: Any) -> ConversationEncoder:
         data = self.data_config

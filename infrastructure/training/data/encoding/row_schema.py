@@ -183,10 +183,11 @@ class RowSchema:
             if not isinstance(value, kind):
                 wanted = kind_of(kind())
                 raise ShapeError(WRONG_TYPE, f"column {column!r} is {kind_of(value)}, not {wanted}")
-            if part == "tools":
+            if isinstance(value, list):
                 inputs["tools"] = _tool_schemas(value, column)
-            elif given := {key: one for key, one in value.items() if one is not None}:
-                inputs["chat_template_kwargs"] = given
+            elif isinstance(value, dict):
+                given = {key: one for key, one in value.items() if one is not None}
+                inputs |= {"chat_template_kwargs": given} if given else {}
         return json.dumps(inputs, ensure_ascii=False, default=str) if inputs else ""
 
 
@@ -351,8 +352,8 @@ def _turn(message: object, where: str) -> Turn:
         raise ShapeError(WRONG_TYPE, detail)
     if str(message[keys[0]]).lower() in CALL_ROLES:
         spoken = from_json_text(message.get(keys[1]), f"{keys[1]} of {where}")
-        calls = spoken if isinstance(spoken, list) else [spoken]
-        message = {**message, keys[1]: None, "tool_calls": calls}
+        listed = spoken if isinstance(spoken, list) else [spoken]
+        message = {**message, keys[1]: None, "tool_calls": listed}
     if message.get("tool_calls"):
         message = {**message, "tool_calls": _calls(message["tool_calls"], where)}
     calls = message.get("tool_calls")
