@@ -23,6 +23,7 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.console import details
 from infrastructure.core.kept_traceback import COPIER_TRACEBACK_FILE
 from infrastructure.core.waiting import within
+from infrastructure.monitoring.records.status_text import HERE_ONLY
 from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.progress_bar import byte_bar
@@ -31,7 +32,6 @@ from infrastructure.run.record_types import CopyFacts
 # What a wait would not change: another machine has gone on, this place never says what is safe, or
 # nobody copies.
 NO_MORE = ("fenced", "doubtful", DOWN)
-HERE_ONLY = "Checkpoints lie on this machine only; backup.place copies them elsewhere"
 LOOK_SECONDS = 1.0  # between two looks at how the copy stands
 REPORT_SECONDS = 30.0
 CONFIRM_FACTOR = 1.5  # links are not always as fast as they were

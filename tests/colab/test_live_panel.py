@@ -72,12 +72,14 @@ def test_everything_that_matters_is_shown(tmp_path: Path) -> None:
         "Last durable checkpoint",
         "step 25",
         "on this machine only",
-        "backup: none",
+        "Checkpoints lie on this machine only",
         "Interrupting the cell saves it.",
     ):
         assert part in html, part
     assert text.startswith("20260101-a: step 30 of 40 · 75.0 % · loss 1.069 · held-out loss 1.250")
-    assert text.endswith("saved: step 25; backup: none; the checkpoints lie on this machine only")
+    assert text.endswith(
+        "saved: step 25; Checkpoints lie on this machine only; backup.place copies them elsewhere"
+    )
 
 
 def test_the_last_durable_checkpoint_is_the_one_that_the_place_has_confirmed(

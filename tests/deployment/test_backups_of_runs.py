@@ -19,10 +19,10 @@ from infrastructure.core.errors import StorageError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment import forecast
 from infrastructure.monitoring.records.run_view import read_view
+from infrastructure.monitoring.records.status_text import HERE_ONLY
 from infrastructure.run import replication as run_copies
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.replication import (
-    HERE_ONLY,
     versions_kept,
 )
 from tests.deployment.runs import (

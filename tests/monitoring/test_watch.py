@@ -58,7 +58,7 @@ def test_a_frame_shows_everything_that_matters_now(tmp_path: Path) -> None:
         "GPU 0 memory",
         "14.0 of 15.0 GiB",
         "97 % · 71 °C · 65 W",
-        "backup: none",
+        "Checkpoints lie on this machine only",
         "step 29: 93 % is above 90 %",
         "step 12: spike; went back to step 10 (loss 9)",
         "Ctrl-C leaves; the training goes on",

@@ -167,6 +167,11 @@ def read_small_files(directory: Path, names: Iterable[str] = SMALL_FILES) -> Run
     """
     if not directory.is_dir():
         raise ValueError(f"{directory} is no run directory; give the path of one, such as runs/RUN")
+    return read_files(directory, names)
+
+
+def read_files(directory: Path, names: Iterable[str]) -> RunFacts:
+    """What can be read of these files, wherever they should be."""
     facts = RunFacts(directory)
     for name in names:
         try:
@@ -185,7 +190,7 @@ def read_small_files(directory: Path, names: Iterable[str] = SMALL_FILES) -> Run
 
 def read_rounds(run_directory: Path) -> list[JsonObject]:
     """The rounds of checks of a run, the oldest first; none where there are none."""
-    return objects_in(read_small_files(run_directory, [CHECKS_FILE]).files.get(CHECKS_FILE))
+    return objects_in(read_files(run_directory, [CHECKS_FILE]).files.get(CHECKS_FILE))
 
 
 def objects_in(value: object) -> list[JsonObject]:

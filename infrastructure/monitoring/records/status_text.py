@@ -5,6 +5,7 @@ from infrastructure.monitoring.drawing.metrics_file import Record
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_reader import RunFacts
 
+HERE_ONLY = "Checkpoints lie on this machine only; backup.place copies them elsewhere"
 MAX_CHARACTERS, MAX_STATE_CHARACTERS = 300, 600
 STATE_WORDS = {
     "starting": "Being prepared",
@@ -55,7 +56,7 @@ def safety_words(run: RunFacts, now: float) -> str:
     """What of the work is safe elsewhere, and how old it is at the unix time `now`."""
     known = run.copies
     if "place" not in known or not known["place"]:
-        return "backup: none; the checkpoints lie on this machine only"
+        return HERE_ONLY
     place, step, saved_at = (known.get(key) for key in ("place", "confirmed_step", "saved_at"))
     if step is None:
         text = f"backup: nothing is confirmed yet at {place}"

@@ -17,7 +17,7 @@ from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.monitoring.records.run_reader import (
     QUANTUM_FILE,
     objects_in,
-    read_small_files,
+    read_files,
 )
 from infrastructure.quantum.problems.choice import Choice
 from infrastructure.quantum.problems.problem import QuantumProblem
@@ -125,7 +125,7 @@ class History:
 
 def read_records(run_directory: Path) -> list[Record]:
     """The records in `quantum.json` of a run; none where there is none, or it is damaged."""
-    content = read_small_files(run_directory, [QUANTUM_FILE]).object_in(QUANTUM_FILE)
+    content = read_files(run_directory, [QUANTUM_FILE]).object_in(QUANTUM_FILE)
     return cast(list[Record], objects_in(content.get("records")))
 
 

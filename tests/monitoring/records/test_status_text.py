@@ -18,7 +18,7 @@ def facts(copies: dict[str, Any], **summary: Any) -> RunFacts:
 @pytest.mark.parametrize(
     ("copies", "message"),
     [
-        ({}, "backup: none; the checkpoints lie on this machine only"),
+        ({}, "Checkpoints lie on this machine only; backup.place copies them elsewhere"),
         ({"place": "drive:x"}, "backup: nothing is confirmed yet at drive:x"),
         (SAFE, "backup: step 120 is safe at drive:x; 1 min 30 s of work would be lost now"),
         (
