@@ -226,7 +226,8 @@ def _restored(
             f" at step {state.step}: pass it trainer.train(resume_from_checkpoint="
             "callback.resume_from())"
         )
-    for difference in check_compatible(values["facts"], facts, TrainerJudge(), resumed.accepted):
+    judge = TrainerJudge(run.is_whole)
+    for difference in check_compatible(values["facts"], facts, judge, resumed.accepted):
         run.report(f"note: {difference}: {difference.verdict.value}")
     restore_model(parts.model, snapshot)
     if resumed.is_another_try:

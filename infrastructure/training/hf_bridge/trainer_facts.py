@@ -198,7 +198,14 @@ def _why_not(name: str) -> str:
 
 
 class TrainerJudge:
-    """What may change in a Trainer's training; see `compatibility.Judge`."""
+    """What may change in a Trainer's training; see `compatibility.Judge`.
+
+    Args:
+        is_whole: the Trainer was made from a configuration, so that a flag accepts.
+    """
+
+    def __init__(self, is_whole: bool = False) -> None:
+        self.is_whole = is_whole
 
     def differences(self, was: Facts, now: Facts) -> Iterator[Difference]:
         """Arguments, facts and versions that differ."""
@@ -215,6 +222,8 @@ class TrainerJudge:
 
     def how_to_accept(self, names: Sequence[str]) -> str:
         """The argument for it."""
+        if self.is_whole:
+            return " ".join(f"--accept {name}" for name in names)
         return f"TemperCallback(..., accept={list(names)!r})"
 
     def why_never(self, names: Sequence[str]) -> str:
@@ -223,4 +232,6 @@ class TrainerJudge:
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
         """Another run beside this one."""
+        if self.is_whole:
+            return ["begin another run with --new-run"]
         return ["give this training another name"]

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from infrastructure.core.errors import CheckpointError
+from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
 from infrastructure.training.methods.method_table import METHODS
@@ -105,3 +107,21 @@ def test_temper_changes_no_bit_of_what_trl_trains(tmp_path: Path, saved_llama: P
         assert in_fork(lambda c=config, a=alone: train_plainly(c, a)) == 0
         ours = trained_weights(run_folder(config) / "final")
         assert torch.equal(ours, trained_weights(alone / "final"))
+
+
+def test_what_may_differ_is_named_by_a_flag(tmp_path: Path, saved_llama: Path) -> None:
+    """In the words of the command line, and it goes on where it is accepted."""
+    config = configuration("dpo", tmp_path, saved_llama)
+    assert killed_at(5, lambda: train(config)) == signal.SIGKILL
+    longer = configuration("dpo", tmp_path, saved_llama, training={"max_steps": 10})
+    run = RunDirectory(run_folder(config))
+
+    def refused() -> None:
+        with pytest.raises(CheckpointError, match=r"max_steps: was 8, is 10.*--accept max_steps"):
+            TrainingDeployment(longer, say=str).resume(run)
+
+    def accepted() -> None:
+        assert TrainingDeployment(longer, str, accept=["max_steps"]).resume(run)["steps"] == 10
+
+    assert in_fork(refused) == 0
+    assert in_fork(accepted) == 0

@@ -1,0 +1,36 @@
+"""The long forms of the benchmark of methods, in short: kills change nothing, and one method."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import methods
+from infrastructure.training.methods.method_table import METHODS
+from tests.slow import slow
+
+
+@slow
+def test_three_kills_of_each_method_change_no_bit() -> None:
+    outcome = methods.kills(3)
+    assert set(outcome) == set(METHODS)
+    for name, one in outcome.items():
+        assert isinstance(one, dict)
+        assert (name, one["temper"]) == (name, True)
+        assert one["kills"] >= 3
+
+
+@slow
+def test_each_method_beats_its_start_on_a_seed(tmp_path: Path) -> None:
+    shares = methods.one_seed(0, tmp_path)
+    assert 0.1 < shares["start"] < 0.7
+    for name in ("dpo", "kto", "grpo", "distillation"):
+        assert shares[name] > shares["start"] + 0.1, name
+
+
+def test_the_texts_of_the_benchmark_are_different_and_repeatable() -> None:
+    texts = methods.words(0, 100)
+    assert len(set(texts)) == 100
+    assert texts == methods.words(0, 100)
+    assert texts != methods.words(1, 100)
+    with pytest.raises(KeyError):
+        methods.STUDENT_T[1]

@@ -1,0 +1,65 @@
+"""What the installed TRL has is found without importing it, and what it lacks is refused."""
+
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+
+from infrastructure.core.errors import MissingPackageError
+from infrastructure.training.methods import method_table
+from infrastructure.training.methods.method_table import METHODS, installed_method
+
+# Which files of trainers a version has; as in the table of docs/methods.md.
+FILES_0_29_1 = (
+    *("trainer/dpo", "trainer/grpo", "trainer/kto", "trainer/reward", "trainer/rloo"),
+    *("experimental/kto/kto", "experimental/orpo/orpo"),
+)
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str) -> None:
+    for name in FILES_0_29_1:
+        file = folder / f"{name}_trainer.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+    spec = ModuleSpec("trl", None, is_package=True)
+    spec.submodule_search_locations = [str(folder)]
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.setattr(method_table, "version", lambda name: version)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_installed_version_has_every_method(name: str) -> None:
+    trl = pytest.importorskip("trl")
+    if trl.__version__ != "1.14.2":
+        pytest.skip("another column of the table")
+    installed = installed_method(name)
+    assert installed.module == ("trl.experimental.orpo" if name == "orpo" else "trl")
+    trainer, config = installed.classes()
+    assert trainer.__name__ == f"{METHODS[name].class_name}Trainer"
+    assert installed.own_arguments() <= set(config.__dataclass_fields__)
+    assert installed.own_arguments()
+
+
+def test_an_older_version_has_some_elsewhere_and_lacks_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, tmp_path, "0.29.1")
+    modules = {n: installed_method(n).module for n in METHODS if n != "distillation"}
+    assert modules == {
+        **dict.fromkeys(("dpo", "grpo", "rloo", "reward"), "trl"),
+        "kto": "trl.experimental.kto",
+        "orpo": "trl.experimental.orpo",
+    }
+    with pytest.raises(ValueError, match=r"TRL 0\.29\.1 has no DistillationTrainer; it has dpo"):
+        installed_method("distillation")
+
+
+def test_without_trl_the_refusal_names_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "trl", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(
+        MissingPackageError, match=r"training\.method = dpo needs .*: pip install trl"
+    ):
+        installed_method("dpo")
