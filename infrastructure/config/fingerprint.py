@@ -21,7 +21,10 @@ OF_THE_QUANTUM_STEP = "quantum."  # these only where there is one
 # Defaults that have changed, and what they were: a run that was begun with one keeps it.
 EARLIER_DEFAULTS: dict[str, object] = {"data.over_length": "quarantine"}
 # Where something lies. Equal content in another place is the same training.
-PLACES = ("model.name", "data.path", "data.eval_path", "data.chat_template")
+PLACES = (
+    *("model.name", "data.path", "data.eval_path", "data.chat_template"),
+    "training.teacher",
+)
 
 
 def affects_result(key: str) -> bool:

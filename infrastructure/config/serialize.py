@@ -19,6 +19,7 @@ PATHS = (
     "data.chat_template",
     "cache.directory",
     "training.cache_dir",
+    "training.teacher",
     "output_dir",
     "backup.place",
 )

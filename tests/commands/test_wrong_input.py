@@ -1261,7 +1261,7 @@ METHODS = [
     method("a model without knowledge", "dpo --model embedded", ["--method sft", "as --model"]),
     method(
         "a LoRA to begin with",
-        "dpo",
+        "reward",
         ["m is a LoRA beside its base", "merge_and_unload"],
         files={"m/adapter_config.json": "{}"},
     ),

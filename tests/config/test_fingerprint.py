@@ -25,7 +25,9 @@ embedded.intermediate_size embedded.vocab_size embedded.max_positions
 data.path eval_path format shape prompt_column answer_column context_column text_column task_column
 max_length over_length packing train_on validation_split streaming buffer_size memory_limit
 balance_by augmentation chat_template
-training.strategy num_epochs max_steps batch_size gradient_accumulation learning_rate weight_decay
+training.method rewards teacher beta num_generations max_completion_length temperature
+method_settings strategy num_epochs max_steps batch_size gradient_accumulation learning_rate
+weight_decay
 warmup_steps scheduler_type max_grad_norm optimizer adam_beta1 adam_beta2 mixed_precision
 gradient_checkpointing compile_mode memory_efficient_attention seed validation_interval
 validation_frequency early_stopping_patience early_stopping_min_delta layerwise_lr_decay

@@ -96,7 +96,7 @@ class TrainingConfig(StackwiseFields):
 
     method: Literal["sft", "dpo", "kto", "orpo", "grpo", "rloo", "reward", "distillation"] = Field(
         default="sft",
-        description="What is learnt: sft, answers, by Temper's loop; all others by TRL's trainers.",
+        description="What is learnt, and how: sft by Temper's loop, all others by TRL's trainers.",
     )
     rewards: Annotated[
         list[str],
@@ -108,23 +108,21 @@ class TrainingConfig(StackwiseFields):
         _BY_REWARD,
     ] = Field(
         default=[],
-        description="What GRPO and RLOO reward: exact_answer, format=REGEX, json_schema=FILE or"
-        " module:function; the sum counts.",
+        description="What grpo and rloo reward: exact_answer, format=…, json_schema=…, one's own.",
     )
     teacher: Annotated[PathText | None, _HAS_TEACHER] = Field(
         default=None, description="Model that distillation learns from: a folder or a hub name."
     )
     beta: Annotated[NotNegative | Auto, _HAS_BETA] = Field(
         default="auto",
-        description="TRL's beta: how strongly the start holds; distillation: 0 forward KL to 1"
-        " reverse; auto: TRL's default.",
+        description="How strongly the start holds; distillation: KL from 0 to 1; auto: TRL's.",
     )
     num_generations: Annotated[
         Annotated[int, Ge(2), Le(1024)] | Auto,
         Allowed('a whole number from 2 to 1024, or "auto"'),
         _BY_REWARD,
     ] = Field(
-        default="auto", description="Answers to each prompt in GRPO and RLOO; auto: TRL's default."
+        default="auto", description="Answers to each prompt in grpo and rloo; auto: TRL's default."
     )
     max_completion_length: Annotated[Count, _GENERATES] = Field(
         default=256, description="Longest answer that is generated in training, in tokens."
@@ -139,7 +137,7 @@ class TrainingConfig(StackwiseFields):
         _BY_TRL,
     ] = Field(
         default={},
-        description="Further arguments of the TRL configuration of training.method, by its names.",
+        description="Further arguments of the method's configuration in TRL, by its names.",
     )
     strategy: Annotated[str, RegisteredName(STRATEGIES, ("auto",))] = Field(
         default="auto",

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 HERE = (Layer.CELL, Layer.FLAG, Layer.KEYWORD, Layer.FORM)  # layers that are about this training
+REFERENCE = "ref"  # TRL's name for the LoRA that a training began with
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Settings of the configuration that mean something here; all else is the Trainer's to decide.
 TAKES_EFFECT = (
@@ -233,7 +234,7 @@ class TrainerRun:
                 if self.files.tokenizer.is_dir():
                     shutil.copytree(self.files.tokenizer, part, dirs_exist_ok=True)
                 if (save_pretrained := getattr(model, "save_pretrained", None)) is not None:
-                    save_pretrained(part)
+                    save_pretrained(part, **_without_reference(model))
                     if (part / "adapter_config.json").is_file():
                         write_lora_card(part)
                 else:
@@ -272,6 +273,14 @@ class TrainerRun:
         if problem is not None:
             self.report(problem)
             raise CopyNotConfirmedError(problem)
+
+
+def _without_reference(model: torch.nn.Module) -> dict[str, list[str]]:
+    """What keeps the copy of a LoRA that TRL compares with out of the trained model."""
+    names = list(getattr(model, "peft_config", {}))
+    if REFERENCE not in names:
+        return {}
+    return {"selected_adapters": [name for name in names if name != REFERENCE]}
 
 
 def precision_name(args: "TrainingArguments") -> str:

@@ -59,7 +59,7 @@ def check_method(config: DeploymentConfig) -> None:
     if problems := problems_of(config, installed):
         raise ConfigurationError("; ".join(problems))
     _refuse_launcher(method)
-    _check_model(config.model.name, "model.name")
+    _check_model(config.model.name, "model.name", takes_lora=method != "reward")
     if method in BY_REWARD:
         reward_functions(config.training.rewards)
     if method == "distillation":
@@ -174,8 +174,8 @@ def _method_settings(config: DeploymentConfig, known: frozenset[str]) -> Iterato
             )
 
 
-def _check_model(name: str, key: str) -> None:
-    """Refuse what is no whole language model; a name of the hub is looked at when it is loaded."""
+def _check_model(name: str, key: str, *, takes_lora: bool = False) -> None:
+    """Refuse what is no language model; a name of the hub is looked at when it is loaded."""
     if name == "embedded":
         raise ValueError(
             "the embedded model knows nothing yet, and a method of TRL begins with a trained model:"
@@ -187,10 +187,12 @@ def _check_model(name: str, key: str) -> None:
     if (folder / REGISTERED_MANIFEST).is_file():
         raise ValueError(f"{key}: {name} reads no text, and TRL's methods train language models")
     if (folder / "adapter_config.json").is_file():
-        raise ValueError(
-            f"{key}: {name} is a LoRA beside its base, and TRL's methods begin with a whole model:"
-            " merge it first (PEFT's merge_and_unload(), then save_pretrained), and give that"
-        )
+        if not takes_lora:
+            raise ValueError(
+                f"{key}: {name} is a LoRA beside its base, and this takes a whole model: merge it"
+                " first (PEFT's merge_and_unload(), then save_pretrained), and give that"
+            )
+        return
     if not (folder / "config.json").is_file():
         return
     values = _read_config(folder)

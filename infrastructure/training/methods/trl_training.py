@@ -28,16 +28,24 @@ from infrastructure.training.methods.trainer_arguments import (
     num_generations,
 )
 from infrastructure.training.methods.training_rhythm import training_rhythm
-from infrastructure.training.models.fitting import check_length, choose_dtype
+from infrastructure.training.models.fitting import check_length, check_same_lora, choose_dtype
 from infrastructure.training.models.lora import check_target_modules
 from infrastructure.training.models.model_manager import check_saved
 from infrastructure.training.models.progress_bars import progress_bars_in_a_terminal
 from infrastructure.training.models.quantization import quantization_config
-from infrastructure.training.models.source import ModelSource, SourceKind, find_source
+from infrastructure.training.models.source import (
+    TOKENIZER_FILES,
+    ModelSource,
+    SourceKind,
+    find_source,
+)
 from infrastructure.training.models.transformers_backend import (
     LoadOptions,
+    base_of_lora,
     choose_attention,
+    load_causal_lm,
     load_config,
+    load_lora,
     load_tokenizer,
     offline_where_unreachable,
 )
@@ -96,17 +104,26 @@ class TrlTraining:
 
     def _find(self, name: str) -> ModelSource:
         source = find_source(name)
-        if source.kind not in (SourceKind.FOLDER, SourceKind.HUB):
+        if source.kind not in (SourceKind.FOLDER, SourceKind.HUB, SourceKind.LORA_FOLDER):
             raise ValueError(
                 f"model {name}: is a {source.kind.value} model, and a method of TRL begins with a"
-                " whole language model"
+                " language model"
             )
         check_saved(source)
         return source
 
+    @property
+    def _goes_on_with_lora(self) -> bool:
+        """Whether the model is a LoRA that trains on; what it is now is the reference then."""
+        return self.source.kind is SourceKind.LORA_FOLDER
+
+    @property
+    def _base(self) -> ModelSource:
+        return base_of_lora(self.source.folder) if self._goes_on_with_lora else self.source
+
     def _options(self) -> LoadOptions:
         model, training = self.config.model, self.config.training
-        trains_all = model.lora_config is None
+        trains_all = model.lora_config is None and not self._goes_on_with_lora
         return LoadOptions(
             self.device,
             choose_dtype(model.dtype, trains_all=trains_all, device=self.device),
@@ -118,7 +135,10 @@ class TrlTraining:
 
     def _load_tokenizer(self, source: ModelSource) -> "PreTrainedTokenizerBase":
         with offline_where_unreachable():
-            tokenizer = load_tokenizer(source, self.options)
+            has_own = any((Path(source.location) / name).is_file() for name in TOKENIZER_FILES)
+            is_lora = source.kind is SourceKind.LORA_FOLDER
+            place = base_of_lora(source.folder) if is_lora and not has_own else source
+            tokenizer = load_tokenizer(place, self.options)
         if self.config.data.chat_template is not None:
             tokenizer.chat_template = read_chat_template(self.config.data.chat_template)
         return tokenizer
@@ -130,7 +150,7 @@ class TrlTraining:
             ValueError: they do not fit.
         """
         with offline_where_unreachable():
-            values = load_config(self.source, self.options)
+            values = load_config(self._base, self.options)
         check_length(values, self.config.data.max_length, self.config.model.name)
         lora = self.config.model.lora_config
         if lora is not None and lora.target_modules != "all-linear":
@@ -204,12 +224,13 @@ class TrlTraining:
         transformers, datasets = require("transformers", "TRL"), require("datasets", "TRL")
         torch.manual_seed(self.config.training.seed)
         transformers.set_seed(self.config.training.seed)  # of LoRA's matrices, or a new head's
+        by_name = None if self._goes_on_with_lora else self._loading()
         parts: dict[str, Any] = {
-            "model": self.source.location,
+            "model": self._with_lora() if self._goes_on_with_lora else self.source.location,
             "args": self.config_class(
                 **self.arguments,
                 eval_on_start=is_new and bool(self.data.held_out),
-                model_init_kwargs=self._loading(),
+                model_init_kwargs=by_name,
                 **self._of_teacher(),
             ),
             "train_dataset": self._dataset(datasets, self.data.train),
@@ -272,9 +293,17 @@ class TrlTraining:
             }
         }
 
+    def _with_lora(self) -> torch.nn.Module:
+        """The base with the LoRA that trains on, for TRL."""
+        with offline_where_unreachable():
+            base = load_causal_lm(self._base, self.options)
+        model = load_lora(self.source.folder, base)
+        check_same_lora(model, self.config.model.lora_config, self.source.location)
+        return model
+
     def _lora(self) -> Any:
         lora = self.config.model.lora_config
-        if lora is None:
+        if lora is None or self._goes_on_with_lora:
             return None
         peft = require("peft", "model.lora_config")
         has_head = self.installed.method.head.endswith("SequenceClassification")

@@ -125,3 +125,33 @@ def test_what_may_differ_is_named_by_a_flag(tmp_path: Path, saved_llama: Path) -
 
     assert in_fork(refused) == 0
     assert in_fork(accepted) == 0
+
+
+def test_a_lora_trains_on_and_is_what_it_is_compared_with(
+    tmp_path: Path, saved_llama: Path
+) -> None:
+    """The usual way: answers first, by a LoRA, and then preferences."""
+    from transformers import AutoModelForCausalLM
+
+    from infrastructure.config.sections.model_config import LoraConfig
+    from infrastructure.training.models.lora import apply_lora
+
+    torch.manual_seed(1)
+    model = apply_lora(AutoModelForCausalLM.from_pretrained(saved_llama), LoraConfig(r=4))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.05)
+    model.save_pretrained(tmp_path / "lora")
+    calm, disturbed = (
+        configuration("dpo", begin_anew(tmp_path / name), tmp_path / "lora")
+        for name in ("calm", "disturbed")
+    )
+    assert in_fork(lambda: train(calm)) == 0
+    assert killed_at(5, lambda: train(disturbed)) == signal.SIGKILL
+    assert in_fork(lambda: train(disturbed)) == 0
+    finals = [run_folder(config) / "final" for config in (calm, disturbed)]
+    assert torch.equal(*map(trained_weights, finals))
+    assert not torch.equal(trained_weights(finals[0]), trained_weights(tmp_path / "lora"))
+    assert not (finals[0] / "ref").exists()
+    before = read_summary(RunDirectory(finals[0].parent))["before"]
+    assert before["eval_rewards/margins"] == 0  # it begins at its reference

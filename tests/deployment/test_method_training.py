@@ -1,0 +1,41 @@
+"""Around a trainer of TRL: what may differ, and what was measured, travels with the run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.deployment.method_training import _Measured, translated
+from infrastructure.run.directory import RunDirectory
+from infrastructure.training.core.state import TrainingState
+
+
+@pytest.mark.parametrize(
+    ("accepted", "arguments"),
+    [
+        (["batch_size"], ["per_device_train_batch_size"]),
+        (["max_steps", "data", "torch"], ["max_steps", "data", "torch"]),
+        (["data.chat_template", "teacher"], []),
+    ],
+)
+def test_settings_are_called_as_the_trainer_s_arguments(
+    accepted: list[str], arguments: list[str]
+) -> None:
+    assert translated(accepted) == arguments
+
+
+def test_what_was_measured_before_and_after_is_kept(tmp_path: Path) -> None:
+    began: list[Path] = []
+    measured = _Measured(RunDirectory(tmp_path), began.append)
+    model = torch.nn.Linear(1, 1)
+    state: Any = TrainingState(model, torch.optim.SGD(model.parameters()))
+    measured.train_start(state)
+    assert began == [tmp_path]
+    for step, loss in ((0, 2.0), (4, 1.5), (8, float("nan"))):
+        state.step, state.evaluation = step, {"eval_loss": loss, "eval_num_tokens": 7.0}
+        measured.eval_end(state)
+    assert (measured.before, measured.after) == ({"eval_loss": 2.0}, {"eval_loss": "NaN"})
+    other = _Measured(RunDirectory(tmp_path), began.append)
+    other.load_state_dict(measured.state_dict())
+    assert (other.before, other.after) == (measured.before, measured.after)
