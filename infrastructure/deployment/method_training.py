@@ -10,8 +10,8 @@ from infrastructure.core.console import Report
 from infrastructure.core.errors import CopyNotConfirmedError
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
-from infrastructure.run.directory import RunDirectory
-from infrastructure.run.finalize import read_summary, seal, write_report_of, write_summary
+from infrastructure.run.directory import RunDirectory, RunStatus
+from infrastructure.run.finalize import read_summary
 from infrastructure.run.record_types import Summary
 from infrastructure.run.summary_text import closing_lines
 from infrastructure.training.core.state import TrainingState
@@ -104,6 +104,7 @@ class MethodTraining:
             say=self.report,
             is_whole=True,
         )
+        callback.run.more_of_summary = self.measured.summary
         short = callback.run.copies.short
         callback.hooks = [
             self.measured,
@@ -113,19 +114,11 @@ class MethodTraining:
         return callback
 
     def _summary(self) -> Summary:
-        """As the end has left it, with what was measured before the first step."""
-        run, summary = self.files, read_summary(self.files)
-        if summary.get("status") != "finished":
-            return summary
-        before, after = self.measured.before, self.measured.after
-        if not after:  # it had come to its end before
-            return summary
-        summary = {**summary, "before": before, "after": after}
-        write_summary(run, summary)
-        write_report_of(run)
-        seal(run, summary)
-        for line in closing_lines(run.path, summary):
-            self.report(line)
+        """As the end has left it."""
+        summary = read_summary(self.files)
+        if summary.get("status") == RunStatus.FINISHED:
+            for line in closing_lines(self.files.path, summary):
+                self.report(line)
         return summary
 
 
@@ -150,6 +143,10 @@ class _Measured(Observer):
             self.before = spell_numbers(numbers)
         else:
             self.after = spell_numbers(numbers)
+
+    def summary(self) -> Summary:
+        """What summary.json says of it; nothing of a training that measured nothing."""
+        return {"before": self.before, "after": self.after} if self.after else {}
 
     def state_dict(self) -> dict[str, object]:
         return {"before": self.before, "after": self.after}

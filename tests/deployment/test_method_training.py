@@ -35,7 +35,7 @@ def test_what_was_measured_before_and_after_is_kept(tmp_path: Path) -> None:
     for step, loss in ((0, 2.0), (4, 1.5), (8, float("nan"))):
         state.step, state.evaluation = step, {"eval_loss": loss, "eval_num_tokens": 7.0}
         measured.eval_end(state)
-    assert (measured.before, measured.after) == ({"eval_loss": 2.0}, {"eval_loss": "NaN"})
+    assert measured.summary() == {"before": {"eval_loss": 2.0}, "after": {"eval_loss": "NaN"}}
     other = _Measured(RunDirectory(tmp_path), began.append)
     other.load_state_dict(measured.state_dict())
     assert (other.before, other.after) == (measured.before, measured.after)

@@ -146,6 +146,7 @@ class BridgedTraining:
             "after": {k: v for k, v in state.evaluation.items() if k == HELD_OUT} or None,
             "backup": self.run.copies.facts(),
             TRAINER_METRICS: self.events.last_metrics,
+            **self.run.more_of_summary(),
         }
         write_summary(files, summary)
         self.hooks.fire_to_all(Event.TRAIN_END, state)

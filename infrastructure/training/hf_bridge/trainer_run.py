@@ -38,7 +38,7 @@ from infrastructure.run.directory import RunDirectory, RunStatus
 from infrastructure.run.finalize import complete_finished, read_summary
 from infrastructure.run.lock import only_trainer_of
 from infrastructure.run.record import base_record, shown
-from infrastructure.run.record_types import TrainerRunRecord
+from infrastructure.run.record_types import Summary, TrainerRunRecord
 from infrastructure.run.repair import repair_run
 from infrastructure.run.replication import RunReplication
 from infrastructure.run.restore import restore_run, runs_at_place
@@ -77,6 +77,7 @@ class TrainerRun:
         files: the paths of the run.
         versions: its checkpoints on this machine.
         copies: of them, at `backup.place`.
+        more_of_summary: gives what summary.json says besides, when the training has ended.
 
     Raises:
         ValueError: the name cannot be a folder's, or `backup.place` names no place.
@@ -104,6 +105,7 @@ class TrainerRun:
             compress=config.training.compress_checkpoints,
         )
         self.copies = RunReplication(self.files, config, report)
+        self.more_of_summary: Callable[[], Summary] = no_more
         self._is_place_checked = False
 
     @property
@@ -273,6 +275,11 @@ class TrainerRun:
         if problem is not None:
             self.report(problem)
             raise CopyNotConfirmedError(problem)
+
+
+def no_more() -> Summary:
+    """Nothing to add to a summary."""
+    return {}
 
 
 def _without_reference(model: torch.nn.Module) -> dict[str, list[str]]:

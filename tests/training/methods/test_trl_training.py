@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
+from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
 from infrastructure.training.methods.method_table import METHODS
 from tests.conftest import save_tiny_llama
 from tests.training.methods.method_runs import (
@@ -155,3 +157,34 @@ def test_a_lora_trains_on_and_is_what_it_is_compared_with(
     assert not (finals[0] / "ref").exists()
     before = read_summary(RunDirectory(finals[0].parent))["before"]
     assert before["eval_rewards/margins"] == 0  # it begins at its reference
+
+
+def test_it_goes_on_on_another_machine_from_its_place(tmp_path: Path, saved_llama: Path) -> None:
+    """The same command, where nothing but the place is left."""
+    more: dict[str, Any] = {"backup": {"place": str(tmp_path / "place")}}
+    calm = configuration("kto", tmp_path / "calm", saved_llama)
+    here = configuration("kto", tmp_path / "here", saved_llama, **more)
+    assert in_fork(lambda: train(calm)) == 0
+
+    def stopped() -> None:
+        before = TrainerEvents.step_ends
+
+        def ends(events: TrainerEvents, control: Any) -> None:
+            if events.state.step == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+            before(events, control)
+
+        TrainerEvents.step_ends = ends  # type: ignore[method-assign]
+        assert train(here)["status"] == "stopped"
+
+    assert in_fork(stopped) == 0
+    name = run_folder(here).name
+    shutil.rmtree(here.output_dir)
+    assert in_fork(lambda: train(here)) == 0
+    final = run_folder(here) / "final"
+    assert final.parent.name == name
+    assert torch.equal(trained_weights(final), trained_weights(run_folder(calm) / "final"))
+    summaries = [tmp_path / "here/runs" / name, tmp_path / "place" / name]
+    ours, copied = (read_summary(RunDirectory(path)) for path in summaries)
+    assert ours["backup"]["text"]
+    assert copied.get("after") == ours["after"]
