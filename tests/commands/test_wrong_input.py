@@ -1552,7 +1552,6 @@ SAME_CAUSE = {
     "an unknown action": "unknown command",
     "a run that nobody has": "a run that is not there",
     "exporting nothing": "flag without value",
-    "exporting nowhere": "flag without value",
     "exporting a run without checkpoints": "a run without checkpoints",
     "a setting of backups without a place": "a setting without effect",
     "evaluating nothing": "flag without value",

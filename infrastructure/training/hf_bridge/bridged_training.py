@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infrastructure.backup.format.manifest import SaveKind
+from infrastructure.config.fingerprint import result_settings
 from infrastructure.core.errors import CopyNotConfirmedError, TemperError
 from infrastructure.run.compatibility import check_compatible
 from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
@@ -195,7 +196,8 @@ def begin_training(
         hooks = hooks_of(run, parts, others)
         hooks.load_state_dict(saved.get("hooks", {}))
         record_running(run.files, state.total_steps)
-        snapshots = TrainerSnapshots(parts, files, facts, state, hooks)
+        settings = result_settings(run.config) if run.is_whole else None
+        snapshots = TrainerSnapshots(parts, files, facts, state, hooks, settings)
         saves = _save_timing(run, snapshots, resumed.checkpoint)
         events = TrainerEvents(parts, loader, state, hooks, saves)
         for line in [*run.notes(), f"Run {run.name} in {run.directory}: {run.copies.line()}"]:

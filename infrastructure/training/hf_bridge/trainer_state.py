@@ -186,6 +186,7 @@ class TrainerSnapshots:
     Attributes:
         facts: what decides its result; see `trainer_facts`.
         hooks: their states go along.
+        settings: by which the same command finds the run, at its place too; None: its name does.
     """
 
     parts: TrainerParts
@@ -193,6 +194,7 @@ class TrainerSnapshots:
     facts: Mapping[str, object]
     state: TrainingState
     hooks: HookRunner
+    settings: Mapping[str, object] | None = None
 
     def take(self, is_finished: bool) -> Snapshot:
         """The whole state now, sharing memory with the training."""
@@ -207,6 +209,8 @@ class TrainerSnapshots:
             "recoveries": list(state.recoveries),
             "hooks": self.hooks.state_dict(),
         }
+        if self.settings is not None:
+            values["identity"] = {"settings": self.settings}
         return take_snapshot(self.parts, self.files, values)
 
 
