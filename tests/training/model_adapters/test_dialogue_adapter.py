@@ -13,7 +13,11 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.model_adapters import DialogueModelAdapter, get_model_adapter
+from infrastructure.training.model_adapters import (
+    ADAPTERS,
+    DialogueModelAdapter,
+    get_model_adapter,
+)
 from infrastructure.training.models.model_manager import ModelManager
 from tests.testing.check_models import MODELS
 from tests.training.data.trl_masks import TOOLS, model_template, needs_templates, tokenizer_for
@@ -180,3 +184,7 @@ def test_messages_that_are_none_are_named(model: Path) -> None:
         adapter.encode(TALK[:1])
     with pytest.raises(ValueError, match="unknown role"):
         adapter.prompt_ids([{"role": "wizard", "content": "?"}])
+
+
+def test_the_configuration_knows_the_names_of_all_adapters_before_they_are_loaded() -> None:
+    assert {*ADAPTERS.built_in} == {*ADAPTERS._provided}
