@@ -163,6 +163,20 @@ def test_a_directory_survives_a_kill_at_any_point(
     assert list(tmp_path.iterdir()) == [target]
 
 
+def test_two_names_that_are_relative_are_exchanged_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = Path("first"), Path("second")
+    monkeypatch.chdir(tmp_path)
+    for path in (first, second):
+        path.write_text(path.name)
+    if not exchange(first.absolute(), second.absolute()):
+        pytest.skip("this file system cannot exchange two names")
+    assert (first.read_text(), second.read_text()) == ("second", "first")
+    assert exchange(first, second)
+    assert (first.read_text(), second.read_text()) == ("first", "second")
+
+
 def test_an_exchange_never_frees_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "final"
     write_old(target)

@@ -10,7 +10,6 @@ import pytest
 
 from infrastructure.backup.format import store as store_module
 from infrastructure.backup.format.file_operations import FileOperations
-from infrastructure.backup.format.objects import SLACK_BYTES
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store, _living_bytes, groups_of
 from infrastructure.core.errors import CheckpointError, StorageError
@@ -102,16 +101,24 @@ def test_nobody_else_may_read_it(tmp_path: Path) -> None:
 
 
 class Full(FileOperations):
-    """A disk on which nothing is left but what stays free."""
+    """A disk on which nothing is left but what always stays free."""
 
     def free_bytes(self, directory: Path) -> int:
-        return SLACK_BYTES
+        return 64 * 1024**2
 
 
 def test_what_has_no_space_is_not_begun(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="make room"):
         commit(Store(tmp_path, Full()), 1)
     assert object_files(tmp_path) == set()
+
+
+def test_a_large_version_is_read_by_two_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(Store(tmp_path), 1)
+    monkeypatch.setattr(store_module, "PACK_BYTES", 0)
+    assert step_that_loads(FileOperations(), tmp_path) == 1
 
 
 def test_other_files_in_its_folders_are_no_versions(tmp_path: Path) -> None:

@@ -191,6 +191,19 @@ def test_a_long_evaluation_saves_the_steps_before_it(tmp_path: Path) -> None:
     assert torch.equal(resumed.weights, undisturbed.weights)
 
 
+def test_while_gradients_are_computed_a_step_may_be_broken_off_the_first_one_too() -> None:
+    training = Training(max_steps=2)
+    loss, allowed = training.adapter.compute_loss, []
+
+    def compute(model: torch.nn.Module, batch: dict[str, Any]) -> Any:
+        allowed.append(training.loop.may_break_off)
+        return loss(model, batch)
+
+    training.step.strategy.compute_loss = compute
+    training.run()
+    assert allowed == [True] * 6
+
+
 def test_the_last_save_is_not_broken_off(tmp_path: Path) -> None:
     """A save may take longer than the patience of whoever stops the training."""
     training = Training(tmp_path, **QUIET)

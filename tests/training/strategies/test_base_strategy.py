@@ -54,6 +54,15 @@ def test_a_training_of_no_steps_has_a_schedule() -> None:
     assert learning_rates(0) == []
 
 
+def test_a_phase_begins_in_its_own_form() -> None:
+    strategy, model = get_training_strategy("standard", TrainingConfig()), ToyModel()
+    optimizer = strategy.create_optimizer(model, 0.5)
+    taken: list[object] = []
+    strategy.take_form = lambda *form: taken.append(form)  # type: ignore[method-assign]
+    strategy.enter_phase(model, optimizer, 2)
+    assert taken == [(model, optimizer, 2)]
+
+
 def test_only_matrices_decay() -> None:
     strategy = get_training_strategy("standard", TrainingConfig(weight_decay=0.1))
     groups = strategy.parameter_groups(ToyModel(), 0.5)
