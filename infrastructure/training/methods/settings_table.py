@@ -63,11 +63,26 @@ _ONE_PROCESS = "TRL's methods train in one process here"
 
 # By key, or by the beginning of keys that ends in a dot; the longest that fits counts.
 SETTINGS: dict[str, Treatment] = {
-    "model.": _MODEL,
+    **dict.fromkeys(
+        (
+            *("model.name", "model.quantization", "model.lora_config", "model.dtype"),
+            *("model.lora_config.r", "model.lora_config.alpha", "model.lora_config.dropout"),
+            *("model.lora_config.target_modules", "model.attention", "model.trust_remote_code"),
+            "model.revision",
+        ),
+        _MODEL,
+    ),
     "model.backend": _refused("TRL's trainers load models by transformers here", "transformers"),
     "model.adapter": _refused("TRL talks to the model itself"),
     "model.embedded.": _nothing("a method begins with a trained model"),
-    "data.": _DATA,
+    **dict.fromkeys(
+        (
+            *("data.path", "data.eval_path", "data.format", "data.prompt_column"),
+            *("data.answer_column", "data.max_length", "data.validation_split"),
+            *("data.max_bad_rows_percent", "data.accept_small_data", "data.chat_template"),
+        ),
+        _DATA,
+    ),
     "data.shape": _refused("the columns tell what the rows are"),
     "data.context_column": _refused("write the context into the prompt"),
     "data.text_column": _refused("rows are answers to prompts here, no texts"),
