@@ -7,6 +7,7 @@ LABELS = {
     "backup.megabytes_per_second": "Copy at most (MB/s)",
     "backup.place": "Copy everything to",
     "cuda_visible_devices": "GPUs to use",
+    "data.encoding": "Written in",
     "data.eval_path": "Held-out data",
     "data.max_bad_rows_percent": "Bad rows at most (%)",
     "data.max_length": "Longest example (tokens)",

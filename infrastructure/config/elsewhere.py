@@ -76,6 +76,7 @@ SAME: dict[str, tuple[str, ...]] = {
         ),
         ("data.max_length",),
     ),
+    **dict.fromkeys(("file_encoding", "charset"), ("data.encoding",)),
     "truncation": ("data.over_length=truncate",),
     **dict.fromkeys(("sample_packing", "pack", "use_packing", "neat_packing"), ("data.packing",)),
     "truncation_mode": ("data.over_length",),

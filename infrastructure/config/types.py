@@ -4,6 +4,7 @@ Sizes are decimal ("8GB" is 8 * 10^9 bytes) or binary with an i ("8GiB" is 8 * 2
 look at the machine: a share such as "90%" becomes bytes where the total is known.
 """
 
+import codecs
 import os
 import re
 from collections.abc import Callable
@@ -252,10 +253,40 @@ def _expand_home(value: str) -> str:
     return str(Path(value).expanduser()) if value.startswith("~") else value
 
 
+def _text_encoding(value: str) -> str:
+    """One spelling for each, so that two of one encoding compare equal."""
+    try:
+        name = codecs.lookup(value).name
+    except (LookupError, ValueError):
+        name = ""
+    if value == "auto" or name.startswith("utf-8"):
+        return "auto" if value == "auto" else "utf-8"
+    if not name or name in _NO_FILE_ENCODINGS or not _is_of_text(value):
+        raise ValueError("unknown")
+    return name
+
+
+def _is_of_text(encoding: str) -> bool:
+    """Whether it is of texts: Python has codecs from bytes to bytes, too, such as base64."""
+    try:
+        b"a".decode(encoding, "replace")
+    except LookupError:
+        return False
+    return True
+
+
 def _upper(value: object) -> object:
     return value.upper() if isinstance(value, str) else value
 
 
+_NO_FILE_ENCODINGS = (
+    "idna",
+    "punycode",
+    "raw-unicode-escape",
+    "unicode-escape",
+    "utf-7",
+    "undefined",
+)
 Auto = Literal["auto"]
 # Nothing is counted beyond this; a number with too many digits is told here and not by a library.
 LARGEST = 2**31 - 1
@@ -295,6 +326,11 @@ Megabytes = Annotated[
     Allowed('a whole number of megabytes or a size such as "10GB"'),
     Ge(0),
     Le(LARGEST),
+]
+TextEncoding = Annotated[
+    str,
+    AfterValidator(_text_encoding),
+    Allowed("auto or an encoding, such as utf-8, cp1252, latin-1, utf-16, shift_jis, gb18030"),
 ]
 Names = Annotated[
     list[str], BeforeValidator(_split_commas), Allowed('a list of names, such as "a,b"')

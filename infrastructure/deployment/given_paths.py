@@ -23,8 +23,8 @@ def check_paths(config: DeploymentConfig) -> None:
         refuse_file(path)
     else:
         refuse_missing(config.model.name)
-    data, data_format = config.data, config.data.format
+    data = config.data
     for place, what in ((data.path, "training data"), (data.eval_path, "held-out data")):
-        if place and data_format != HUGGINGFACE and not may_be_on_the_hub(place):
-            discover(place, data_format, what)
+        if place and data.format != HUGGINGFACE and not may_be_on_the_hub(place):
+            discover(place, data.format, what, encoding=data.encoding)
     check_method(config)

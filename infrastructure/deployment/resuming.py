@@ -106,7 +106,7 @@ def data_files_hash(data: DataConfig) -> str | None:
     for place in (data.path, data.eval_path):
         if place is None or not Path(place).exists():
             continue
-        for file in discover(place, data.format):
+        for file in discover(place, data.format, encoding=data.encoding):
             digest.update(f"{file.name} {file.sha256()}\n".encode())
     return digest.hexdigest() if data.path is not None and Path(data.path).exists() else None
 

@@ -22,6 +22,7 @@ CACHES.register("something", memory_cache)  # of our own there is one only, the 
 # Where the next number or another choice would not fit the field.
 SPECIAL: dict[str, Any] = {
     "device": "cpu",
+    "data.encoding": "cp1252",
     "data.memory_limit": "90%",
     "training.mixed_precision": "bf16",
     "training.time_step_bins": [0, 5],

@@ -22,7 +22,8 @@ model.name backend adapter quantization lora_config lora_config.r lora_config.al
 lora_config.dropout lora_config.target_modules dtype attention trust_remote_code revision
 embedded.hidden_size embedded.num_layers embedded.num_heads embedded.num_kv_heads
 embedded.intermediate_size embedded.vocab_size embedded.max_positions
-data.path eval_path format shape prompt_column answer_column context_column text_column task_column
+data.path eval_path format encoding shape prompt_column answer_column context_column text_column
+task_column
 max_length over_length packing train_on validation_split streaming buffer_size memory_limit
 balance_by augmentation chat_template
 training.method rewards teacher beta num_generations max_completion_length temperature
@@ -161,3 +162,10 @@ def test_a_path_means_the_same_from_any_folder(
     monkeypatch.chdir(tmp_path)
     relative = result_settings(DeploymentConfig(data={"path": "rows.jsonl"}))
     assert list(differing_keys(absolute, relative)) == []
+
+
+def test_a_run_of_before_there_were_encodings_is_the_same_training() -> None:
+    now = result_settings(DeploymentConfig())
+    before = {key: value for key, value in now.items() if key != "data.encoding"}
+    assert list(differing_keys(before, now)) == []
+    assert list(differing_keys(before, {**now, "data.encoding": "cp1252"})) == ["data.encoding"]

@@ -17,6 +17,7 @@ from infrastructure.config.types import (
     Percent,
     RegisteredName,
     ShareBelowOne,
+    TextEncoding,
     UsedWhen,
 )
 
@@ -45,6 +46,10 @@ class DataConfig(ConfigSection):
     format: Annotated[str, RegisteredName(FORMATS, ("auto",), is_late=True)] = Field(
         default="auto",
         description="File format: auto, json, jsonl, csv, text, ..., a plug-in or module:function.",
+    )
+    encoding: TextEncoding = Field(
+        default="auto",
+        description="Encoding of text: auto (UTF-8, or UTF-16 by its mark), cp1252, latin-1, ...",
     )
     shape: str = Field(
         default="auto",

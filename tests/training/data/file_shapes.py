@@ -979,7 +979,7 @@ TABLES = [
         "rows.csv",
         CSV.replace("Three", "Fünf").encode("latin-1"),
         None,
-        "iconv -f WINDOWS-1252",
+        "it looks like Windows text: set data.encoding=cp1252",
     ),
     Shape(
         "JSON lines in Latin-1",
@@ -987,7 +987,7 @@ TABLES = [
         "rows.jsonl",
         lines(PAIR).replace(b"Three", b"F\xfcnf"),
         None,
-        "iconv -f WINDOWS-1252",
+        "set data.encoding=cp1252",
     ),
     Shape(
         "CSV without a header",
@@ -1010,8 +1010,23 @@ TABLES = [
         "Excel: Unicode text; PowerShell's >",
         "rows.csv",
         CSV.encode("utf-16"),
+        QA_GIVES,
+    ),
+    Shape(
+        "UTF-16 without a byte order mark",
+        "an export of a program for Windows",
+        "rows.csv",
+        CSV.encode("utf-16-le"),
         None,
-        "iconv -f UTF-16",
+        "set data.encoding=utf-16-le",
+    ),
+    Shape(
+        "CSV in Cyrillic",
+        "Excel: CSV, in Russian",
+        "rows.csv",
+        CSV.replace("Three", "Три").encode("cp1251"),
+        None,
+        "cp1251 Cyrillic",
     ),
     Shape(
         "Excel",

@@ -24,7 +24,7 @@ from infrastructure.core.json_text import parse_json
 from infrastructure.training.data.readers.rows import (
     BROKEN_JSON,
     EMPTY,
-    INVALID_UTF8,
+    HALF_CHARACTER,
     MISSING_COLUMN,
     NOT_SUPERVISED,
     TEXT_ROLE,
@@ -310,7 +310,7 @@ def _as_text(value: object, where: str, may_be_empty: bool = False) -> str:
     if not may_be_empty and not value.strip():
         raise ShapeError(EMPTY, f"{where} is empty")
     if has_surrogates(value):
-        raise ShapeError(INVALID_UTF8, f"{where} holds half a surrogate pair")
+        raise ShapeError(HALF_CHARACTER, f"in {where}")
     return value
 
 

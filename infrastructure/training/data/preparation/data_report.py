@@ -128,6 +128,11 @@ class DataReport:
 
     def _warnings(self) -> list[str]:
         lines = []
+        other = [row for row in self.quarantine.bad_rows if row.encoding]
+        if other:
+            lines.append(
+                f"{other[0].source} is no UTF-8: {other[0].remedy} to read all of its rows"
+            )
         if self.truncated:
             where = ", ".join(self.truncated_examples)
             rows = "row was" if self.truncated == 1 else "rows were"

@@ -33,7 +33,7 @@ def check_meant(config: DataConfig) -> None:
     if config.path is None or config.accept_small_data or not Path(config.path).exists():
         return
     try:
-        files = discover(config.path, config.format)
+        files = discover(config.path, config.format, encoding=config.encoding)
         doubt = _doubt(config.path, files)
     except ValueError:
         return  # what is wrong is told where the data is read

@@ -19,7 +19,7 @@ from infrastructure.training.data.encoding.schema_detection import (
 from infrastructure.training.data.encoding.tokenization import LABELS_VERSION, ConversationEncoder
 from infrastructure.training.data.preparation.preparation import PreparationPlan
 from infrastructure.training.data.readers.row_limits import in_chunks
-from infrastructure.training.data.readers.rows import REMEDIES, BadRow, Row, excerpt
+from infrastructure.training.data.readers.rows import BadRow, Row, excerpt
 from infrastructure.training.data.readers.sources import DataFile, discover
 from infrastructure.training.data.store.fingerprints import (
     content_number,
@@ -51,10 +51,12 @@ def plan_preparation(
     Raises:
         ValueError: the configuration contradicts itself, or the data is not there or not clear.
     """
-    train = discover(_path(config), config.format)
+    train = discover(_path(config), config.format, encoding=config.encoding)
     evaluation: list[DataFile] = []
     if config.eval_path:
-        evaluation = discover(config.eval_path, config.format, "held-out data")
+        evaluation = discover(
+            config.eval_path, config.format, "held-out data", encoding=config.encoding
+        )
     shape, notes = understand(train, config)
     encoder = ConversationEncoder(
         tokenizer,
@@ -214,7 +216,7 @@ def _why_none(bad: list[BadRow]) -> str:
     """The first row that cannot be read, and what to do."""
     if not bad:
         return "it holds none"
-    remedy = REMEDIES.get(bad[0].reason)
+    remedy = bad[0].remedy
     return f"{bad[0]}" + (f": {remedy}" if remedy else "")
 
 
@@ -223,10 +225,7 @@ def plan_key(plan: PreparationPlan) -> str:
     encoder = plan.encoder
     parts = {
         "version": [FORMAT_VERSION, LABELS_VERSION, ROWS_VERSION],
-        "files": [
-            [[file.name, file.format, file.note, file.sha256()] for file in files]
-            for files in plan.files
-        ],
+        "files": [[_file_key(file) for file in files] for files in plan.files],
         "shapes": [vars(shape) for shape in plan.shapes],
         "tokenizer": tokenizer_hash(encoder.tokenizer),
         "training template": encoder.template.template if encoder.template else None,
@@ -236,6 +235,11 @@ def plan_key(plan: PreparationPlan) -> str:
         "conversations": plan.keep_conversations,
     }
     return text_hash(parts)
+
+
+def _file_key(file: DataFile) -> list[str]:
+    key = [file.name, file.format, file.note, file.sha256()]
+    return [*key, file.encoding] if file.encoding else key  # of UTF-8 as it has always been
 
 
 def read_chat_template(setting: str) -> str:
@@ -261,7 +265,7 @@ def training_texts(config: DataConfig) -> Iterator[str]:
     Raises:
         ValueError: the data is not there, or its shape is not clear.
     """
-    files = discover(_path(config), config.format)
+    files = discover(_path(config), config.format, encoding=config.encoding)
     shape = find_shape(files, config)
     held_out = 0.0 if config.eval_path else config.validation_split * 2.0**64
     rows = (row for file in files for row in file.rows())

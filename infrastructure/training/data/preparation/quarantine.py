@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from infrastructure.core.files import write_text
-from infrastructure.training.data.readers.rows import OVER_LONG, REMEDIES, BadRow, excerpt
+from infrastructure.training.data.readers.rows import OVER_LONG, BadRow, excerpt
 
 MAX_KEPT = 10_000
 NUM_EXAMPLES = 3
@@ -49,7 +49,8 @@ class Quarantine:
         return common[:NUM_EXAMPLES]
 
     def write(self, path: Path) -> None:
-        """Write one JSON object a row: source, line, reason, detail, excerpt."""
+        """Write one JSON object a row: source, line, reason, detail, excerpt; and encoding, of
+        a row that is no UTF-8."""
         lines = [json.dumps(_plain(row), ensure_ascii=False) for row in self.bad_rows]
         left_out = self.total - len(self.bad_rows)
         if left_out:
@@ -76,7 +77,8 @@ class Quarantine:
         if percent <= max_percent:
             return
         common = self.counts.most_common(1)[0][0]
-        remedy = REMEDIES.get(common, "mend them")
+        first = next((row for row in self.bad_rows if row.reason == common), None)
+        remedy = (first.remedy if first else "") or "mend them"
         if common == OVER_LONG:
             remedy = "raise data.max_length, set data.over_length=truncate to cut prompts instead"
         raise ValueError(
@@ -97,4 +99,7 @@ class Quarantine:
 
 
 def _plain(row: BadRow) -> dict[str, object]:
-    return {key: value for key, value in asdict(row).items() if key != "offset"}
+    fields = {key: value for key, value in asdict(row).items() if key != "offset"}
+    if not row.encoding:
+        fields.pop("encoding")
+    return fields

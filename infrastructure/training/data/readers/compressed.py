@@ -12,7 +12,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 from infrastructure.core.optional import require
 
@@ -46,7 +46,7 @@ def open_bytes(path: Path) -> BinaryIO:
     if suffix == ".bz2":
         return cast(BinaryIO, bz2.open(path, "rb"))
     if suffix == ".zst":
-        return _rewindable(lambda: _open_zstd(path))
+        return rewindable(lambda: _open_zstd(path))
     if is_zip(path):
         return _open_member(path)
     return path.open("rb")
@@ -194,14 +194,23 @@ def _open_zstd(path: Path) -> BinaryIO:
     return cast(BinaryIO, file)
 
 
-def _rewindable(open_again: Callable[[], BinaryIO]) -> BinaryIO:
+class Forward(Protocol):
+    """What can be read and closed."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+def rewindable(open_again: Callable[[], Forward]) -> BinaryIO:
+    """A stream that can be read from any place on, made of one that only goes forward."""
     return cast(BinaryIO, io.BufferedReader(_Rewindable(open_again), PASSED_BYTES))
 
 
 class _Rewindable(io.RawIOBase):
     """A stream that only goes forward; going back begins it anew."""
 
-    def __init__(self, open_again: Callable[[], BinaryIO]) -> None:
+    def __init__(self, open_again: Callable[[], Forward]) -> None:
         self._open_again = open_again
         self._file = open_again()
         self._position = 0

@@ -1,7 +1,7 @@
 """What a file is, told by how it begins, whatever its name says.
 
-A download that gave a web page, an archive, a pointer of Git LFS or UTF-16 is named as such instead
-of being read as thousands of broken rows.
+A download that gave a web page, an archive or a pointer of Git LFS is named as such instead of
+being read as thousands of broken rows.
 """
 
 import json
@@ -14,10 +14,10 @@ from infrastructure.training.data.readers.compressed import (
     data_name,
     document_kind,
     is_damaged,
-    open_bytes,
 )
 from infrastructure.training.data.readers.json_layout import is_one_row
 from infrastructure.training.data.readers.line_reader import UTF8_MARK
+from infrastructure.training.data.readers.text_encoding import AUTO, encoding_of, open_utf8
 
 HEAD_BYTES = 1 << 16
 
@@ -56,7 +56,7 @@ SIGNATURES = {
     b"\x80\x05": "a pickle",
 }
 TAR_AT, TAR = 257, b"ustar"
-UNICODE_MARKS = {b"\xff\xfe": "UTF-16 text", b"\xfe\xff": "UTF-16 text"}
+MANY, FEW = 0.4, 0.05  # shares of a file's bytes; in UTF-16, every other byte of ASCII is 0
 BINARY_MAGIC = {"parquet": b"PAR1", "hdf5": b"\x89HDF\r\n\x1a\n", "excel": ZIP_BEGINNING}
 UNPACK = "unpack or export it as JSON lines, CSV or Parquet"
 REMEDIES = {
@@ -70,15 +70,21 @@ REMEDIES = {
 }
 
 
-def read_head(path: Path) -> bytes:
-    """The first bytes of a file, decompressed where its name says that it is compressed.
+def read_head(path: Path, encoding: str = AUTO) -> tuple[bytes, str]:
+    """The first bytes of a file and its encoding: decompressed where its name says that it is
+    compressed, and as UTF-8.
+
+    Args:
+        encoding: what it is written in where its mark does not say it.
 
     Raises:
-        ValueError: it cannot be opened, or is not compressed although its name says so.
+        ValueError: it cannot be opened, is not compressed although its name says so, or is UTF-8
+            although `encoding` says otherwise.
     """
     try:
-        with open_bytes(path) as file:
-            return file.read(HEAD_BYTES)
+        found = encoding_of(path, encoding)
+        with open_utf8(path, found) as file:
+            return file.read(HEAD_BYTES), found
     except (EOFError, OSError, *DAMAGED) as error:
         if is_damaged(error):
             kind = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}.get(path.suffix.lower(), "zip")
@@ -125,14 +131,15 @@ def what_it_is(head: bytes) -> tuple[str, str] | None:
             return kind, REMEDIES.get(kind, UNPACK)
     if head[TAR_AT:].startswith(TAR):
         return "a tar archive", UNPACK
-    for mark, kind in UNICODE_MARKS.items():
-        if head.startswith(mark):
-            return kind, "save it as UTF-8: iconv -f UTF-16 -t UTF-8 FILE > NEW"
     start = head.removeprefix(UTF8_MARK).lstrip()[:200].lower()
     if start.startswith((b"<!doctype html", b"<html", b"<head")):
         return WEB_PAGE, "the download gave a page instead of the file; fetch the raw file"
     if start.startswith(b"version https://git-lfs"):
         return LFS_POINTER, "run `git lfs pull` to fetch the file itself"
+    even, odd = head[::2].count(0) / len(head), head[1::2].count(0) / len(head)
+    if max(even, odd) > MANY and min(even, odd) < FEW:
+        encoding = "utf-16-le" if odd > even else "utf-16-be"
+        return "UTF-16 without a byte order mark", f"set data.encoding={encoding}"
     if b"\x00" in head:
         return "binary", "give text, Excel, Parquet or HDF5"
     return None

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from infrastructure.core.json_text import is_too_deep, too_deep
-from infrastructure.training.data.readers.compressed import open_bytes
 from infrastructure.training.data.readers.json_layout import (
     LIST_KEYS,
     MOST_COLUMNS,
@@ -33,6 +32,7 @@ from infrastructure.training.data.readers.row_limits import (
     too_large_words,
 )
 from infrastructure.training.data.readers.rows import (
+    HALF_CHARACTER,
     INVALID_UTF8,
     WRONG_TYPE,
     BadRow,
@@ -40,6 +40,7 @@ from infrastructure.training.data.readers.rows import (
     excerpt,
     kind_of,
 )
+from infrastructure.training.data.readers.text_encoding import UTF8, likely_encoding, open_utf8
 from infrastructure.training.data.readers.text_formats import has_surrogates
 
 READ_BYTES = 1 << 20
@@ -133,7 +134,9 @@ class JsonScanner:
         self._index = end
 
 
-def read_json(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
+def read_json(
+    path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8
+) -> Iterator[Row | BadRow]:
     """The rows of a JSON document; see `json_layout` for how they may lie in it.
 
     `line` is the line that a row begins on, or its number where several share one; `offset` is
@@ -142,7 +145,7 @@ def read_json(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | Bad
     Raises:
         ValueError: the document is broken, or too large for its layout.
     """
-    with open_bytes(path) as file:
+    with open_utf8(path, encoding) as file:
         layout, key, is_nested = _layout(JsonScanner(file, name))
         if layout is Layout.COLUMNS:
             values: Iterator[object] = rows_of_columns(_whole(JsonScanner(file, name)))
@@ -287,8 +290,13 @@ def _element(value: object, name: str, line: int, offset: int) -> Row | BadRow:
         detail = f"the element is {kind_of(value)}, not an object"
         return BadRow(name, line, WRONG_TYPE, detail, excerpt(value), offset)
     if any(map(has_surrogates, _texts(value))):
-        text = str(value).encode("utf-8", "replace")
-        return BadRow(name, line, INVALID_UTF8, "", excerpt(text), offset)
+        text = " ".join(_texts(value))
+        shown = excerpt(text.encode("utf-8", "replace"))
+        try:
+            likely = likely_encoding(text.encode("utf-8", "surrogateescape"))
+        except UnicodeEncodeError:  # an escape that is half a character
+            return BadRow(name, line, HALF_CHARACTER, "", shown, offset)
+        return BadRow(name, line, INVALID_UTF8, "", shown, offset, likely)
     return Row(value, name, line, offset)
 
 

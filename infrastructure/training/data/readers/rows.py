@@ -15,6 +15,8 @@ EXCERPT_CHARACTERS = 120
 
 BROKEN_JSON = "broken JSON"
 INVALID_UTF8 = "invalid UTF-8"
+HALF_CHARACTER = "half a character"  # one of a pair of surrogates
+OTHER_ENCODING = "a byte that its encoding does not have"
 WRONG_TYPE = "wrong type"
 WRONG_COLUMNS = "wrong number of columns"
 BROKEN_CSV = "broken CSV"
@@ -29,8 +31,10 @@ NO_PREFERENCE = "no preference"
 
 # What to do where many rows are set aside for one reason.
 REMEDIES = {
-    INVALID_UTF8: "it looks like Windows-1252 (Latin-1); iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW"
-    " writes it as UTF-8",
+    INVALID_UTF8: "set data.encoding to what the file is written in (cp1252 for Western Europe,"
+    " cp1251 Cyrillic, cp932 Japanese, gb18030 Chinese, cp949 Korean)",
+    OTHER_ENCODING: "set data.encoding to what the file is written in",
+    HALF_CHARACTER: "a text was cut inside a character: write it whole",
     BROKEN_JSON: "write each row with json.dumps, one a line",
     WRONG_COLUMNS: "put fields that hold the separator into quotes",
 }
@@ -66,6 +70,7 @@ class BadRow:
     Attributes:
         reason: one of the few reasons above, by which bad rows are counted.
         detail: what exactly is wrong.
+        encoding: what would read a row that is no UTF-8, as far as its bytes tell; else "".
     """
 
     source: str
@@ -74,10 +79,18 @@ class BadRow:
     detail: str = ""
     excerpt: str = ""
     offset: int = 0
+    encoding: str = ""
 
     @property
     def place(self) -> str:
         return f"{self.source}:{self.line}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about many rows like this; "" where there is no more to say."""
+        if self.encoding:
+            return f"it looks like Windows text: set data.encoding={self.encoding}"
+        return REMEDIES.get(self.reason, "")
 
     def __str__(self) -> str:
         return f"{self.place}: {self.reason}" + (f" ({self.detail})" if self.detail else "")

@@ -8,7 +8,8 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from infrastructure.config import registries
@@ -38,7 +39,15 @@ from infrastructure.training.data.readers.file_type import (
 )
 from infrastructure.training.data.readers.json_format import read_json
 from infrastructure.training.data.readers.line_reader import BEGIN, Start
-from infrastructure.training.data.readers.rows import WRONG_TYPE, BadRow, Row, excerpt, kind_of
+from infrastructure.training.data.readers.rows import (
+    INVALID_UTF8,
+    OTHER_ENCODING,
+    WRONG_TYPE,
+    BadRow,
+    Row,
+    excerpt,
+    kind_of,
+)
 from infrastructure.training.data.readers.table_formats import (
     is_saved_dataset,
     load_huggingface,
@@ -47,6 +56,7 @@ from infrastructure.training.data.readers.table_formats import (
     read_parquet,
     split_place,
 )
+from infrastructure.training.data.readers.text_encoding import AUTO, UTF8
 from infrastructure.training.data.readers.text_formats import (
     read_csv,
     read_jsonl,
@@ -58,18 +68,20 @@ Reader = Callable[[Path, str, Start], Iterator[Row | BadRow]]
 PluginReader = Callable[[Path], Iterable[dict[str, object]]]
 
 HUGGINGFACE = "huggingface"
-READERS: dict[str, Reader] = {
+TEXT_READERS = {
     "json": read_json,
     "jsonl": read_jsonl,
     "csv": read_csv,
     "tsv": read_tsv,
     "text": read_text,
+}
+READERS: dict[str, Reader] = {
+    **TEXT_READERS,
     "parquet": read_parquet,
     "hdf5": read_hdf5,
     "excel": read_excel,
     HUGGINGFACE: read_huggingface,
 }
-TEXTFORMATS = {"json", "jsonl", "csv", "tsv", "text"}
 EXTENSIONS = {
     ".json": "json",
     ".jsonl": "jsonl",
@@ -123,12 +135,14 @@ class DataFile:
     Attributes:
         name: short, for people and for file:line.
         note: what is unusual about how it is read, or "".
+        encoding: of a text file, as Python names it; "" is UTF-8.
     """
 
     path: Path
     name: str
     format: str
     note: str = ""
+    encoding: str = UTF8
 
     def rows(self, start: Start = BEGIN) -> Iterator[Row | BadRow]:
         """The rows from `start` on.
@@ -137,13 +151,24 @@ class DataFile:
             ValueError: the file as a whole cannot be read.
         """
         try:
-            yield from self._reader()(self.path, self.name, start)
+            yield from self._rows(start)
         except Exception as error:
             if is_damaged(error):
                 raise ValueError(
                     f"{self.name}: the compressed file is cut off or damaged"
                 ) from error
             raise
+
+    def _rows(self, start: Start) -> Iterator[Row | BadRow]:
+        if not self.encoding:
+            yield from self._reader()(self.path, self.name, start)
+            return
+        read = partial(TEXT_READERS[self.format], encoding=self.encoding)
+        for row in read(self.path, self.name, start):
+            if isinstance(row, BadRow) and row.reason == INVALID_UTF8:
+                yield replace(row, reason=OTHER_ENCODING, detail=self.encoding, encoding="")
+            else:
+                yield row
 
     def _reader(self) -> Reader:
         return READERS.get(self.format) or _reader_of_plugin(FORMATS.get(self.format))
@@ -183,10 +208,17 @@ def _reader_of_plugin(read: PluginReader) -> Reader:
     return rows
 
 
-def discover(place: str, data_format: str = "auto", what: str = "training data") -> list[DataFile]:
+def discover(
+    place: str,
+    data_format: str = "auto",
+    what: str = "training data",
+    *,
+    encoding: str = AUTO,
+) -> list[DataFile]:
     """The files that `place` means, each with its format, checked by content.
 
     Args:
+        encoding: of text files that have no mark which says it.
         what: what is to be there, for error messages.
 
     Raises:
@@ -200,10 +232,10 @@ def discover(place: str, data_format: str = "auto", what: str = "training data")
     if Path(where).is_dir() and is_saved_dataset(Path(where)):
         return [DataFile(path, readable_path(path.name), HUGGINGFACE)]
     if path.is_dir():
-        return _folder_files(path, data_format, what)
+        return _folder_files(path, data_format, what, encoding)
     _check_link(path, what)
     if path.exists():
-        return [_data_file(path, readable_path(path.name), data_format)]
+        return [_data_file(path, readable_path(path.name), data_format, encoding)]
     if data_format == HUGGINGFACE or may_be_on_the_hub(place):
         load_huggingface(place)
         return [DataFile(path, place, HUGGINGFACE)]
@@ -223,7 +255,7 @@ def refuse_no_data(path: Path, advice: str) -> None:
     """
     if _is_plugin(path.suffix.lower().removeprefix(".")):
         return
-    what = kind_of_file(path, read_head(path))
+    what = kind_of_file(path, read_head(path)[0])
     if what is None or what[0] in (PARQUET, HDF5, EXCEL):
         return
     kind, remedy = what
@@ -277,7 +309,7 @@ def _not_found(path: Path, what: str) -> str:
     return f"there is no {what} at {str(path)!r}{hint}"
 
 
-def _folder_files(folder: Path, data_format: str, what: str) -> list[DataFile]:
+def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> list[DataFile]:
     """All data files in a folder and below; loose texts only where there is nothing else."""
     everything = sorted(
         p
@@ -300,11 +332,13 @@ def _folder_files(folder: Path, data_format: str, what: str) -> list[DataFile]:
     for path in chosen:
         _check_link(path, what)
     shown = [readable_path(p.relative_to(folder).as_posix()) for p in chosen]
-    files = [_data_file(p, name, data_format) for p, name in zip(chosen, shown, strict=True)]
+    files = [
+        _data_file(p, name, data_format, encoding) for p, name in zip(chosen, shown, strict=True)
+    ]
     left_out = len(everything) - len(chosen)
     if left_out:
         note = "; ".join(filter(None, [files[0].note, _others(left_out)]))
-        files[0] = DataFile(files[0].path, files[0].name, files[0].format, note)
+        files[0] = replace(files[0], note=note)
     return files
 
 
@@ -318,7 +352,7 @@ def _format_by_name(path: Path) -> str | None:
     return EXTENSIONS.get(extension) or (plugin if _is_plugin(plugin) else None)
 
 
-def _data_file(path: Path, name: str, data_format: str) -> DataFile:
+def _data_file(path: Path, name: str, data_format: str, encoding: str) -> DataFile:
     if not path.is_file():
         raise ValueError(f"{str(path)!r} is no regular file: give a file or a folder")
     chosen = data_format if data_format != "auto" else _format_by_name(path)
@@ -328,19 +362,25 @@ def _data_file(path: Path, name: str, data_format: str) -> DataFile:
             f"{path} has no ending that names a data format: set data.format (known:"
             f" {', '.join(FORMATS.names())})"
         )
-    head = read_head(path)
-    if chosen in TEXTFORMATS:
+    is_text = chosen in TEXT_READERS
+    head, found = read_head(path, encoding if is_text else AUTO)
+    if is_text:
         check_text(path, head)
     else:
         check_binary(path, head, chosen)
         if path.suffix.lower() in COMPRESSED:
             raise ValueError(f"{path} holds a compressed {chosen} file: unpack it")
     if chosen not in ("json", "jsonl"):
-        return DataFile(path, name, chosen, _about(path, name, chosen))
+        about = _about(path, name, chosen)
+        if not is_text and encoding != AUTO:
+            others = f"data.encoding is for text, and {name} is read as {chosen}"
+            about = "; ".join(filter(None, [about, others]))
+        return DataFile(path, name, chosen, about, found if is_text else UTF8)
     kind = json_kind(head, chosen)
     words = {"json": "is one JSON document", "jsonl": "is JSON lines"}
     inside = "" if kind == chosen else f"{name} {words[kind]} inside"
-    return DataFile(path, name, kind, "; ".join(filter(None, [inside, _about(path, name, kind)])))
+    about = "; ".join(filter(None, [inside, _about(path, name, kind)]))
+    return DataFile(path, name, kind, about, found)
 
 
 def _about(path: Path, name: str, data_format: str) -> str:

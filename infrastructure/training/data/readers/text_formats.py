@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 from infrastructure.core.json_text import parse_json
-from infrastructure.training.data.readers.compressed import open_bytes
 from infrastructure.training.data.readers.line_reader import (
     BEGIN,
     MAX_LINE_BYTES,
@@ -25,7 +24,6 @@ from infrastructure.training.data.readers.rows import (
     BROKEN_JSON,
     INVALID_UTF8,
     LINE_TOO_LONG,
-    REMEDIES,
     WRONG_COLUMNS,
     WRONG_TYPE,
     BadRow,
@@ -33,14 +31,17 @@ from infrastructure.training.data.readers.rows import (
     excerpt,
     kind_of,
 )
+from infrastructure.training.data.readers.text_encoding import UTF8, likely_encoding, open_utf8
 
 SNIFF_BYTES = 1 << 20
 DELIMITERS = (",", ";", "\t", "|")
 
 
-def read_jsonl(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
+def read_jsonl(
+    path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8
+) -> Iterator[Row | BadRow]:
     """One JSON object a line; blank lines are no rows."""
-    with open_bytes(path) as file:
+    with open_utf8(path, encoding) as file:
         for line in read_lines(file, start):
             if line.data is None:
                 yield too_long(name, line)
@@ -49,15 +50,15 @@ def read_jsonl(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | Ba
 
 
 def _json_row(data: bytes, name: str, line: Line) -> Row | BadRow:
-    def bad(reason: str, detail: str) -> BadRow:
-        return BadRow(name, line.number, reason, detail, excerpt(data), line.offset)
+    def bad(reason: str, detail: str, encoding: str = "") -> BadRow:
+        return BadRow(name, line.number, reason, detail, excerpt(data), line.offset, encoding)
 
     if has_too_many_values(data):
         return bad(LINE_TOO_LONG, too_large_words())
     try:
         value = parse_json(data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        return bad(INVALID_UTF8, f"byte {error.start + 1} of the line")
+        return bad(INVALID_UTF8, f"byte {error.start + 1} of the line", likely_encoding(data))
     except json.JSONDecodeError as error:
         return bad(BROKEN_JSON, f"{error.msg.removesuffix(' at')} at column {error.colno}")
     except ValueError as error:  # nested too deep, a number too long
@@ -73,14 +74,18 @@ def too_long(name: str, line: Line) -> BadRow:
     return BadRow(name, line.number, LINE_TOO_LONG, detail, "", line.offset)
 
 
-def read_csv(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
+def read_csv(
+    path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8
+) -> Iterator[Row | BadRow]:
     """Comma-separated values under a header line; `;`, tab or `|` where the header shows it."""
-    return _read_delimited(path, name, start, None)
+    return _read_delimited(path, name, start, encoding, None)
 
 
-def read_tsv(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
+def read_tsv(
+    path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8
+) -> Iterator[Row | BadRow]:
     """Tab-separated values under a header line."""
-    return _read_delimited(path, name, start, "\t")
+    return _read_delimited(path, name, start, encoding, "\t")
 
 
 class _Records:
@@ -110,10 +115,10 @@ class _Records:
 
 
 def _read_delimited(
-    path: Path, name: str, start: Start, delimiter: str | None
+    path: Path, name: str, start: Start, encoding: str, delimiter: str | None
 ) -> Iterator[Row | BadRow]:
     csv.field_size_limit(MAX_LINE_BYTES)
-    with open_bytes(path) as file:
+    with open_utf8(path, encoding) as file:
         header = _Records(read_lines(file), name)
         delimiter = delimiter or _delimiter_of(next(read_lines(file), None))
         columns = next(csv.reader(header, delimiter=delimiter, strict=True), [])
@@ -151,7 +156,8 @@ def _next_record(
         return BadRow(name, at.line, WRONG_COLUMNS, detail, excerpt(fields), at.offset)
     values = dict(zip(columns, fields, strict=True))
     if any(has_surrogates(field) for field in fields):
-        return BadRow(name, at.line, INVALID_UTF8, "", excerpt(_printable(fields)), at.offset)
+        likely, shown = likely_encoding(_bytes_of(fields)), excerpt(_printable(fields))
+        return BadRow(name, at.line, INVALID_UTF8, "", shown, at.offset, likely)
     return Row(values, name, at.line, at.offset)
 
 
@@ -176,7 +182,8 @@ def _check_columns(columns: list[str], name: str) -> None:
     if not any(columns):
         raise ValueError(f"{name}: the table has no header line that names its columns: add one")
     if any(map(has_surrogates, columns)):
-        raise ValueError(f"{name}:1: {INVALID_UTF8}: {REMEDIES[INVALID_UTF8]}")
+        header = BadRow(name, 1, INVALID_UTF8, encoding=likely_encoding(_bytes_of(columns)))
+        raise ValueError(f"{header}: {header.remedy}")
     if columns[0].lower().startswith("sep="):
         raise ValueError(
             f"{name}:1: the line {columns[0]!r} is one for Excel alone: remove it, so that the"
@@ -198,17 +205,23 @@ def has_surrogates(text: str) -> bool:
     return False
 
 
+def _bytes_of(fields: list[str]) -> bytes:
+    return b" ".join(field.encode("utf-8", "surrogateescape") for field in fields)
+
+
 def _printable(fields: list[str]) -> list[str]:
     return [field.encode("utf-8", "replace").decode() for field in fields]
 
 
-def read_text(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
+def read_text(
+    path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8
+) -> Iterator[Row | BadRow]:
     """Plain text under the column "text".
 
     Paragraphs separated by blank lines are one example each; a text without any blank line gives
     one example a line. What the first MiB shows decides.
     """
-    with open_bytes(path) as file:
+    with open_utf8(path, encoding) as file:
         by_line = not has_paragraphs(file)
         block: list[Line] = []
         is_too_long = False
@@ -248,6 +261,6 @@ def _text_row(block: list[Line], name: str, is_too_long: bool) -> Row | BadRow:
     try:
         text = data.decode("utf-8").strip()
     except UnicodeDecodeError as error:
-        detail = f"byte {error.start + 1} of the passage"
-        return BadRow(name, first.number, INVALID_UTF8, detail, excerpt(data), first.offset)
+        detail, likely = f"byte {error.start + 1} of the passage", likely_encoding(data)
+        return BadRow(name, first.number, INVALID_UTF8, detail, excerpt(data), first.offset, likely)
     return Row({"text": text}, name, first.number, first.offset)

@@ -2,7 +2,7 @@
 
 Windows come in the order of the files and are shuffled inside; the order is a pure function of
 (seed, epoch), and reading begins at any position without reading what lies before its window
-(except in .gz files, which must be decompressed up to there).
+(except in files that are compressed or no UTF-8, which must be read up to there).
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +15,7 @@ from infrastructure.core.errors import DataError
 from infrastructure.training.data.readers.line_reader import Start
 from infrastructure.training.data.readers.rows import BadRow, Row, RowValues
 from infrastructure.training.data.readers.sources import DataFile, discover
+from infrastructure.training.data.readers.text_encoding import AUTO
 from infrastructure.training.data.serving.example_order import WINDOW, random_state
 from infrastructure.training.data.store.stream_index import (
     WindowIndex,
@@ -41,6 +42,7 @@ class StreamingDataset(IterableDataset[Any]):
         memory_limit: most bytes in the buffer (estimated from the content); a single row larger
             than that is buffered alone.
         data_format: as for `DataConfig.format`.
+        encoding: as for `DataConfig.encoding`.
         seed: of the order.
         convert: what becomes of a row; must always give the same for the same row.
         index: the index, if it was built before with the same limits.
@@ -56,6 +58,7 @@ class StreamingDataset(IterableDataset[Any]):
         memory_limit: int | None = None,
         *,
         data_format: str = "auto",
+        encoding: str = AUTO,
         seed: int = 0,
         convert: Callable[[Row], object] = row_values,
         index: WindowIndex | None = None,
@@ -65,7 +68,7 @@ class StreamingDataset(IterableDataset[Any]):
         self.files = (
             list(data_path)
             if isinstance(data_path, list)
-            else discover(str(data_path), data_format)
+            else discover(str(data_path), data_format, encoding=encoding)
         )
         self.buffer_size = buffer_size
         self.memory_limit = memory_limit

@@ -78,7 +78,7 @@ BAD_ROWS = {
     31: ({"question": "", "answer": "A"}, reasons.EMPTY),
     41: ({"question": "Q", "answer": {}}, reasons.WRONG_TYPE),
     51: ({"question": "Q" * 99, "answer": "word " * 300}, reasons.OVER_LONG),
-    61: ('{"question": "Q", "answer": "\\ud800"}', reasons.INVALID_UTF8),
+    61: ('{"question": "Q", "answer": "\\ud800"}', reasons.HALF_CHARACTER),
 }
 
 
@@ -87,7 +87,7 @@ def write_with_bad_rows(path: Path) -> None:
     for line, (row, _) in BAD_ROWS.items():
         rows[line - 1] = row
     write_jsonl(path, rows)
-    path.write_bytes(path.read_bytes().replace(b"What is 70", b"What \xff is 70"))
+    path.write_bytes(path.read_bytes().replace(b"What is 70", b"What \xe4 is 70"))
 
 
 def test_bad_rows_are_reported_with_file_and_line(tmp_path: Path, cache: Path) -> None:
@@ -102,10 +102,23 @@ def test_bad_rows_are_reported_with_file_and_line(tmp_path: Path, cache: Path) -
         assert prepared.report.rows_read == 100
         prepared = pipeline(data, cache, over_length="quarantine", max_bad_rows_percent=10)
     text = "\n".join(prepared.report.lines())
-    assert "8 rows set aside (8 %): 2 wrong type, 2 invalid UTF-8" in text
+    assert "8 rows set aside (8 %): 2 wrong type, 1 broken JSON" in text
     assert "bad.jsonl:1: broken JSON (Expecting property name" in text
+    assert "set data.encoding=cp1252 to read all of its rows" in text
     prepared.report.quarantine.write(tmp_path / "run" / "quarantine.jsonl")
     assert len((tmp_path / "run" / "quarantine.jsonl").read_text().splitlines()) == 8
+
+
+def test_prepared_data_is_of_its_encoding(tmp_path: Path, cache: Path) -> None:
+    data = write_jsonl(tmp_path / "a.jsonl", pairs(40))
+    data.write_bytes(data.read_bytes().replace(b"What is 7", b"\x82\xa0 is 7"))
+    first = pipeline(data, cache, encoding="shift_jis")
+    assert first.report.quarantine.total == 0
+    again = pipeline(data, cache, encoding="cp932")
+    assert not again.report.from_cache
+    other = pipeline(data, cache, encoding="gb18030")
+    assert not other.report.from_cache
+    assert other.fingerprint != first.fingerprint == again.fingerprint
 
 
 def test_too_many_bad_rows_refuse_the_start(tmp_path: Path, cache: Path) -> None:

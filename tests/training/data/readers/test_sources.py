@@ -398,7 +398,7 @@ WRONG_FILES = {
     "zipped.parquet": (b"PK\x03\x04" + bytes(9), "no parquet file but a zip archive"),
     "page.jsonl": (b"\n<!DOCTYPE html><html>", "web page"),
     "pointer.jsonl": (b"version https://git-lfs.github.com/spec/v1\noid", "git lfs pull"),
-    "wide.csv": ("a,b\n".encode("utf-16"), "UTF-16.*save it as UTF-8"),
+    "wide.csv": ("a,b\n".encode("utf-16-be"), "UTF-16 without.*data.encoding=utf-16-be"),
     "noise.txt": (b"abc\x00def", "binary"),
     "table.jsonl": (b"PAR1xxxx", "Parquet file.*name it .parquet"),
     "model.txt": (b"\x80\x04\x95", "a pickle"),
