@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "questions",
         nargs="*",
+        default=[],
         metavar="QUESTION",
         help="in plain words, each in quotes (default: the lines that are typed, or piped in)",
     )
@@ -38,8 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Answer what was asked; each question by itself, the model remembers none before it."""
+    from infrastructure.deployment.given_paths import check_model
+
     config = configure(options)
     model = _model_of(options.model, Path(config.output_dir))
+    check_model(model)
     from infrastructure.deployment.model_repair import repair_model
     from infrastructure.evaluation.prompting import Answerer
 

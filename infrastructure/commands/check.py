@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from infrastructure.commands.arguments import add_data, add_json
@@ -13,7 +12,6 @@ from infrastructure.config.sources.flags import add_config_flags, add_preset_fla
 from infrastructure.core.console import has_colour
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.stop_signals import interrupt_on_signals
-from infrastructure.run.output_dir import writable
 from infrastructure.testing.results import GROUPS
 
 if TYPE_CHECKING:
@@ -79,10 +77,12 @@ def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Check, show each result, write the report; the exit code says whether all is well."""
+    from infrastructure.deployment.given_paths import check_given
+
     config = configure(options, {"data.path": options.data})
     if options.preview is not None:
         return _show_tokens(config, options)
-    writable(Path(config.output_dir))
+    check_given(config)
     from infrastructure.testing.test_pipeline import create_test_pipeline
 
     def report_line(line: str) -> None:

@@ -10,6 +10,7 @@ from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.files import refuse_what_is_there
 from infrastructure.core.json_text import JsonObject, as_integer, as_list
 
 log = logging.getLogger(__name__)
@@ -38,14 +39,17 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("where to? Name a FOLDER, or --push-to-hub OWNER/NAME, or both")
     if options.public and options.push_to_hub is None:
         raise ValueError("--public is for --push-to-hub OWNER/NAME: a folder here is neither")
-    from infrastructure.deployment.export import export_checkpoint
-    from infrastructure.deployment.publish import ModelRepository, finished_step
     from infrastructure.run.directory import find_run
     from infrastructure.run.repair import repair_records, repair_records_of
 
     repair_records(output_dir, BackupConfig(), log.warning)
     run, checkpoint = find_run(options.run, output_dir)
     repair_records_of(run)
+    if options.folder is not None:
+        refuse_what_is_there(Path(options.folder))
+    from infrastructure.deployment.export import export_checkpoint
+    from infrastructure.deployment.publish import ModelRepository, finished_step
+
     repository = None
     if options.push_to_hub is not None:
         run.read_run()

@@ -30,8 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, show the table, save what is asked for."""
+    from infrastructure.deployment.given_paths import check_model
+
     config = configure(options, {"model.name": options.model})
     _refuse_wrong(options)
+    check_model(config.model.name)
     from infrastructure.deployment.inference import find_fastest_inference
 
     with interrupt_on_signals():
@@ -59,10 +62,10 @@ def _refuse_wrong(options: argparse.Namespace) -> None:
             raise ValueError(f"{name} {value}: give a whole number of at least 1")
     if options.save is None:
         return
-    from infrastructure.optimization.inference import PROGRAMS
-
     if options.save.exists():
         raise ValueError(f"{options.save} is there already: name another file")
+    from infrastructure.optimization.inference import PROGRAMS
+
     if options.save.suffix not in PROGRAMS:
         endings = ", ".join(PROGRAMS)
         raise ValueError(f"{options.save}: name a file with one of the endings {endings}")

@@ -17,7 +17,7 @@ from infrastructure.commands.parser import CommandParser
 from infrastructure.commands.settings import configure
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag, flags_given
 from infrastructure.core.exit_codes import ExitCode
-from infrastructure.deployment.given_paths import check_paths
+from infrastructure.deployment.given_paths import check_given
 from infrastructure.deployment.training_queue import Job, JobState, TrainingQueue
 from infrastructure.monitoring.drawing.formatting import format_duration, printable
 from infrastructure.training.data.defaults import make_ready
@@ -62,7 +62,7 @@ def add(options: argparse.Namespace) -> int:
     """What cannot be carried out is refused now, and not in the night."""
     config = configure(options, {"data.path": options.data})
     make_ready(config)
-    check_paths(config)
+    check_given(config, accepted(options))
     queue = TrainingQueue(Path(config.output_dir))
     job = queue.add(options.data, flags_given(options), accepted(options), options.config)
     print(f"Job {job.number} waits: {job.line}")

@@ -29,11 +29,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """What cannot be carried out is refused before torch is loaded, which takes a while."""
-    from infrastructure.deployment.given_paths import check_paths
+    from infrastructure.deployment.given_paths import check_given
 
     config = configure(options, {"data.path": options.data})
     make_ready(config)
-    check_paths(config)
+    check_given(config, accepted(options))
     return (detach if options.detach else train)(config, accepted(options))
 
 

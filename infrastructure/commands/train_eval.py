@@ -2,6 +2,7 @@
 
 import argparse
 
+from infrastructure.commands.output import loading_torch
 from infrastructure.commands.settings import configure
 from infrastructure.config.sources.flags import add_config_flags
 from infrastructure.core.exit_codes import ExitCode
@@ -15,9 +16,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what was measured."""
+    """Print what was measured; what cannot be is refused before torch is loaded."""
     config = configure(options, {"model.name": options.model, "data.path": options.data})
-    from infrastructure.deployment.one_call import evaluate_configured
+    from infrastructure.deployment.given_paths import check_measured
+
+    check_measured(config)
+    with loading_torch():
+        from infrastructure.deployment.one_call import evaluate_configured
 
     _, lines = evaluate_configured(config)
     print("\n".join(lines))

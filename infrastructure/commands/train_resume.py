@@ -43,8 +43,12 @@ def resume(
     changes: Collection[Setting] = (),
     accept: Collection[str] = (),
 ) -> int:
-    """As `resume_with` of `infrastructure.deployment.one_call`; the exit code."""
-    with loading_torch():
-        from infrastructure.deployment.one_call import resume_with
+    """As `resume_with` of `infrastructure.deployment.one_call`; the exit code. A run that cannot go
+    on is refused before torch is loaded."""
+    from infrastructure.deployment.resuming import find_to_resume
 
-    return exit_code_of_training(resume_with(name, output_dir, changes, accept, show_in_flags))
+    chosen = find_to_resume(name, output_dir, changes, accept, show_in_flags)
+    with loading_torch():
+        from infrastructure.deployment.one_call import resume_run
+
+    return exit_code_of_training(resume_run(chosen, accept, show_in_flags))

@@ -34,6 +34,8 @@ def unknown_command(command: str, word: str, known: Collection[str]) -> str:
     """The sentence for a word that `command` does not take."""
     if plain_name(word) in ABSENT and word not in COMMANDS_ELSEWHERE:
         return f"unknown command {word!r}; {ABSENT[plain_name(word)]}"
+    if word == "help":
+        return f"unknown command {word!r}; did you mean {command} --help?"
     meant = COMMANDS_ELSEWHERE.get(word) or nearest(word, known)
     hint = f"; did you mean {command} {meant}?" if meant in known else ""
     return f"unknown command {word!r}{hint} (there are {', '.join(known)})"

@@ -14,6 +14,7 @@ from infrastructure.config.merging import planned as later
 from infrastructure.config.merging import plugin_names
 from infrastructure.config.merging.cross_checks import (
     contradictions,
+    place_among_runs,
     several_processes,
     testing_off,
 )
@@ -274,6 +275,7 @@ class DeploymentConfig(ConfigSection):
             *contradictions(self),
             *refused_without_effect(self, self.source),
             *several_processes(self.num_processes, self.device, self.cuda_visible_devices),
+            *place_among_runs(self.backup.place, self.output_dir),
             *testing_off(self.enable_testing, self.testing_interval),
         ]
 

@@ -202,6 +202,14 @@ def _duration_seconds(value: object) -> object:
     return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
+def _with_unit(value: object) -> object:
+    """A small number without a unit is hours or minutes for whoever writes it, not seconds."""
+    number = value.strip() if isinstance(value, str) else str(value)
+    if not isinstance(value, bool) and re.fullmatch(r"\d+(\.0*)?", number) and float(number) < 60:
+        raise ValueError("no unit")
+    return _duration_seconds(value)
+
+
 def _megabytes(value: object) -> object:
     """A number counts megabytes; a text with a unit is converted to them."""
     if isinstance(value, str) and not value.strip().isdigit():
@@ -301,6 +309,12 @@ Duration = Annotated[
     float,
     BeforeValidator(_duration_seconds),
     Allowed('a duration such as "11h", "90min" or "30s"; a number counts seconds'),
+    Gt(0),
+]
+TimeLimit = Annotated[
+    float,
+    BeforeValidator(_with_unit),
+    Allowed('a duration with its unit, such as "11h", "90min" or "30s"'),
     Gt(0),
 ]
 Percent = Annotated[

@@ -299,3 +299,14 @@ def file_sha256(path: Path) -> str:
         while chunk := file.read(HASH_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def refuse_what_is_there(folder: Path) -> None:
+    """Nothing is ever written over.
+
+    Raises:
+        ValueError: `folder` is a file, or is not empty.
+    """
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        what = "holds other files" if folder.is_dir() else "is a file"
+        raise ValueError(f"{folder} {what}: name a folder that is empty or not there yet")

@@ -19,6 +19,9 @@ class StopSignal(KeyboardInterrupt):
         self.name = signal.Signals(number).name
 
 
+STOP_COMMAND = "stopped by temper stop"
+
+
 def reason_of(number: int) -> str:
     """What a run says of its stop: `SIGTERM received`."""
     return f"{signal.Signals(number).name} received"

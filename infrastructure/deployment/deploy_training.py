@@ -13,6 +13,7 @@ from pathlib import Path
 from infrastructure.backup.run_backup import place_options
 from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig as DeploymentConfig
+from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import read_record, write_record
@@ -389,6 +390,8 @@ class TrainingDeployment:
             data = trainer.initialize_data()
         if isinstance(trainer.strategy, StackwiseStrategy):
             trainer.check_length()
+            for note in trainer.strategy.notes():
+                self.report(f"note: {note}")
         self.report(describe_model(trainer))
         data_report = getattr(data, "report", None)
         data_lines = data_report.lines(self.report.is_verbose) if data_report else []
@@ -423,10 +426,13 @@ class TrainingDeployment:
         )
         with self._stage("fit", "measuring memory and time of a step"):
             loop, state = self._make_ready(finalizer, checkpoint)
+        for note in short_warmup(self.config, state.total_steps):
+            self.report(f"note: {note}")
         self.report(f"Training for {state.total_steps:,} steps{HOW_TO_STOP}")
         record_running(run, state.total_steps)
         try:
-            with self.stages.stage("train"), stop_on_signals(state, lambda: loop.may_break_off):
+            stopping = stop_on_signals(state, lambda: loop.may_break_off, run.path)
+            with self.stages.stage("train"), stopping:
                 trainer.train()
             return finalizer.stopped() if state.is_interrupted else finalizer.finish()
         except KeyboardInterrupt as error:
@@ -488,6 +494,17 @@ class TrainingDeployment:
             ReportObserver(run.path),
         ]
         return hooks
+
+
+def short_warmup(config: DeploymentConfig, total_steps: int) -> list[str]:
+    """A note where fewer steps warm up than somebody wants: at most half of all do."""
+    wanted, most = config.training.warmup_steps, total_steps // 2
+    if wanted <= most or config.source("training.warmup_steps").layer is Layer.DEFAULT:
+        return []
+    return [
+        f"training.warmup_steps {wanted} is more than half of {total_steps} steps: the learning"
+        f" rate rises for {most}, and falls from there"
+    ]
 
 
 @contextmanager

@@ -31,7 +31,12 @@ from infrastructure.core.files import write_json
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
-from infrastructure.monitoring.records.run_owner import TrainerProcess, read_trainer, write_trainer
+from infrastructure.monitoring.records.run_owner import (
+    TrainerProcess,
+    announce_stop,
+    read_trainer,
+    write_trainer,
+)
 from infrastructure.run.latest_checkpoint import SavedSteps
 from infrastructure.run.output_dir import writable
 from infrastructure.training.data.defaults import make_ready
@@ -252,6 +257,7 @@ def _end(folder: Path, trainer: TrainerProcess, patience_seconds: float) -> bool
     """Send SIGTERM, which saves and stops, and wait; whether the process trains no more."""
     if trainer.is_alive is None:
         raise ValueError(f"{trainer} trains it: stop it there")
+    announce_stop(folder, trainer.pid)
     try:
         os.kill(trainer.pid, signal.SIGTERM)
     except ProcessLookupError:

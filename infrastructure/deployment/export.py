@@ -10,6 +10,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.files import refuse_what_is_there
 from infrastructure.core.json_text import JsonObject
 from infrastructure.deployment.resuming import commit_of_base, configuration_of
 from infrastructure.run.checkpoint_paths import verify
@@ -58,17 +59,6 @@ def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) 
         "checkpoint": str(checkpoint),
         "folder": str(folder.absolute()),
     }
-
-
-def refuse_what_is_there(folder: Path) -> None:
-    """Nothing is ever written over.
-
-    Raises:
-        ValueError: `folder` is a file, or is not empty.
-    """
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        what = "holds other files" if folder.is_dir() else "is a file"
-        raise ValueError(f"{folder} {what}: name a folder that is empty or not there yet")
 
 
 @contextmanager

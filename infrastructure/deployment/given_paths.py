@@ -1,17 +1,85 @@
-"""Model and data that are paths of this machine, looked at before torch is loaded."""
+"""What is wrong with what a person has given, as far as it shows before torch is loaded.
 
+Torch takes seconds to load; a slip is told in less than one. Each of these is looked at again where
+it is used: what shows later, or has changed meanwhile, is told there.
+"""
+
+from collections.abc import Collection
 from pathlib import Path
 
+from infrastructure.backup.backends import open_place
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.files import recover_directory
-from infrastructure.training.data.readers.sources import HUGGINGFACE, discover, may_be_on_the_hub
+from infrastructure.monitoring.records.run_list import FINAL, RUN_FILE, finished_model
+from infrastructure.monitoring.watching.alert_sinks import check_alert_sinks
+from infrastructure.run.configuration_judge import canonical_name
+from infrastructure.run.output_dir import no_empty_folder_left, writable
+from infrastructure.training.data.preparation.plan import look_at_rows
+from infrastructure.training.data.readers.sources import (
+    HUGGINGFACE,
+    DataFile,
+    discover,
+    may_be_on_the_hub,
+)
 from infrastructure.training.methods.check import check_method
+from infrastructure.training.metrics.sinks import check_sinks
 from infrastructure.training.models.model_path import refuse_file, refuse_missing
+from infrastructure.training.models.saved_model import check_folder, is_there, look_into
+
+
+def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
+    """Refuse, of a training, what could not be read, written to or understood.
+
+    Args:
+        accept: what may be different when a run goes on.
+
+    Raises:
+        ValueError, TemperError: says what is wrong, and what to do.
+    """
+    for name in accept:
+        canonical_name(name)
+    output_dir = Path(config.output_dir)
+    with no_empty_folder_left(output_dir):
+        writable(output_dir)
+    if config.backup.place is not None:
+        open_place(config.backup.place)  # which connects to nothing
+    if config.enable_monitoring:
+        check_alert_sinks(config.monitor.alert_sinks)
+    check_sinks(config.training.metrics_sinks)
+    check_paths(config)
+
+
+def check_measured(config: DeploymentConfig) -> None:
+    """Refuse a measurement of a model that is not there, or on data that cannot be read.
+
+    Raises:
+        ValueError: says what is there instead.
+    """
+    check_model(config.model.name)
+    check_data(config.data)
+
+
+def check_model(name: str) -> None:
+    """Refuse a model to be used where nothing lies, or a run that is not finished.
+
+    Raises:
+        ValueError: says what is there instead.
+    """
+    name = finished_model(name)
+    path = Path(name).expanduser()
+    if not path.exists():
+        refuse_missing(name)
+    elif (path / RUN_FILE).is_file() and not is_there(path / FINAL):
+        look_into(path)  # which says how to finish it
+    else:
+        refuse_file(path)
 
 
 def check_paths(config: DeploymentConfig) -> None:
-    """Refuse model and data where nothing lies, or nothing that can be read, or that do not go
-    with `training.method`.
+    """Refuse model and data where nothing lies, or nothing that can be read and understood, or that
+    do not go with `training.method`.
 
     Raises:
         ValueError: says what is there instead.
@@ -23,8 +91,34 @@ def check_paths(config: DeploymentConfig) -> None:
         refuse_file(path)
     else:
         refuse_missing(config.model.name)
-    data = config.data
-    for place, what in ((data.path, "training data"), (data.eval_path, "held-out data")):
-        if place and data.format != HUGGINGFACE and not may_be_on_the_hub(place):
-            discover(place, data.format, what, encoding=data.encoding)
+    sources = _files_here(config.data)
     check_method(config)
+    if path.is_dir():
+        check_folder(path)
+    if config.training.method == SFT:  # of another method, its own rows have been looked at
+        _check_rows(sources, config.data)
+
+
+def check_data(data: DataConfig) -> None:
+    """Refuse data that is not there, cannot be read, or whose rows cannot be understood.
+
+    Raises:
+        ValueError: says what is there instead.
+    """
+    _check_rows(_files_here(data), data)
+
+
+def _files_here(data: DataConfig) -> list[list[DataFile]]:
+    """The files of training and of held-out data, without those of the Hub."""
+    places = ((data.path, "training data"), (data.eval_path, "held-out data"))
+    return [
+        discover(place, data.format, what, encoding=data.encoding)
+        for place, what in places
+        if place and data.format != HUGGINGFACE and not may_be_on_the_hub(place)
+    ]
+
+
+def _check_rows(sources: list[list[DataFile]], data: DataConfig) -> None:
+    for files in sources:
+        if all(file.format != HUGGINGFACE for file in files):
+            look_at_rows(files, data)

@@ -12,21 +12,18 @@ from infrastructure.config.merging.precedence import Layer, Setting, Source, fla
 from infrastructure.config.merging.presets import PRESET
 from infrastructure.config.process_wide import take_effect
 from infrastructure.config.schema import schema_of
-from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.config.sources.flags import key_of_keyword
 from infrastructure.config.sources.languages import in_keywords
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.console import ShowLine, show
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.given_paths import check_paths
+from infrastructure.deployment.given_paths import check_given
 from infrastructure.deployment.model_repair import repair_finished, repair_model
-from infrastructure.deployment.resuming import configuration_of
+from infrastructure.deployment.resuming import RunToResume, find_to_resume
 from infrastructure.evaluation.evaluate import measure_model
 from infrastructure.evaluation.held_out import HeldOut
-from infrastructure.run.directory import find_run
 from infrastructure.run.record_types import Summary
-from infrastructure.run.repair import repair_records
 from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.parallel.membership import followers_dismissed
 
@@ -65,7 +62,7 @@ def train(
         config = load_config(config_file, keywords=named | _by_key(settings))
         take_effect(config)
         make_ready(config)
-        check_paths(config)
+        check_given(config, accept)
         return train_configured(config, accept)
 
 
@@ -138,10 +135,15 @@ def resume_with(
     show_line: ShowLine = _show_in_keywords,
 ) -> Summary:
     """As `resume`, with changes that know where they were given (see `find_run` for `name`)."""
-    place = next((str(s.value) for s in changes if s.key == "backup.place" and s.value), None)
-    repair_records(Path(output_dir), BackupConfig(place=place), show_line)
-    run, checkpoint = find_run(name, Path(output_dir))
-    config = configuration_of(run, checkpoint).changed(list(changes))
+    chosen = find_to_resume(name, output_dir, changes, accept, show_line)
+    return resume_run(chosen, accept, show_line)
+
+
+def resume_run(
+    chosen: RunToResume, accept: Collection[str] = (), show_line: ShowLine = _show_in_keywords
+) -> Summary:
+    """As `resume`, with what `find_to_resume` gives."""
+    run, checkpoint, config = chosen
     take_effect(config)
     if config.backup.place is None and "backup.place" in run.masked():
         show_line("note: backup.place held a password, which is never recorded: give it again")

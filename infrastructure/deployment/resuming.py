@@ -1,9 +1,9 @@
 """What a run is told anew when it goes on, and what it is remembered to have been told."""
 
-import hashlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -14,15 +14,19 @@ from infrastructure.config.fingerprint import (
     result_settings,
 )
 from infrastructure.config.merging.precedence import Layer, Setting, Source
-from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.checksums import write_record
+from infrastructure.core.errors import CheckpointError
 from infrastructure.run.compatibility import Difference, Verdict
-from infrastructure.run.directory import RunDirectory
+from infrastructure.run.configuration_judge import canonical_name, shown_name
+from infrastructure.run.directory import RunDirectory, find_run
 from infrastructure.run.find import settings_in, settings_now
 from infrastructure.run.record_types import AcceptedRecord
-from infrastructure.training.data.readers.sources import discover
-from infrastructure.training.models.backend_choice import Backend
-from infrastructure.training.resume.overrides import explain
+from infrastructure.run.repair import repair_records
+from infrastructure.training.data.readers.sources import data_files_hash
+
+if TYPE_CHECKING:
+    from infrastructure.training.models.backend_choice import Backend
 
 AS_IT_BEGAN = Source(Layer.KEYWORD, "the default when the run was begun")
 AS_IT_WENT_ON = Source(Layer.KEYWORD, "accepted when the run went on")
@@ -46,6 +50,56 @@ def configuration_of(run: RunDirectory, checkpoint: Path | None) -> DeploymentCo
     return config.changed([Setting(key, settings[key], AS_IT_WENT_ON) for key in changed])
 
 
+class RunToResume(NamedTuple):
+    """A run that is to go on: from which checkpoint (None: its newest), and with which settings."""
+
+    run: RunDirectory
+    checkpoint: Path | None
+    config: DeploymentConfig
+
+
+def find_to_resume(
+    name: str | None,
+    output_dir: str,
+    changes: Collection[Setting],
+    accept: Collection[str],
+    show_line: Callable[[str], None],
+) -> RunToResume:
+    """The run that `name` means (see `find_run`), its records repaired. Loads no torch.
+
+    Raises:
+        ValueError, TemperError: there is none, what it has recorded cannot be read, `accept` holds
+            an unknown name, or it is finished and would be another training.
+    """
+    for each in accept:
+        canonical_name(each)
+    place = next((str(s.value) for s in changes if s.key == "backup.place" and s.value), None)
+    repair_records(Path(output_dir), BackupConfig(place=place), show_line)
+    run, checkpoint = find_run(name, Path(output_dir))
+    before = configuration_of(run, checkpoint)
+    config = before.changed(list(changes))
+    if checkpoint is None and not accept and run.is_finished():
+        refuse_changed(run, before, config)
+    return RunToResume(run, checkpoint, config)
+
+
+def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentConfig) -> None:
+    """A finished run goes on with other settings only where somebody says that it may.
+
+    Raises:
+        CheckpointError: a setting that decides the result is another one; says what accepts it.
+    """
+    before, now = result_settings(was), result_settings(config)
+    keys = [*differing_keys(before, now)]
+    if not keys:
+        return
+    changed = ", ".join(f"{shown_name(k)} was {before.get(k)} and is {now.get(k)}" for k in keys)
+    raise CheckpointError(
+        f"run {run.run_id} is finished, and {changed}: to go on with it so, add --accept"
+        f" {','.join(map(shown_name, keys))}; `temper train --new-run` trains afresh"
+    )
+
+
 def as_begun(run: RunDirectory, config: DeploymentConfig) -> DeploymentConfig:
     """`config` with the defaults of the time when `run` was begun, where nobody gave a value."""
     try:
@@ -58,7 +112,7 @@ def as_begun(run: RunDirectory, config: DeploymentConfig) -> DeploymentConfig:
     return config.changed([Setting(key, value, AS_IT_BEGAN) for key, value in kept.items()])
 
 
-def backend_of(run: RunDirectory) -> Backend | None:
+def backend_of(run: RunDirectory) -> "Backend | None":
     """What has loaded the model of a run; None where it has no version that says so."""
     name = settings_now(run, {}).get("model.backend")
     return None if name is None else "unsloth" if name == "unsloth" else "transformers"
@@ -85,6 +139,16 @@ def describe_differences(agreed: Sequence[Difference]) -> list[str]:
     ]
 
 
+def explain(accepted: Collection[str]) -> list[str]:
+    """What the accepted changes mean for the steps that are left, a line each."""
+    consequences = {
+        "data": "the current epoch begins again, with the new data",
+        "seed": "the current epoch goes on in another order: some of its rows come twice in it",
+        "optimizer": "the new optimizer begins without a memory of the steps before",
+    }
+    return [f"{name}: {text}" for name, text in consequences.items() if name in accepted]
+
+
 def record_accepted(run: RunDirectory, agreed: Sequence[Difference], step: int) -> None:
     """Add what was accepted, or rounds otherwise, to run.json; what the run began with stays there
     as it is."""
@@ -98,17 +162,6 @@ def record_accepted(run: RunDirectory, agreed: Sequence[Difference], step: int) 
         "changes": [{"name": d.name, "was": d.was, "is": d.current} for d in accepted],
     }
     write_record(run.run_file, {**record, "accepted": [*record.get("accepted", []), entry]})
-
-
-def data_files_hash(data: DataConfig) -> str | None:
-    """One hash for the files that `data` names; None where they are not files of this machine."""
-    digest = hashlib.sha256()
-    for place in (data.path, data.eval_path):
-        if place is None or not Path(place).exists():
-            continue
-        for file in discover(place, data.format, encoding=data.encoding):
-            digest.update(f"{file.name} {file.sha256()}\n".encode())
-    return digest.hexdigest() if data.path is not None and Path(data.path).exists() else None
 
 
 def has_other_data(run: RunDirectory, config: DeploymentConfig) -> bool:

@@ -7,7 +7,6 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import write_record
 from infrastructure.core.files import whole_directory
-from infrastructure.deployment.resuming import data_files_hash
 from infrastructure.evaluation.held_out import HeldOut
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.records.run_reader import model_words
@@ -17,6 +16,7 @@ from infrastructure.run.record import base_record
 from infrastructure.run.record_types import ExampleRecord, RunRecord, Summary
 from infrastructure.training.data.data_pipeline import first_examples
 from infrastructure.training.data.encoding.token_preview import token_preview_html
+from infrastructure.training.data.readers.sources import data_files_hash
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.models.token_functions import CROSS_ENTROPY
 from infrastructure.training.resume.fingerprint import installed_versions

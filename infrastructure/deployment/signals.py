@@ -8,9 +8,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
-from infrastructure.core.stop_signals import reason_of, stop_signals
+from infrastructure.core.stop_signals import STOP_COMMAND, reason_of, stop_signals
+from infrastructure.monitoring.records.run_owner import take_announced_stop
 from infrastructure.training.core.state import StopReason, TrainingState
 
 # A machine that is taken away gives half a minute or so; a step, an evaluation, or the compiling of
@@ -22,9 +24,12 @@ RETRY_SECONDS = 0.05
 class _Stopper:
     """Turns signals into `state.interrupt`, then into KeyboardInterrupt where that is harmless."""
 
-    def __init__(self, state: TrainingState, may_break_off: Callable[[], bool]) -> None:
+    def __init__(
+        self, state: TrainingState, may_break_off: Callable[[], bool], run_path: Path | None
+    ) -> None:
         self.state = state
         self.may_break_off = may_break_off
+        self.run_path = run_path
         self.num_ctrl_c = 0
         self.is_patient = True
         self._lock = threading.Lock()
@@ -37,13 +42,20 @@ class _Stopper:
         is_wake, self._is_wake = self._is_wake, False
         self.num_ctrl_c += number == signal.SIGINT and not is_wake
         if not self.state.is_interrupted:
-            self.state.interrupt(reason_of(number), StopReason.SIGNAL, number)
+            if self._is_command(number):
+                self.state.interrupt(STOP_COMMAND, StopReason.COMMAND, number)
+            else:
+                self.state.interrupt(reason_of(number), StopReason.SIGNAL, number)
             self._wait(PATIENCE_SECONDS)
             return
         if self.num_ctrl_c > 2:
             raise KeyboardInterrupt(self.state.stop_message)
         if self.num_ctrl_c == 2 or not self.is_patient:
             self._insist()
+
+    def _is_command(self, number: int) -> bool:
+        is_possible = number == signal.SIGTERM and self.run_path is not None
+        return is_possible and take_announced_stop(self.run_path or Path())
 
     def _insist(self) -> None:
         """Not while the weights change or are being saved: that would lose what can be kept."""
@@ -81,7 +93,9 @@ def _always() -> bool:
 
 @contextmanager
 def stop_on_signals(
-    state: TrainingState, may_break_off: Callable[[], bool] = _always
+    state: TrainingState,
+    may_break_off: Callable[[], bool] = _always,
+    run_path: Path | None = None,
 ) -> Iterator[None]:
     """Inside, the first signal calls `state.interrupt`; if nothing has come of it when patience
     ends, or at a second Ctrl-C, KeyboardInterrupt is raised as soon as `may_break_off` allows; a
@@ -90,7 +104,7 @@ def stop_on_signals(
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    stopper = _Stopper(state, may_break_off)
+    stopper = _Stopper(state, may_break_off, run_path)
     before = {number: signal.signal(number, stopper.handle) for number in stop_signals()}
     try:
         yield

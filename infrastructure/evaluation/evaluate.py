@@ -11,10 +11,11 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import EmbeddedModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.files import write_json
-from infrastructure.core.json_text import as_object, parse_json
+from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.monitoring.records.run_list import finished_model
+from infrastructure.training.data.readers.sources import data_files_hash, discover, held_out_beside
 from infrastructure.training.trainer_factory import TrainerFactory
 
 # How rows became tokens in the run that made the model; other rules would measure something else.
@@ -48,7 +49,7 @@ def measure_model(config: DeploymentConfig) -> tuple[HeldOut, list[str]]:
     """
     config.model.name = finished_model(config.model.name)
     inherited = inherit_from_run(config)
-    notes = set_aside(config)
+    notes = [*trained_on(config), *set_aside(config)]
     config.data.eval_path = config.data.path
     trainer = TrainerFactory().for_run(config, "transformers")
     held_out = measure(trainer)
@@ -63,6 +64,28 @@ def measure_model(config: DeploymentConfig) -> tuple[HeldOut, list[str]]:
     table = render_table([title, ""], rows)
     closing = [f"({held_out.num_questions} prompts answered)", f"written to {path}"]
     return held_out, [*notes, table, *closing]
+
+
+def trained_on(config: DeploymentConfig) -> list[str]:
+    """A note where the run that the model lies in was trained on these very rows."""
+    run = _record_of_run(Path(config.model.name))
+    data = config.data.path
+    if run is None or data is None or not Path(data).exists():
+        return []
+    recorded_data, described = _values(run).get("data"), run.get("data")
+    path = recorded_data.get("path") if isinstance(recorded_data, dict) else None
+    is_same_file = isinstance(path, str) and Path(path).resolve() == Path(data).resolve()
+    recorded = described.get("files_sha256") if isinstance(described, dict) else None
+    alone = config.data.model_copy(update={"eval_path": None})
+    if not is_same_file and (recorded is None or recorded != data_files_hash(alone)):
+        return []
+    if held_out_beside(discover(data, config.data.format, encoding=config.data.encoding)):
+        return []  # what is measured is the part that was held out
+    return [
+        f"note: this model was trained on rows of {data}: the numbers say how well it remembers"
+        " them, not how well it answers what it has not seen (the run's report has the loss on the"
+        " rows that were held out)"
+    ]
 
 
 def set_aside(config: DeploymentConfig) -> list[str]:
@@ -94,13 +117,11 @@ def set_aside(config: DeploymentConfig) -> list[str]:
 
 def inherit_from_run(config: DeploymentConfig) -> dict[str, object]:
     """Take the data settings of the run that the model lies in, where nobody gave others."""
-    folder = Path(config.model.name)
-    records = [path for path in (folder / "run.json", folder.parent / "run.json") if path.is_file()]
-    if not folder.is_dir() or not records:
+    run = _record_of_run(Path(config.model.name))
+    if run is None:
         return {}
     try:
-        run = as_object(parse_json(records[0].read_text()))
-        recorded = as_object(as_object(as_object(run["configuration"])["values"])["data"])
+        recorded = as_object(_values(run)["data"])
         known: dict[str, Any] = {name: recorded[name] for name in INHERITED}
         saved = DataConfig(**known)
     except (KeyError, TypeError, ValueError):
@@ -112,6 +133,24 @@ def inherit_from_run(config: DeploymentConfig) -> dict[str, object]:
             setattr(config.data, name, value)
             inherited[key] = value
     return inherited
+
+
+def _record_of_run(model: Path) -> JsonObject | None:
+    """What the run says of itself that a model lies in; None: it is none of ours, or unreadable."""
+    records = [path for path in (model / "run.json", model.parent / "run.json") if path.is_file()]
+    if not model.is_dir() or not records:
+        return None
+    try:
+        return as_object(parse_json(records[0].read_text()))
+    except (OSError, TypeError, ValueError):
+        return None
+
+
+def _values(run: JsonObject) -> JsonObject:
+    """The settings that a run has recorded, by section."""
+    configuration = run.get("configuration")
+    values = configuration.get("values") if isinstance(configuration, dict) else None
+    return values if isinstance(values, dict) else {}
 
 
 def _write(config: DeploymentConfig, held_out: HeldOut) -> Path:

@@ -13,7 +13,9 @@ from infrastructure.training.data.encoding.tokenization import ConversationEncod
 from infrastructure.training.data.readers.rows import Turn
 from infrastructure.training.data.store.examples import GenerationPrompt
 from infrastructure.training.models.model_manager import ModelManager
-from infrastructure.training.models.source import find_source
+from infrastructure.training.models.source import (
+    find_source,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

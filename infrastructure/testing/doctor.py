@@ -38,6 +38,12 @@ NEEDED_FOR = {
     "torchao": "fp8 arithmetic (--mixed-precision fp8)",
     "trl": "the unsloth back end and the bridge to TRL's trainers",
 }
+# Declared as needed, so that people's files are read at once; nothing else needs them.
+READERS = {
+    "gdown": "data on Google Drive (colab.fetch_data)",
+    "h5py": "HDF5 files",
+    "openpyxl": "Excel files",
+}
 # unsloth asks for these, and training text models needs none of them: requirements-unsloth.txt.
 UNSLOTH_DOES_WITHOUT = {"certifi", "diffusers", "torchvision", "triton", "wheel", "xformers"}
 UNSLOTH_LINE = (
@@ -156,7 +162,11 @@ def check_needed_packages(installation: Installation) -> Iterator[Diagnosis]:
     for requirement in needed:
         version = installation.version(requirement.name)
         remedy = _pip_line(tested.get(requirement.name, requirement))
-        if version is None:
+        if version is None and requirement.name in READERS:
+            purpose = READERS[requirement.name]
+            text = f"not installed, or its files are broken; needed for {purpose}"
+            yield Diagnosis("warn", requirement.name, text, remedy)
+        elif version is None:
             yield Diagnosis(
                 "fail", requirement.name, "not installed, or its files are broken", remedy
             )
@@ -173,7 +183,9 @@ def check_tested_versions(installation: Installation) -> Iterator[Diagnosis]:
     if not columns[column]:
         return
     total = len(columns[column])
+    others = [r.name for r in columns[column] if r not in same[column]]
     text = f"{len(same[column])} of {total} as tested (column {column!r})"
+    text += f"; not so: {', '.join(others)}" if others else ""
     yield Diagnosis("ok" if len(same[column]) == total else "warn", "versions", text)
     needed = {r.name for r in installation.requirements(DISTRIBUTION)}
     for requirement in columns[column]:

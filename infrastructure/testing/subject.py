@@ -27,7 +27,9 @@ from infrastructure.training.models.model_inputs import (
     tolerance,
 )
 from infrastructure.training.models.packed_attention import model_arguments
-from infrastructure.training.models.source import starts_from_scratch
+from infrastructure.training.models.source import (
+    starts_from_scratch,
+)
 from infrastructure.training.stackwise.masking import MaskedExample, MaskedObjective
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.strategies.trial import first_step

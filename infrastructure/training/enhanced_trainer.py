@@ -60,7 +60,9 @@ from infrastructure.training.model_adapters import (
     get_model_adapter,
 )
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.models.source import starts_from_scratch
+from infrastructure.training.models.source import (
+    starts_from_scratch,
+)
 from infrastructure.training.observers.early_stopping import early_stopping
 from infrastructure.training.parallel.team import Team
 from infrastructure.training.quantum.data_selection_step import limit_data

@@ -647,7 +647,7 @@ FURTHER = [
     Wrong(
         "a time that is none",
         "config --deadline soon",
-        ["--deadline", 'a number counts seconds or none, not "soon"'],
+        ["--deadline", 'a duration with its unit, such as "11h"', 'not "soon"'],
     ),
     Wrong(
         "a price that is none",
@@ -1022,7 +1022,7 @@ FURTHER = [
     Wrong(
         "h5 none",
         "train d.h5",
-        ["d.h5", "check how it was made"],
+        ["d.h5", "but text: give it the ending"],
         {"d.h5": "H5NONE"},
         speaks=Language.WORDS,
     ),
@@ -1511,6 +1511,29 @@ CONVERSATIONS = [
     ),
 ]
 
+FURTHER += [
+    Wrong("a deadline without a unit", "train --deadline 11", ["--deadline", '"11h"', 'not "11"']),
+    Wrong("an unknown encoding", "train --encoding cp9999", ["--encoding", "cp1252"]),
+    Wrong(
+        "UTF-8 in another encoding",
+        "train d.csv --encoding cp1252",
+        ["d.csv is UTF-8", "--encoding"],
+        {"d.csv": "prompt,completion\nFünf?,5\n"},
+    ),
+    Wrong(
+        "UTF-16 without a mark",
+        "train d.csv",
+        ["d.csv is UTF-16 without a byte order mark", "--encoding utf-16-le"],
+        {"d.csv": "prompt,completion\n5?,5\n".encode("utf-16-le")},
+    ),
+    Wrong(
+        "a place among the runs",
+        "train data.jsonl --backup-place runs/copies",
+        ["--backup-place", "runs"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+]
+
 TABLE = CONVERSATIONS + CONFIGURATION + DATA + MODEL + CHECKPOINT + FURTHER + METHODS
 # What one line of the project answers counts once: the row, and the row that has its cause.
 SAME_CAUSE = {
@@ -1542,7 +1565,9 @@ SAME_CAUSE = {
     "5,000 nested brackets in config.json": "5,000 nested brackets in a flag",
     "5,000 nested brackets in adapter_config.json": "5,000 nested brackets in a flag",
     "5,000 nested brackets in model.safetensors.index.json": "5,000 nested brackets in a flag",
-    "5,000 nested brackets in tokenizer.json": "5,000 nested brackets in tokenizer_config.json",
+    "5,000 nested brackets in tokenizer_config.json": "5,000 nested brackets in a flag",
+    "5,000 nested brackets in tokenizer.json": "5,000 nested brackets in a flag",
+    "UTF-16 without a mark": "data file empty",
     "no whole checkpoint": "a run without checkpoints",
     "a checkpoint that is not there": "a run that is not there",
     "a run.json of 5,000 nested brackets": "5,000 nested brackets in a flag",

@@ -5,6 +5,7 @@ import pytest
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.config.types import amount_bytes, format_size, parse_size
 
 
@@ -140,3 +141,11 @@ def test_a_secret_is_no_name_of_a_run(name: str) -> None:
         DeploymentConfig(run_name=name)
     assert name not in str(raised.value)
     assert DeploymentConfig(run_name="first try").run_name == "first try"
+
+
+def test_a_deadline_has_a_unit() -> None:
+    for given, seconds in (("11h", 39600.0), ("30s", 30.0), (7200, 7200.0), (0.5, 0.5)):
+        assert TrainingConfig(deadline=given).deadline == seconds
+    for wrong in ("11", 11, "-1h", "0"):
+        with pytest.raises(ValueError, match="deadline must be a duration with its unit"):
+            TrainingConfig(deadline=wrong)

@@ -57,7 +57,7 @@ def test_a_detached_training_goes_on_by_itself_until_it_is_stopped(tmp_path: Pat
     code, output = temper("stop", folder=tmp_path)
     assert (code, "there is nothing to stop" in output) == (0, True)
     summary = json.loads((run / "summary.json").read_text())
-    assert (summary["status"], summary["reason"]) == ("stopped", "SIGTERM received")
+    assert (summary["status"], summary["reason"]) == ("stopped", "stopped by temper stop")
     output = (run / OUTPUT_FILE).read_text()
     assert output.index("Preparing model") < output.index(f"Stopped at step {summary['steps']}")
     assert list((tmp_path / "runs" / ".detached").glob("*/output.txt")) == []

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import temper
+from infrastructure.core.errors import CheckpointError
 from tests.deployment.runs import losses, small_settings, write_rows
 
 
@@ -32,6 +33,8 @@ def test_a_run_goes_on_and_is_measured(settings: dict[str, Any], tmp_path: Path)
     run = Path(temper.train(**settings)["paths"]["run"])
     with pytest.raises(ValueError, match="max_steps"):
         temper.resume(run.name, max_step=6)
+    with pytest.raises(CheckpointError, match=r"max_steps was 4 and is 6: .* add --accept max_s"):
+        temper.resume(run.name, max_steps=6)
     summary = temper.resume(
         run.name,
         **{"training.max_steps": 6, "training.learning_rate": 0.5},

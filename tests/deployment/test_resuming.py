@@ -14,10 +14,11 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment import resuming
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.resuming import commit_of_base, data_files_hash
+from infrastructure.deployment.resuming import commit_of_base, explain
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.lock import only_trainer_of
 from infrastructure.training.core.state import TrainingState
+from infrastructure.training.data.readers.sources import data_files_hash
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import (
@@ -262,3 +263,9 @@ def test_a_hub_model_goes_on_at_the_commit_that_it_began_with(
     run.run_file.write_text(json.dumps(record))
     now = DeploymentConfig(model={"name": "owner/name", "revision": revision})
     assert commit_of_base(run, now) == commit
+
+
+def test_what_an_accepted_change_means_is_reported() -> None:
+    assert explain(["data", "learning_rate"]) == [
+        "data: the current epoch begins again, with the new data"
+    ]

@@ -4,13 +4,15 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
 
-from infrastructure.core.stop_signals import StopSignal, interrupt_on_signals
+from infrastructure.core.stop_signals import STOP_COMMAND, StopSignal, interrupt_on_signals
 from infrastructure.deployment import signals
 from infrastructure.deployment.signals import stop_on_signals
+from infrastructure.monitoring.records.run_owner import announce_stop
 from infrastructure.training.core.state import StopReason, TrainingState
 
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -28,6 +30,21 @@ def test_the_first_signal_requests_a_stop(state: TrainingState, number: signal.S
     assert state.stop_reason is StopReason.SIGNAL
     assert state.stop_message == f"{number.name} received"
     assert (state.is_interrupted, state.stop_signal) == (True, number.name)
+
+
+@pytest.mark.parametrize("is_for_this_process", [True, False])
+def test_temper_stop_is_known_from_other_signals(
+    state: TrainingState, tmp_path: Path, is_for_this_process: bool
+) -> None:
+    announce_stop(tmp_path, os.getpid() if is_for_this_process else 1)
+    with stop_on_signals(state, run_path=tmp_path):
+        os.kill(os.getpid(), signal.SIGTERM)
+    if is_for_this_process:
+        assert (state.stop_reason, state.stop_message) == (StopReason.COMMAND, STOP_COMMAND)
+    else:
+        assert (state.stop_reason, state.stop_message) == (StopReason.SIGNAL, "SIGTERM received")
+    assert state.stop_signal == "SIGTERM"  # which decides the exit code
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_first_signal_is_the_one_that_is_reported(state: TrainingState) -> None:

@@ -6,7 +6,13 @@ import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
-from infrastructure.evaluation.evaluate import evaluate_model, inherit_from_run, set_aside
+from infrastructure.evaluation.evaluate import (
+    evaluate_model,
+    inherit_from_run,
+    set_aside,
+    trained_on,
+)
+from infrastructure.training.data.readers.sources import data_files_hash
 
 
 @pytest.fixture
@@ -111,3 +117,20 @@ def test_a_saved_model_is_measured_by_task(saved_llama: Path, tmp_path: Path) ->
     assert numbers["num_questions"] == 4
     assert lines[-1] == f"written to {written}"
     assert "exact match even" in lines[0]
+
+
+def test_rows_that_were_trained_on_are_named(run: Path, tmp_path: Path) -> None:
+    rows, others, copied = (tmp_path / name for name in ("a.jsonl", "b.jsonl", "copy/a.jsonl"))
+    copied.parent.mkdir()
+    for path in (rows, copied):
+        path.write_text('{"text": "a"}\n')
+    others.write_text('{"text": "b"}\n')
+    record = DeploymentConfig(data={"path": str(rows)}).to_dict()
+    data = {"files_sha256": data_files_hash(DeploymentConfig(data={"path": str(rows)}).data)}
+    (run / "run.json").write_text(json.dumps({"configuration": record, "data": data}))
+    for model in (run, run / "final"):
+        [note] = trained_on(config_for(model, path=str(rows)))
+        assert f"this model was trained on rows of {rows}" in note
+        assert len(trained_on(config_for(model, path=str(copied)))) == 1
+        assert trained_on(config_for(model, path=str(others))) == []
+    assert trained_on(config_for(tmp_path, path=str(rows))) == []

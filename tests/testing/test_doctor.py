@@ -96,7 +96,7 @@ def test_an_untested_version_is_a_warning(healthy: Path) -> None:
     replace(healthy, "trl", "1.16.0")
     findings = diagnose(healthy)
     assert about("trl", findings).text == "1.16.0, tested is ==1.14.2"
-    assert about("versions", findings).text == "3 of 4 as tested (column 'tested')"
+    assert about("versions", findings).text == "3 of 4 as tested (column 'tested'); not so: trl"
     assert doctor.verdict(findings) == "Ready to train, with 2 warnings."
     assert doctor.exit_code(findings) == 0
 
@@ -243,3 +243,20 @@ def test_it_promises_nothing_that_is_not_there() -> None:
     assert any("paged" in name for name in optimizers)
     assert "unsloth" in choices(field["model.backend"].info)
     assert not any("quantization-aware" in purpose for purpose in NEEDED_FOR.values())
+
+
+def test_a_reader_of_some_files_is_no_need(tmp_path: Path) -> None:
+    install_temper(
+        tmp_path,
+        needed=("torch>=2.11,<2.14", "openpyxl>=3.1"),
+        tested=("torch==2.13.0", "openpyxl==3.1.5"),
+        colab=(),
+    )
+    install_torch(tmp_path, "2.13.0+cpu", cuda=None)
+    findings = diagnose(tmp_path)
+    assert doctor.exit_code(findings) == 0
+    versions = about("versions", findings).text
+    assert versions == "1 of 2 as tested (column 'tested'); not so: openpyxl"
+    missing = about("openpyxl", findings)
+    assert (missing.level, missing.remedy) == ("warn", "pip install 'openpyxl==3.1.5'")
+    assert "Excel" in missing.text

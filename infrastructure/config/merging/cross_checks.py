@@ -1,8 +1,10 @@
 """Settings that are right by themselves and cannot hold together. Checked when a run starts."""
 
+import os
 import re
 from collections.abc import Iterator
 from operator import attrgetter
+from pathlib import Path
 from typing import Protocol
 
 from infrastructure.config.auto import attention_for
@@ -40,6 +42,7 @@ def contradictions(config: HasSections) -> Iterator[str]:
     """A sentence, with the remedy, for each contradiction between sections."""
     yield from _attention(config.model, config.training)
     yield from _longer_than_the_model_sees(config.model, config.data)
+    yield from _balance_of_a_stream(config.data)
     yield from _web_addresses(config)
     yield from _unmeasured(config)
     yield from _nothing_to_decide(config)
@@ -63,6 +66,20 @@ def several_processes(
         yield (
             f"num_processes = {num_processes} takes a GPU for each process, and"
             f" cuda_visible_devices names {len(named)}: name as many"
+        )
+
+
+def place_among_runs(place: str | None, output_dir: str) -> Iterator[str]:
+    """A sentence where copies would lie in the folder that they are copies of."""
+    if place is None or ("://" in place and not place.startswith("file://")):
+        return
+    folder = Path(place.removeprefix("file://").removeprefix("drive:")).expanduser().absolute()
+    runs = Path(output_dir).expanduser().absolute()
+    if Path(os.path.normpath(folder)).is_relative_to(os.path.normpath(runs)):
+        yield (
+            f"backup.place = {format_value(place)} lies in output_dir ({output_dir}), where the"
+            " runs are: copies there are lost with them; name a folder elsewhere, best on another"
+            " disk"
         )
 
 
@@ -156,6 +173,14 @@ def _longer_than_the_model_sees(model: ModelConfig, data: DataConfig) -> Iterato
         yield (
             f"data.max_length {data.max_length} is more than the embedded model can see: "
             f"raise model.embedded.max_positions ({longest}) or lower data.max_length"
+        )
+
+
+def _balance_of_a_stream(data: DataConfig) -> Iterator[str]:
+    if data.streaming and data.balance_by:
+        yield (
+            "data.balance_by draws from all rows at once, which data.streaming cannot: set one of"
+            " the two"
         )
 
 

@@ -29,6 +29,7 @@ from infrastructure.config.types import (
     Share,
     ShareBelowOne,
     SplitCommas,
+    TimeLimit,
     UsedWhen,
 )
 
@@ -233,7 +234,7 @@ class TrainingConfig(StackwiseFields):
     compress_checkpoints: Annotated[bool, SAME_RESULT] = Field(
         default=False, description="Compress checkpoints on this machine's disk."
     )
-    deadline: Annotated[Duration | None, SAME_RESULT] = Field(
+    deadline: Annotated[TimeLimit | None, SAME_RESULT] = Field(
         default=None,
         description="Save and stop before this much time has passed since the start; none: never.",
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 HOLDER_FILE = "trained_by"
+STOP_FILE = "to_be_stopped"  # written just before the signal, so that it is known for what it is
 LINE = re.compile(r"process (\d+) on (\S+)( ended)?\n?")
 CLOCK_SLACK_SECONDS = 2.0  # of file times against process start times
 
@@ -38,6 +39,24 @@ def write_trainer(run_path: Path, pid: int | None = None) -> None:
         OSError: the disk refuses.
     """
     (run_path / HOLDER_FILE).write_text(_line(pid or os.getpid()))
+
+
+def announce_stop(run_path: Path, pid: int) -> None:
+    """Write down that the signal which `pid` gets now is a person's `temper stop`; where the disk
+    refuses, it is a signal like any other."""
+    with suppress(OSError):
+        (run_path / STOP_FILE).write_text(_line(pid))
+
+
+def take_announced_stop(run_path: Path) -> bool:
+    """Whether `announce_stop` has announced a signal to this process; forgets it."""
+    path = run_path / STOP_FILE
+    try:
+        is_of_this_process = path.read_text() == _line(os.getpid())
+        path.unlink()
+    except (OSError, ValueError):
+        return False
+    return is_of_this_process
 
 
 def leave_trainer(run_path: Path) -> None:

@@ -94,6 +94,7 @@ class StopReason(StrEnum):
 
     REQUESTED = "requested"  # a hook, such as early stopping, or the program around it
     SIGNAL = "signal"
+    COMMAND = "command"  # temper stop, or a notebook's
     DEADLINE = "deadline"  # the session ends soon
 
 

@@ -9,6 +9,7 @@ it is finished.
 """
 
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -20,7 +21,9 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.redact import redact
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
+from infrastructure.core.stop_signals import STOP_COMMAND
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
+from infrastructure.monitoring.records.run_owner import take_announced_stop
 from infrastructure.training.core.state import StopReason
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.hf_bridge.bridged_training import (
@@ -165,7 +168,10 @@ class TemperCallback:
 
     def _stop(self, reason: str, signal_number: int) -> None:
         if isinstance(self._training, BridgedTraining):
-            self._training.state.interrupt(reason, StopReason.SIGNAL, signal_number)
+            why = StopReason.SIGNAL
+            if signal_number == signal.SIGTERM and take_announced_stop(self.run.directory):
+                reason, why = STOP_COMMAND, StopReason.COMMAND
+            self._training.state.interrupt(reason, why, signal_number)
             self.run.report("Saving and stopping after this step; Ctrl-C again stops at once")
 
     def _is_gone(self) -> None:

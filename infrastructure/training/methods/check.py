@@ -14,8 +14,8 @@ from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.core.launcher import launched_process
 from infrastructure.core.lookup import nearest
 from infrastructure.core.optional import refuse_missing
-from infrastructure.training.data.readers.sources import HUGGINGFACE, may_be_on_the_hub
-from infrastructure.training.methods.method_data import files_of, understand
+from infrastructure.training.data.readers.sources import HUGGINGFACE, files_of, may_be_on_the_hub
+from infrastructure.training.methods.method_data import understand
 from infrastructure.training.methods.method_rows import MethodShape
 from infrastructure.training.methods.method_table import (
     METHODS,

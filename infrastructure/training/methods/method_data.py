@@ -25,7 +25,7 @@ from infrastructure.training.data.readers.rows import (
     Row,
     excerpt,
 )
-from infrastructure.training.data.readers.sources import DataFile, discover
+from infrastructure.training.data.readers.sources import DataFile, files_of
 from infrastructure.training.data.store.fingerprints import content_number
 from infrastructure.training.methods.method_rows import MethodRow, MethodShape, Text, recognise
 from infrastructure.training.methods.method_table import METHODS, RowKind
@@ -89,19 +89,6 @@ def understand(files: Sequence[DataFile], config: DataConfig, method: str) -> Me
         return recognise(rows, config, method)
     except ValueError as error:
         raise ValueError(f"{files[0].name}: {error}") from error
-
-
-def files_of(config: DataConfig) -> tuple[list[DataFile], list[DataFile]]:
-    """The files to train on and those that are held out (none: a share of the first is).
-
-    Raises:
-        ValueError: they are not there.
-    """
-    train = discover(str(config.path), config.format)
-    held_out = (
-        discover(config.eval_path, config.format, "held-out data") if config.eval_path else []
-    )
-    return train, held_out
 
 
 def read_data(

@@ -33,12 +33,8 @@ from infrastructure.training.models.lora import check_target_modules
 from infrastructure.training.models.model_manager import check_saved
 from infrastructure.training.models.progress_bars import progress_bars_in_a_terminal
 from infrastructure.training.models.quantization import quantization_config
-from infrastructure.training.models.source import (
-    TOKENIZER_FILES,
-    ModelSource,
-    SourceKind,
-    find_source,
-)
+from infrastructure.training.models.saved_model import TOKENIZER_FILES, ModelSource, SourceKind
+from infrastructure.training.models.source import find_source
 from infrastructure.training.models.transformers_backend import (
     LoadOptions,
     base_of_lora,

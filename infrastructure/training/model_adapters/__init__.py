@@ -26,7 +26,9 @@ from infrastructure.training.model_adapters.tactical_mappo_adapter import (
     TacticalMappoAdapter as TacticalMappoAdapter,
 )
 from infrastructure.training.models.registry import MODELS
-from infrastructure.training.models.source import registered_name
+from infrastructure.training.models.source import (
+    registered_name,
+)
 from infrastructure.training.models.token_functions import CROSS_ENTROPY
 
 ADAPTERS: Registry[Callable[..., ModelAdapter]] = registries.ADAPTERS

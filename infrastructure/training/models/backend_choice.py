@@ -18,7 +18,13 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.optional import PIP_LINES, is_installed
-from infrastructure.training.models.source import ModelSource, SourceKind, find_source
+from infrastructure.training.models.saved_model import (
+    ModelSource,
+    SourceKind,
+)
+from infrastructure.training.models.source import (
+    find_source,
+)
 from infrastructure.training.models.transformers_backend import base_of_lora
 from infrastructure.training.models.unsloth_backend import check_versions, prepare_backend
 

@@ -31,16 +31,18 @@ from infrastructure.training.models.mask_token import (
 )
 from infrastructure.training.models.model_inputs import language_model
 from infrastructure.training.models.registry import MODELS
-from infrastructure.training.models.saving import load_registered
-from infrastructure.training.models.source import (
+from infrastructure.training.models.saved_model import (
     TOKENIZER_FILES,
     ModelSource,
     SourceKind,
     check_sums,
-    find_source,
-    registered_name,
     weight_files,
     weights_sha256,
+)
+from infrastructure.training.models.saving import load_registered
+from infrastructure.training.models.source import (
+    find_source,
+    registered_name,
 )
 from infrastructure.training.models.tokenizer import train_tokenizer
 from infrastructure.training.models.transformers_backend import (

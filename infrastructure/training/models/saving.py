@@ -20,7 +20,7 @@ from infrastructure.core.lookup import look_up
 from infrastructure.training.models.lora import count_parameters
 from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.models.registry import MODELS
-from infrastructure.training.models.source import (
+from infrastructure.training.models.saved_model import (
     REGISTERED_MANIFEST,
     read_json,
     weight_files,

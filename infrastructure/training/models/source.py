@@ -1,66 +1,25 @@
 """What a model name points at, found out before anything is loaded.
 
-A wrong folder is told in a second and in one sentence, not after a download. Nothing is imported
-here but safetensors, and nothing is read but names and headers.
+A wrong folder is told in a second and in one sentence, not after a download.
 """
 
-import hashlib
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-
-from safetensors import SafetensorError, safe_open
 
 from infrastructure.config.auto import trains_from_scratch
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.core.checksums import SUMS, damaged_files
-from infrastructure.core.errors import DamagedFileError
-from infrastructure.core.files import file_sha256, recover_directory
-from infrastructure.core.json_text import JsonObject, parse_json
 from infrastructure.core.lookup import nearest
-from infrastructure.training.models.model_path import GGUF_SUFFIX, refuse_file, refuse_missing
+from infrastructure.training.models.model_path import refuse_file, refuse_missing
 from infrastructure.training.models.registry import MODELS
+from infrastructure.training.models.saved_model import (
+    REGISTERED_MANIFEST,
+    ModelSource,
+    SourceKind,
+    is_there,
+    look_into,
+    read_json,
+)
 
 EMBEDDED = "embedded"
-REGISTERED_MANIFEST = "temper_model.json"
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-    "tekken.json",
-)
-PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
-
-
-class SourceKind(StrEnum):
-    """Where a model comes from."""
-
-    EMBEDDED = "embedded"
-    REGISTERED = "registered"
-    HUB = "hub"
-    FOLDER = "folder"
-    LORA_FOLDER = "lora folder"
-    REGISTERED_FOLDER = "registered folder"
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """A model's kind and its place.
-
-    Attributes:
-        location: a registered name, a hub name, or an absolute folder.
-        revision: which version of a hub model, where something other than the configuration says.
-    """
-
-    kind: SourceKind
-    location: str
-    revision: str | None = None
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.location)
 
 
 def find_source(name: str) -> ModelSource:
@@ -77,39 +36,11 @@ def find_source(name: str) -> ModelSource:
     if name in MODELS:
         return ModelSource(SourceKind.REGISTERED, name)
     path = Path(name).expanduser()
-    if _is_there(path):
+    if is_there(path):
         refuse_file(path)
-        return _look_into(path.resolve())
+        return look_into(path.resolve())
     refuse_missing(name)
     return ModelSource(SourceKind.HUB, name)
-
-
-def _is_there(path: Path) -> bool:
-    """Whether it exists; a saved model whose replacement was killed half-way is brought back."""
-    if not path.exists():
-        recover_directory(path)
-    return path.exists()
-
-
-def _look_into(path: Path) -> ModelSource:
-    if (path / REGISTERED_MANIFEST).is_file():
-        return ModelSource(SourceKind.REGISTERED_FOLDER, str(path))
-    if (path / "adapter_config.json").is_file():
-        return ModelSource(SourceKind.LORA_FOLDER, str(path))
-    if (path / "config.json").is_file():
-        return ModelSource(SourceKind.FOLDER, str(path))
-    if _is_there(path / "final"):
-        return _look_into(path / "final")
-    if (path / "run.json").is_file():
-        raise ValueError(
-            f"model {path}: this run has no final/ yet; finish it with `temper train-resume` first"
-        )
-    for file in sorted(path.glob(f"*{GGUF_SUFFIX}")):
-        refuse_file(file)
-    raise ValueError(
-        f"model {path}: holds no model (no config.json, no adapter_config.json);"
-        " give a folder that save_pretrained wrote, or a finished run"
-    )
 
 
 def registered_name(name: str) -> str | None:
@@ -122,7 +53,7 @@ def registered_name(name: str) -> str | None:
     folder = Path(name).expanduser()
     for place in (folder, folder / "final"):
         manifest = place / REGISTERED_MANIFEST
-        if _is_there(place) and manifest.is_file():
+        if is_there(place) and manifest.is_file():
             return str(read_json(manifest).get("model"))
     return None
 
@@ -137,102 +68,6 @@ def not_found(name: str, *, hub_reachable: bool) -> str:
         " (give a folder with config.json, tokenizer and safetensors, or a hub name such as"
         " owner/name)"
     )
-
-
-def weight_files(folder: Path, stem: str = "model") -> list[Path]:
-    """The safetensors files that hold a saved model's weights, each with a sound header.
-
-    Args:
-        folder: what `save_pretrained` wrote.
-        stem: "model", or "adapter_model" for a LoRA.
-
-    Raises:
-        ValueError: none there, a shard missing, pickled weights only, or a damaged file.
-    """
-    files = _named_weight_files(folder, stem)
-    for file in files:
-        _check_safetensors(file)
-    return files
-
-
-def _named_weight_files(folder: Path, stem: str) -> list[Path]:
-    single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if index.is_file():
-        weight_map = read_json(index).get("weight_map")
-        shards = sorted(set(map(str, weight_map.values()))) if isinstance(weight_map, dict) else []
-        missing = [shard for shard in shards if not (folder / shard).is_file()]
-        if missing or not shards:
-            what = (
-                f"lacks {len(missing)} of {len(shards)} shards, first {missing[0]}"
-                if missing
-                else "names no shard in its index"
-            )
-            raise ValueError(f"model {folder}: {what}; download or copy it again")
-        return [folder / shard for shard in shards]
-    pickled = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLED_SUFFIXES)
-    if pickled:
-        raise ValueError(
-            f"model {folder}: has only pickled weights ({pickled[0]}), which can run code when"
-            " they are read; save it again with save_pretrained(safe_serialization=True)"
-        )
-    raise ValueError(f"model {folder}: has no weights ({single.name} is missing)")
-
-
-def _check_safetensors(file: Path) -> None:
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            tensors.keys()
-    except SafetensorError as error:
-        raise ValueError(
-            f"model weights {file} are damaged ({error}); download or copy them again"
-        ) from error
-
-
-def check_sums(folder: Path) -> None:
-    """Compare a saved model with its SHA256SUMS, where it has one.
-
-    Raises:
-        DamagedFileError: a file is missing or is not what was saved; the text names it.
-    """
-    if damaged := damaged_files(folder):
-        raise DamagedFileError(
-            f"model {folder}: {', '.join(damaged)} is not what {SUMS} in this folder says: bring it"
-            f" back; whoever changed it on purpose removes {SUMS}"
-        )
-
-
-def check_tokenizer(folder: Path) -> None:
-    """Raise ValueError when `folder` holds no tokenizer."""
-    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise ValueError(
-            f"model {folder}: has no tokenizer (tokenizer.json is missing);"
-            " save the model's own tokenizer there with tokenizer.save_pretrained"
-        )
-
-
-def weights_sha256(files: list[Path]) -> str:
-    """One hash for the weights in `files`, whatever folder they lie in. About a second per GB."""
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        digest.update(f"{file.name} {file_sha256(file)}\n".encode())
-    return digest.hexdigest()
-
-
-def read_json(path: Path) -> JsonObject:
-    """The JSON object in `path`.
-
-    Raises:
-        ValueError: it is not JSON, or not an object.
-    """
-    try:
-        value = parse_json(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} should hold a JSON object")
-    return value
 
 
 def starts_from_scratch(model_config: ModelConfig) -> bool:

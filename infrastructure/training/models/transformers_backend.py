@@ -25,14 +25,16 @@ from infrastructure.training.models.quantization import (
     keep_trainable_layout,
     quantization_config,
 )
-from infrastructure.training.models.source import (
+from infrastructure.training.models.saved_model import (
     ModelSource,
     SourceKind,
     check_tokenizer,
-    find_source,
-    not_found,
     read_json,
     weight_files,
+)
+from infrastructure.training.models.source import (
+    find_source,
+    not_found,
 )
 
 if TYPE_CHECKING:

@@ -26,7 +26,9 @@ from infrastructure.core.errors import MissingPackageError
 from infrastructure.core.optional import PIP_LINES, is_installed, require
 from infrastructure.training.models.lora import check_target_modules, target_paths
 from infrastructure.training.models.quantization import quantized_layers
-from infrastructure.training.models.source import ModelSource
+from infrastructure.training.models.saved_model import (
+    ModelSource,
+)
 from infrastructure.training.models.transformers_backend import LoadOptions
 
 if TYPE_CHECKING:

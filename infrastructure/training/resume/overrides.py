@@ -27,16 +27,6 @@ from infrastructure.training.loop.loop import TrainingLoop, phase_ends
 MICRO_BATCH = frozenset({"batch_size", "gradient_accumulation"})
 
 
-def explain(accepted: Collection[str]) -> list[str]:
-    """What the accepted changes mean for the steps that are left, a line each."""
-    consequences = {
-        "data": "the current epoch begins again, with the new data",
-        "seed": "the current epoch goes on in another order: some of its rows come twice in it",
-        "optimizer": "the new optimizer begins without a memory of the steps before",
-    }
-    return [f"{name}: {text}" for name, text in consequences.items() if name in accepted]
-
-
 def move_position(
     values: dict[str, Any], accepted: Collection[str], phases: Sequence[Phase]
 ) -> None:

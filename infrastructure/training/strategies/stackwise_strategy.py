@@ -94,6 +94,17 @@ class StackwiseStrategy(TrainingStrategy):
                 self.config, self.plan, list(self.rack.layers), self.config.seed
             )
 
+    def notes(self) -> list[str]:
+        """What to tell of the division before the training begins."""
+        size, rack = self.config.block_size, self.rack
+        is_given = "block_size" in self.config.model_fields_set and self.config.mode is not None
+        if rack is None or not is_given or size <= len(rack):
+            return []
+        return [
+            f"training.block_size {size} is more than the {len(rack)} layers of the model: all of"
+            " them are one block"
+        ]
+
     def _check_forms(self) -> None:
         """What layers will be stored as can be done here: told now, not when it is needed."""
         assert self.plan is not None

@@ -80,6 +80,12 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
             {**QUANTUM, "quantum.solver": "azure-quantum"},
             "quantum.solver: the sampler azure-quantum needs",
         ),
+        (
+            {"data.streaming": True, "data.balance_by": "task"},
+            "data.balance_by draws from all rows at once, which data.streaming cannot",
+        ),
+        ({"backup.place": "runs/copies"}, "lies in output_dir (runs), where the runs are"),
+        ({"backup.place": "file:///a/b", "output_dir": "/a"}, "lies in output_dir (/a)"),
         ({"data.max_length": 1024}, "raise model.embedded.max_positions (512)"),
         ({"data.path": "https://example.org/rows.jsonl"}, "is a web address: download it"),
         ({"data.eval_path": Path("https://me:letmein@x.org/r")}, '"https:/***@x.org/r" is a web'),

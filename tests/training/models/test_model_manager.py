@@ -13,8 +13,11 @@ from safetensors.torch import load_file, save_file
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.training.models import transformers_backend
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
+from infrastructure.training.models.saved_model import (
+    weight_files,
+    weights_sha256,
+)
 from infrastructure.training.models.saving import save_model
-from infrastructure.training.models.source import weight_files, weights_sha256
 from infrastructure.training.models.trainable_state import trainable_state
 
 CPU = torch.device("cpu")

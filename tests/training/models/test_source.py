@@ -8,13 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from infrastructure.training.models.source import (
+from infrastructure.training.models.saved_model import (
     SourceKind,
     check_tokenizer,
-    find_source,
-    registered_name,
     weight_files,
     weights_sha256,
+)
+from infrastructure.training.models.source import (
+    find_source,
+    registered_name,
 )
 
 

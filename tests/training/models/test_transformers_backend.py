@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.training.models.source import find_source
+from infrastructure.training.models.source import (
+    find_source,
+)
 from infrastructure.training.models.transformers_backend import LoadOptions, load_causal_lm
 
 WRONG_VALUES: list[tuple[dict[str, Any], str]] = [

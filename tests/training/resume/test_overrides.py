@@ -17,7 +17,6 @@ from infrastructure.training.checkpoints.checkpoint_manager import CheckpointMan
 from infrastructure.training.core.state import Position, TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.resume.overrides import explain
 
 
 class Steps(Observer):
@@ -145,9 +144,3 @@ def test_another_optimizer_begins_without_a_memory(begun: Path, saved_llama: Pat
     optimizer = changed.trainer.prepare().optimizer_step.optimizer
     assert isinstance(optimizer, torch.optim.SGD)
     assert changed.steps.rates[0] == pytest.approx(1e-3 * 5 / 9)
-
-
-def test_what_an_accepted_change_means_is_reported() -> None:
-    assert explain(["data", "learning_rate"]) == [
-        "data: the current epoch begins again, with the new data"
-    ]

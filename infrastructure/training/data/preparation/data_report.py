@@ -91,9 +91,9 @@ class DataReport:
         return [f"{counts}, from {self._names()}", shape, tokens, *first, *self._warnings()]
 
     def _names(self) -> str:
-        names = ", ".join(f"{file['name']} ({file['format']})" for file in self.files[:3])
-        more = f" and {len(self.files) - 3} more files" if len(self.files) > 3 else ""
-        return names + more
+        names = [*dict.fromkeys(f"{file['name']} ({file['format']})" for file in self.files)]
+        more = f" and {len(names) - 3} more files" if len(names) > 3 else ""
+        return ", ".join(names[:3]) + more
 
     def _rows(self) -> list[str]:
         return [

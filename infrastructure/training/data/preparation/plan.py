@@ -18,9 +18,10 @@ from infrastructure.training.data.encoding.schema_detection import (
 )
 from infrastructure.training.data.encoding.tokenization import LABELS_VERSION, ConversationEncoder
 from infrastructure.training.data.preparation.preparation import PreparationPlan
+from infrastructure.training.data.preparation.quarantine import Quarantine
 from infrastructure.training.data.readers.row_limits import in_chunks
 from infrastructure.training.data.readers.rows import BadRow, Row, excerpt
-from infrastructure.training.data.readers.sources import DataFile, discover
+from infrastructure.training.data.readers.sources import DataFile, files_of, held_out_beside
 from infrastructure.training.data.store.fingerprints import (
     content_number,
     text_hash,
@@ -37,6 +38,7 @@ MAX_PROCESSES = 8
 MAX_TOKENIZER_ROWS = 200_000
 TABLE_FORMATS = ("csv", "tsv", "excel")
 LONG_NAME = 40
+MOST_BYTES_AT_ONCE = 1 << 20  # of the files; read in far less time than torch is loaded in
 HELD_OUT = re.compile(r"(^|[-_.])(test|valid|validation|val|dev|eval)[-_.\d]", re.IGNORECASE)
 
 
@@ -51,13 +53,10 @@ def plan_preparation(
     Raises:
         ValueError: the configuration contradicts itself, or the data is not there or not clear.
     """
-    train = discover(_path(config), config.format, encoding=config.encoding)
-    evaluation: list[DataFile] = []
-    if config.eval_path:
-        evaluation = discover(
-            config.eval_path, config.format, "held-out data", encoding=config.encoding
-        )
+    _check(config)
+    train, evaluation = files_of(config)
     shape, notes = understand(train, config)
+    notes += [_about_split(file, file in evaluation) for file in held_out_beside(train)]
     encoder = ConversationEncoder(
         tokenizer,
         max_length=config.max_length,
@@ -77,7 +76,7 @@ def plan_preparation(
     )
 
 
-def _path(config: DataConfig) -> str:
+def _check(config: DataConfig) -> None:
     if config.path is None:
         raise ValueError("there is no training data: set data.path to a file, a folder or a name")
     if config.streaming and config.balance_by:
@@ -85,7 +84,6 @@ def _path(config: DataConfig) -> str:
             "data.balance_by draws from all rows at once, which data.streaming cannot: set one of"
             " the two"
         )
-    return config.path
 
 
 def memory_bytes(config: DataConfig) -> int | None:
@@ -108,6 +106,31 @@ def num_processes(
     num_bytes = sum(file.stamp()[0] for file in files)
     pays = num_bytes >= BYTES_WORTH_PROCESSES[bool(tokenizer.is_fast)] and num_cores > 2
     return min(MAX_PROCESSES, num_cores - 1) if pays else 0
+
+
+def look_at_rows(files: list[DataFile], config: DataConfig) -> None:
+    """Refuse rows that cannot be understood, without a tokenizer: the first ones, and of little
+    data all.
+
+    Raises:
+        ValueError: their shape is not clear, or too many of them cannot be used.
+    """
+    schema = find_shape(files, config)
+    if sum(file.stamp()[0] for file in files) > MOST_BYTES_AT_ONCE:
+        return
+    quarantine, num_rows = Quarantine(), 0
+    for row in (row for file in files for row in file.rows()):
+        num_rows += 1
+        converted = row if isinstance(row, BadRow) else schema.convert(row)
+        if isinstance(converted, BadRow):
+            quarantine.add([converted])
+    quarantine.check(num_rows, config.max_bad_rows_percent)
+
+
+def _about_split(file: DataFile, is_held_out: bool) -> str:
+    if is_held_out:
+        return f"{file.name} divides its rows: `train` is trained on, `{file.split}` is held out"
+    return f"{file.name}: `train` is trained on, and `{file.split}` is left out"
 
 
 def find_shape(files: list[DataFile], config: DataConfig) -> RowSchema:
@@ -239,7 +262,8 @@ def plan_key(plan: PreparationPlan) -> str:
 
 def _file_key(file: DataFile) -> list[str]:
     key = [file.name, file.format, file.note, file.sha256()]
-    return [*key, file.encoding] if file.encoding else key  # of UTF-8 as it has always been
+    more = [file.encoding, file.split]
+    return [*key, *more] if any(more) else key  # as it was before there were other kinds
 
 
 def read_chat_template(setting: str) -> str:
@@ -265,9 +289,10 @@ def training_texts(config: DataConfig) -> Iterator[str]:
     Raises:
         ValueError: the data is not there, or its shape is not clear.
     """
-    files = discover(_path(config), config.format, encoding=config.encoding)
+    _check(config)
+    files, held_out_files = files_of(config)
     shape = find_shape(files, config)
-    held_out = 0.0 if config.eval_path else config.validation_split * 2.0**64
+    held_out = 0.0 if held_out_files else config.validation_split * 2.0**64
     rows = (row for file in files for row in file.rows())
     for row in islice(rows, MAX_TOKENIZER_ROWS):
         conversation = shape.convert(row) if isinstance(row, Row) else row

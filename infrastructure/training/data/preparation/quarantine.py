@@ -64,11 +64,11 @@ class Quarantine:
         rows = [BadRow(**record) for record in records if "left_out" not in record]
         return cls(rows, Counter(counts))
 
-    def check(self, num_rows: int, max_percent: float, listed: Path) -> None:
+    def check(self, num_rows: int, max_percent: float, listed: Path | None = None) -> None:
         """Refuse to start where too large a share of the rows is bad.
 
         Args:
-            listed: where all of them are written down.
+            listed: where all of them are written down; None: nowhere yet.
 
         Raises:
             ValueError: names count, share, the first rows with their places, and the remedies.
@@ -81,10 +81,10 @@ class Quarantine:
         remedy = (first.remedy if first else "") or "mend them"
         if common == OVER_LONG:
             remedy = "raise data.max_length, set data.over_length=truncate to cut prompts instead"
+        where = f" (all are listed in {listed})" if listed else ""
         raise ValueError(
             f"{self.total} of {num_rows} rows ({percent:.1f} %) cannot be used: {self._shown()}:"
-            f" {remedy}, or raise data.max_bad_rows_percent={max_percent:g} (all are listed in"
-            f" {listed})"
+            f" {remedy}, or raise data.max_bad_rows_percent={max_percent:g}{where}"
         )
 
     def _shown(self) -> str:

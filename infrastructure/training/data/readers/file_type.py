@@ -82,9 +82,9 @@ def read_head(path: Path, encoding: str = AUTO) -> tuple[bytes, str]:
             although `encoding` says otherwise.
     """
     try:
-        found = encoding_of(path, encoding)
-        with open_utf8(path, found) as file:
-            return file.read(HEAD_BYTES), found
+        detected = encoding_of(path, encoding)
+        with open_utf8(path, detected) as file:
+            return file.read(HEAD_BYTES), detected
     except (EOFError, OSError, *DAMAGED) as error:
         if is_damaged(error):
             kind = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}.get(path.suffix.lower(), "zip")
@@ -154,8 +154,14 @@ def check_binary(path: Path, head: bytes, data_format: str) -> None:
     magic = BINARY_MAGIC.get(data_format)
     if magic and not head.startswith(magic):
         kind = what_it_is(head)
-        what = f" but {kind[0]}" if kind else ""
-        raise ValueError(f"{path} is no {data_format} file{what}: check how it was made")
+        what = f" but {kind[0]}: check how it was made" if kind else _but_text(head)
+        raise ValueError(f"{path} is no {data_format} file{what}")
+
+
+def _but_text(head: bytes) -> str:
+    is_json = head.removeprefix(UTF8_MARK).lstrip()[:1] in (b"{", b"[")
+    meant = "jsonl" if is_json else "csv"
+    return f" but text: give it the ending of what it is, or set data.format={meant}"
 
 
 def json_kind(head: bytes, named: str) -> str:

@@ -14,8 +14,10 @@ from typing import Any, BinaryIO
 
 from infrastructure.core.json_text import is_too_deep, too_deep
 from infrastructure.training.data.readers.json_layout import (
+    HELD_OUT_KEYS,
     LIST_KEYS,
     MOST_COLUMNS,
+    TRAIN_KEY,
     Layout,
     has_paragraphs,
     is_list_of_rows,
@@ -135,9 +137,12 @@ class JsonScanner:
 
 
 def read_json(
-    path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8
+    path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8, split: str = ""
 ) -> Iterator[Row | BadRow]:
     """The rows of a JSON document; see `json_layout` for how they may lie in it.
+
+    Args:
+        split: the key of the list that is read; "": of the one with rows to train on.
 
     `line` is the line that a row begins on, or its number where several share one; `offset` is
     where it begins, or its number where it is no value of its own.
@@ -147,6 +152,7 @@ def read_json(
     """
     with open_utf8(path, encoding) as file:
         layout, key, is_nested = _layout(JsonScanner(file, name))
+        key = split or key
         if layout is Layout.COLUMNS:
             values: Iterator[object] = rows_of_columns(_whole(JsonScanner(file, name)))
             yield from _counted(values, name, start)
@@ -165,6 +171,42 @@ def read_json(
             number += 1
         if start == BEGIN and layout is Layout.ARRAY and scanner.peek():
             raise scanner.error("text after the end of the array")
+
+
+def held_out_split(path: Path, encoding: str = UTF8) -> str:
+    """The key of the list of rows that a document holds beside its `train`; "" where there is none,
+    or the document is broken, which is told where it is read."""
+    with open_utf8(path, encoding) as file:
+        try:
+            layout, key, _ = _layout(JsonScanner(file, ""))
+            if layout is not Layout.LIST or key != TRAIN_KEY:
+                return ""
+            others = {*_keys_of_lists(JsonScanner(file, ""))}
+        except ValueError:
+            return ""
+    return next((key for key in HELD_OUT_KEYS if key in others), "")
+
+
+def _keys_of_lists(scanner: JsonScanner) -> Iterator[str]:
+    """The keys of a document whose values are lists of objects; one element is held at a time."""
+    scanner.take("{")
+    while scanner.peek() != "}":
+        key = str(scanner.value())
+        scanner.take(":")
+        if scanner.peek() == "[":
+            scanner.take("[")
+            are_rows = scanner.peek() == "{"
+            while scanner.peek() != "]":
+                scanner.value()
+                if scanner.peek() != "]":
+                    scanner.take(",")
+            scanner.take("]")
+            if are_rows:
+                yield key
+        else:
+            scanner.value()
+        if scanner.peek() != "}":
+            scanner.take(",")
 
 
 def _layout(scanner: JsonScanner) -> tuple[Layout, str, bool]:

@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | array | `[row, row]` | `json.dump(rows)` |
 | list | `{"data": [row, row]}` | SQuAD, APIs |
+| splits | `{"train": [row, row], "test": [row]}` | `datasets`, scripts that divide |
 | objects | `row row` | `jq .`, logs |
 | records | `{"0": row, "1": row}` | pandas with `orient="index"` |
 | columns | `{"question": [...], "answer": [...]}` | `to_dict("list")`, pandas' `to_json()` |
@@ -14,7 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 
 DATA_KEY = "data"
-LIST_KEYS = (DATA_KEY, "train", "rows", "examples", "items", "records", "samples", "instances")
+TRAIN_KEY = "train"
+HELD_OUT_KEYS = ("validation", "valid", "val", "dev", "eval", "test")  # the first that is there
+LIST_KEYS = (DATA_KEY, TRAIN_KEY, "rows", "examples", "items", "records", "samples", "instances")
 MESSAGE_KEYS = ("role", "from", "author", "parts")
 MOST_COLUMNS = 1000  # an object with more values is no row
 HUB_ROW = {"row_idx", "row"}

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from infrastructure.config import registries
+from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.files import file_sha256, readable_path
 from infrastructure.core.lookup import nearest, unknown_name
 from infrastructure.core.named_object import is_address
@@ -37,7 +38,7 @@ from infrastructure.training.data.readers.file_type import (
     kind_of_file,
     read_head,
 )
-from infrastructure.training.data.readers.json_format import read_json
+from infrastructure.training.data.readers.json_format import held_out_split, read_json
 from infrastructure.training.data.readers.line_reader import BEGIN, Start
 from infrastructure.training.data.readers.rows import (
     INVALID_UTF8,
@@ -136,6 +137,8 @@ class DataFile:
         name: short, for people and for file:line.
         note: what is unusual about how it is read, or "".
         encoding: of a text file, as Python names it; "" is UTF-8.
+        split: of a JSON document that holds several lists, the key of the one that is read; "" is
+            the one to train on.
     """
 
     path: Path
@@ -143,6 +146,7 @@ class DataFile:
     format: str
     note: str = ""
     encoding: str = UTF8
+    split: str = ""
 
     def rows(self, start: Start = BEGIN) -> Iterator[Row | BadRow]:
         """The rows from `start` on.
@@ -160,12 +164,14 @@ class DataFile:
             raise
 
     def _rows(self, start: Start) -> Iterator[Row | BadRow]:
-        if not self.encoding:
-            yield from self._reader()(self.path, self.name, start)
-            return
-        read = partial(TEXT_READERS[self.format], encoding=self.encoding)
+        if self.split:
+            read: Reader = partial(read_json, encoding=self.encoding, split=self.split)
+        elif self.encoding:
+            read = partial(TEXT_READERS[self.format], encoding=self.encoding)
+        else:
+            read = self._reader()
         for row in read(self.path, self.name, start):
-            if isinstance(row, BadRow) and row.reason == INVALID_UTF8:
+            if self.encoding and isinstance(row, BadRow) and row.reason == INVALID_UTF8:
                 yield replace(row, reason=OTHER_ENCODING, detail=self.encoding, encoding="")
             else:
                 yield row
@@ -240,6 +246,40 @@ def discover(
         load_huggingface(place)
         return [DataFile(path, place, HUGGINGFACE)]
     raise ValueError(_not_found(path, what))
+
+
+def files_of(config: DataConfig) -> tuple[list[DataFile], list[DataFile]]:
+    """The files to train on and those that are held out (none: a share of the first is).
+
+    Raises:
+        ValueError: they are not there.
+    """
+    train = discover(str(config.path), config.format, encoding=config.encoding)
+    if config.eval_path is None:
+        return train, held_out_beside(train) if config.validation_split else []
+    held_out = discover(config.eval_path, config.format, "held-out data", encoding=config.encoding)
+    return train, held_out_beside(held_out) or held_out
+
+
+def held_out_beside(files: list[DataFile]) -> list[DataFile]:
+    """The held-out rows that JSON documents hold beside those to train on."""
+    splits = [(file, held_out_split(file.path, file.encoding)) for file in files if _is_json(file)]
+    return [replace(file, split=split, note="") for file, split in splits if split]
+
+
+def _is_json(file: DataFile) -> bool:
+    return file.format == "json"
+
+
+def data_files_hash(data: DataConfig) -> str | None:
+    """One hash for the files that `data` names; None where they are not files of this machine."""
+    digest = hashlib.sha256()
+    for place in (data.path, data.eval_path):
+        if place is None or not Path(place).exists():
+            continue
+        for file in discover(place, data.format, encoding=data.encoding):
+            digest.update(f"{file.name} {file.sha256()}\n".encode())
+    return digest.hexdigest() if data.path is not None and Path(data.path).exists() else None
 
 
 def refuse_no_data(path: Path, advice: str) -> None:
@@ -363,7 +403,7 @@ def _data_file(path: Path, name: str, data_format: str, encoding: str) -> DataFi
             f" {', '.join(FORMATS.names())})"
         )
     is_text = chosen in TEXT_READERS
-    head, found = read_head(path, encoding if is_text else AUTO)
+    head, detected = read_head(path, encoding if is_text else AUTO)
     if is_text:
         check_text(path, head)
     else:
@@ -375,12 +415,12 @@ def _data_file(path: Path, name: str, data_format: str, encoding: str) -> DataFi
         if not is_text and encoding != AUTO:
             others = f"data.encoding is for text, and {name} is read as {chosen}"
             about = "; ".join(filter(None, [about, others]))
-        return DataFile(path, name, chosen, about, found if is_text else UTF8)
+        return DataFile(path, name, chosen, about, detected if is_text else UTF8)
     kind = json_kind(head, chosen)
     words = {"json": "is one JSON document", "jsonl": "is JSON lines"}
     inside = "" if kind == chosen else f"{name} {words[kind]} inside"
     about = "; ".join(filter(None, [inside, _about(path, name, kind)]))
-    return DataFile(path, name, kind, about, found)
+    return DataFile(path, name, kind, about, detected)
 
 
 def _about(path: Path, name: str, data_format: str) -> str:

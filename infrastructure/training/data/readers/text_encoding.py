@@ -20,7 +20,7 @@ MARKS = {  # UTF-32 first: its mark begins with that of UTF-16
     codecs.BOM_UTF8: UTF8,
 }
 LIKELY = "cp1252"
-LONGEST_RUN = 1.5  # bytes beside ASCII that follow each other, on average, in Western languages
+MOST_IN_A_ROW, LARGEST_SHARE = 3, 1 / 3  # of letters beside ASCII, in Western languages
 READ_BYTES = 1 << 16
 UNDECODABLE = "temper-undecodable"
 NEVER_UTF8 = "\udcff"  # byte FF, as `surrogateescape` writes it
@@ -97,11 +97,13 @@ def _is_utf8(head: bytes) -> bool:
 def likely_encoding(data: bytes) -> str:
     """What reads bytes that are no UTF-8, as far as they tell: Windows-1252, or "".
 
-    In the languages that Windows-1252 was made for, letters beside ASCII stand alone; in others
-    they follow each other.
+    In the languages that Windows-1252 was made for, letters beside ASCII are few and stand alone;
+    in others, words are made of them.
     """
     runs: list[bytes] = re.findall(rb"[\x80-\xff]+", data)
-    if not runs or sum(map(len, runs)) > LONGEST_RUN * len(runs):
+    num_letters = len(re.findall(rb"[A-Za-z\x80-\xff]", data))
+    num_others = sum(map(len, runs))
+    if not runs or max(map(len, runs)) > MOST_IN_A_ROW or num_others > LARGEST_SHARE * num_letters:
         return ""
     try:
         data.decode(LIKELY)

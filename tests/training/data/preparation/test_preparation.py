@@ -291,3 +291,24 @@ def test_random_data_sets(tmp_path: Path, cache: Path, seed: int) -> None:
     assert sorted(everything) == sorted([*epoch(streamed), *held_out(streamed)])
     start = int(rng.randint(streamed.num_examples + 1))
     assert epoch(streamed, 2, start) == epoch(streamed, 2)[start:]
+
+
+def test_a_document_may_divide_its_rows(tmp_path: Path, cache: Path) -> None:
+    rows = pairs(40)
+    both = tmp_path / "both.json"
+    both.write_text(json.dumps({"test": rows[30:36], "train": rows[:30], "validation": rows[36:]}))
+    report = pipeline(both, cache, validation_split=0.5).report
+    assert (report.num_train, report.num_evaluation) == (30, 4)
+    assert "both.json divides its rows: `train` is trained on, `validation` is held out" in (
+        report.notes
+    )
+    report = pipeline(both, cache, validation_split=0).report
+    assert (report.num_train, report.num_evaluation) == (30, 0)
+    assert "both.json: `train` is trained on, and `validation` is left out" in report.notes
+    apart = write_jsonl(tmp_path / "apart.jsonl", rows[:8])
+    report = pipeline(both, cache, eval_path=str(apart)).report
+    assert (report.num_train, report.num_evaluation) == (30, 8)
+    measured = pipeline(apart, cache, eval_path=str(both)).report  # as `temper train-eval` does
+    assert measured.num_evaluation == 4
+    both.write_text(json.dumps({"train": rows[:30], "test": []}))
+    assert pipeline(both, cache).report.num_evaluation in range(1, 10)

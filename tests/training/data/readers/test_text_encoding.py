@@ -57,7 +57,7 @@ def test_text_is_read_in_the_encoding_that_is_given(
     assert again == rows[2:]
 
 
-def test_utf_16_needs_no_setting_where_a_mark_says_it(tmp_path: Path) -> None:
+def test_a_byte_order_mark_needs_no_setting(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     for encoding in ("utf-16", "utf-32", "utf-8-sig"):
         path.write_bytes(written("naïve", "csv").encode(encoding))
@@ -86,7 +86,7 @@ def test_utf_8_is_not_read_in_another_encoding(tmp_path: Path) -> None:
     assert len(list(discover(str(tmp_path), encoding="cp1252")[0].rows())) == 1
 
 
-def test_a_setting_that_has_no_effect_on_a_file_is_told(tmp_path: Path) -> None:
+def test_a_setting_that_has_no_effect_on_a_file_is_noted(tmp_path: Path) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "a.parquet")
@@ -109,13 +109,14 @@ def test_windows_text_is_refused_with_its_encoding(kind: str, tmp_path: Path) ->
 def test_the_guess_is_for_western_languages_alone() -> None:
     guesses = {name: likely_encoding(text.encode(name)) for name, text in TEXTS.items()}
     assert guesses["cp1252"] == guesses["iso8859-1"] == "cp1252"
+    assert likely_encoding("Wie grüßt man?;Grüß Gott".encode("cp1252")) == "cp1252"
     assert {guesses[name] for name in ("shift_jis", "gb18030", "cp1251")} == {""}
 
 
 def test_an_encoding_has_one_spelling() -> None:
     spellings = {"latin-1": "iso8859-1", "windows-1252": "cp1252", "UTF8": "utf-8", "sjis": ""}
-    found = {name: DataConfig(encoding=name).encoding for name in spellings}
-    assert found == spellings | {"sjis": "shift_jis"}
+    encodings = {name: DataConfig(encoding=name).encoding for name in spellings}
+    assert encodings == spellings | {"sjis": "shift_jis"}
     for wrong in ("ansi-1", "base64", "unicode_escape", ""):
         with pytest.raises(ValueError, match="encoding must be auto or an encoding, such as"):
             DataConfig(encoding=wrong)

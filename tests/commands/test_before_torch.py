@@ -1,0 +1,67 @@
+"""What shows at once is answered before PyTorch is loaded, which takes seconds."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.commands.test_wrong_input import TABLE
+
+ROOT = Path(__file__).parents[2]
+WITHOUT_TORCH = """
+import contextlib, io, json, os, sys
+for name in ("torch", "transformers", "peft"):
+    sys.modules[name] = None  # importing it fails
+from infrastructure.commands import main
+for folder, words in json.loads(sys.stdin.read()):
+    os.chdir(folder)
+    error = io.StringIO()
+    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
+        code = main.main(words)
+    print(json.dumps([code, error.getvalue().strip().splitlines()[-1]]))
+"""
+ROWS = (
+    "preferences as text",
+    "invalid UTF-8",
+    "mostly broken JSON",
+    "an unknown shape",
+    "a damaged Parquet file",
+    "folder without a model",
+    "model configuration that is no JSON",
+    "output that is a file",
+    "a run that is not there",
+    "a run.json of something else",
+    "an unknown thing to accept",
+    "plugin scheme",
+    "webhook",
+    "evaluating an unfinished run",
+    "exporting over other files",
+)
+
+
+def test_a_slip_is_answered_without_torch(tmp_path: Path) -> None:
+    slips = [wrong for wrong in TABLE if wrong.what in ROWS]
+    assert len(slips) == len(ROWS)
+    given = []
+    for wrong in slips:
+        folder = tmp_path / wrong.what.replace(" ", "-")
+        folder.mkdir()
+        for name, content in wrong.files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        words = wrong.command if isinstance(wrong.command, list) else wrong.command.split()
+        given.append([str(folder), words])
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
+    )
+    answers = map(json.loads, done.stdout.splitlines())
+    for wrong, (code, sentence) in zip(slips, answers, strict=True):
+        assert code == 2, (wrong.what, sentence)
+        assert all(part in sentence for part in wrong.words), (wrong.what, sentence)
