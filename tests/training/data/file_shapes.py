@@ -1024,7 +1024,7 @@ TABLES = [
         "CSV in Cyrillic",
         "Excel: CSV, in Russian",
         "rows.csv",
-        CSV.replace("Three", "Три").encode("cp1251"),
+        CSV.replace("Three", "Три яблока").encode("cp1251"),
         None,
         "cp1251 Cyrillic",
     ),
