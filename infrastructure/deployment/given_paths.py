@@ -10,6 +10,7 @@ from pathlib import Path
 from infrastructure.backup.backends import open_place
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.files import recover_directory
 from infrastructure.monitoring.records.run_list import FINAL, RUN_FILE, finished_model
@@ -26,7 +27,14 @@ from infrastructure.training.data.readers.sources import (
 from infrastructure.training.methods.check import check_method
 from infrastructure.training.metrics.sinks import check_sinks
 from infrastructure.training.models.model_path import refuse_file, refuse_missing
-from infrastructure.training.models.saved_model import check_folder, is_there, look_into
+from infrastructure.training.models.saved_model import (
+    REGISTERED_MANIFEST,
+    check_folder,
+    is_there,
+    look_into,
+)
+
+TEXT_ADAPTERS = ("standard", "dialogue")
 
 
 def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
@@ -58,7 +66,7 @@ def check_measured(config: DeploymentConfig) -> None:
         ValueError: says what is there instead.
     """
     check_model(config.model.name)
-    check_data(config.data)
+    _check_rows(_files_here(config.data), config)
 
 
 def check_model(name: str) -> None:
@@ -96,16 +104,7 @@ def check_paths(config: DeploymentConfig) -> None:
     if path.is_dir():
         check_folder(path)
     if config.training.method == SFT:  # of another method, its own rows have been looked at
-        _check_rows(sources, config.data)
-
-
-def check_data(data: DataConfig) -> None:
-    """Refuse data that is not there, cannot be read, or whose rows cannot be understood.
-
-    Raises:
-        ValueError: says what is there instead.
-    """
-    _check_rows(_files_here(data), data)
+        _check_rows(sources, config)
 
 
 def _files_here(data: DataConfig) -> list[list[DataFile]]:
@@ -118,7 +117,21 @@ def _files_here(data: DataConfig) -> list[list[DataFile]]:
     ]
 
 
-def _check_rows(sources: list[list[DataFile]], data: DataConfig) -> None:
+def _check_rows(sources: list[list[DataFile]], config: DeploymentConfig) -> None:
+    """Refuse rows that cannot be understood, where they are ones of texts as Temper reads them."""
+    if not _reads_texts(config.model):
+        return
     for files in sources:
         if all(file.format != HUGGINGFACE for file in files):
-            look_at_rows(files, data)
+            look_at_rows(files, config.data)
+
+
+def _reads_texts(model: ModelConfig) -> bool:
+    """Whether the rows are conversations or texts: an adapter of one's own, or that of a registered
+    model, may read others."""
+    folder = Path(finished_model(model.name)).expanduser()
+    is_registered = any(
+        (place / REGISTERED_MANIFEST).is_file() for place in (folder, folder / FINAL)
+    )
+    is_plain = model.name == "embedded" or folder.is_dir() or "/" in model.name
+    return model.adapter in TEXT_ADAPTERS and is_plain and not is_registered

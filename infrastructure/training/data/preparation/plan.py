@@ -173,7 +173,8 @@ def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, li
 def first_rows(config: DataConfig) -> tuple[list[Row], RowSchema]:
     """The first rows of the training data that can be read, and their shape; raises what
     `understand` does."""
-    files = discover(_path(config), config.format)
+    _check(config)
+    files, _ = files_of(config)
     return _first_good_rows(files), find_shape(files, config)
 
 
