@@ -34,7 +34,7 @@ from infrastructure.training.models.saved_model import (
     look_into,
 )
 
-TEXT_ADAPTERS = ("standard", "dialogue")
+PLAIN_ADAPTER = "standard"  # every other one has checks of its own
 
 
 def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
@@ -101,7 +101,7 @@ def check_paths(config: DeploymentConfig) -> None:
         refuse_missing(config.model.name)
     sources = _files_here(config.data)
     check_method(config)
-    if path.is_dir():
+    if path.is_dir() and config.model.adapter == PLAIN_ADAPTER:
         check_folder(path)
     if config.training.method == SFT:  # of another method, its own rows have been looked at
         _check_rows(sources, config)
@@ -134,4 +134,4 @@ def _reads_texts(model: ModelConfig) -> bool:
         (place / REGISTERED_MANIFEST).is_file() for place in (folder, folder / FINAL)
     )
     is_plain = model.name == "embedded" or folder.is_dir() or "/" in model.name
-    return model.adapter in TEXT_ADAPTERS and is_plain and not is_registered
+    return model.adapter == PLAIN_ADAPTER and is_plain and not is_registered
