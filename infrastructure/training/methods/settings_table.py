@@ -77,7 +77,7 @@ SETTINGS: dict[str, Treatment] = {
     "model.embedded.": _nothing("a method begins with a trained model"),
     **dict.fromkeys(
         (
-            *("data.path", "data.eval_path", "data.format", "data.prompt_column"),
+            *("data.path", "data.eval_path", "data.format", "data.encoding", "data.prompt_column"),
             *("data.answer_column", "data.max_length", "data.validation_split"),
             *("data.max_bad_rows_percent", "data.accept_small_data", "data.chat_template"),
         ),
