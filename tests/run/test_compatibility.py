@@ -115,6 +115,18 @@ def test_code_is_compared_where_both_know_it() -> None:
     assert difference.current == {"turns:X": "cd", "other:X": "cd"}
 
 
+def test_of_what_a_part_imports_the_files_that_have_changed_are_named() -> None:
+    def with_imports(**hashes: str) -> dict[str, Any]:
+        imports = {f"{name}.py": sha256 for name, sha256 in hashes.items()}
+        part = {"address": "turns:X", "file": "turns.py", "sha256": "ab", "imports": imports}
+        return changed(code={"temper.strategies": {"turns:X": part}})
+
+    was = with_imports(same="ab", other="ab", gone="ab")
+    assert check_compatible(was, with_imports(same="ab", other="ab", new="ab")) == []
+    with pytest.raises(CheckpointError, match=r"code of turns:X \(other.py\) has changed"):
+        check_compatible(was, with_imports(same="ab", other="cd", new="ab"))
+
+
 def test_all_that_stops_is_reported_at_once_with_both_values() -> None:
     found = {**with_settings(**{"training.seed": 1}), "data": "ef" * 32}
     with pytest.raises(CheckpointError) as raised:

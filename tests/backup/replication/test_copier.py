@@ -512,9 +512,14 @@ def test_a_local_store_that_cannot_be_read_is_reported_until_it_can(
     assert rig.copier.status().confirmed_name == name
 
 
-def test_an_object_of_a_copied_version_that_seems_wrong_is_not_written_over(rig: Rig) -> None:
+@pytest.mark.parametrize("is_new_session", [False, True])
+def test_an_object_of_a_copied_version_that_seems_wrong_is_not_written_over(
+    rig: Rig, is_new_session: bool
+) -> None:
     """The place may show a whole one as damaged for a moment, and the version needs it."""
     rig.copy(1)
+    if is_new_session:
+        rig.copier = rig.new_copier()
     frozen = rig.place.written[0]
     rig.place.files.files[frozen] = bytes(len(rig.place.files.files[frozen]))
     rig.clock.now += rig.copier.link.fresh_seconds + 1

@@ -165,10 +165,12 @@ def test_half_an_object_is_written_anew_where_the_place_cannot_judge_it_yet(stor
 def test_an_upload_that_got_lost_is_sent_again(store: Store) -> None:
     place = MemoryPlace()
     place.is_safe = lambda path: path != place.written[0] or place.written.count(path) == 2
-    one = upload(store, name := save(store, 1), link_to(place))
+    link = link_to(place)
+    link.clock.now = began = 1000.0  # type: ignore[attr-defined]
+    one = upload(store, name := save(store, 1), link)
     run(one)
     assert one.is_confirmed
-    assert one.link.clock() > PATIENCE_SECONDS
+    assert link.clock() - began > PATIENCE_SECONDS
     assert Store(Path(RUN), place).newest() == (name, [])
 
 

@@ -176,13 +176,19 @@ def test_out_of_memory_is_an_error_where_the_policy_makes_it_one() -> None:
         training.run()
 
 
-def test_the_size_that_is_tried_is_reported_to_whoever_remembers_it() -> None:
+def test_the_size_that_is_tried_is_reported_to_whoever_remembers_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And before it is tried, what the larger pieces held is given back."""
+    freed: list[torch.device] = []
+    monkeypatch.setattr(optimizer_step, "free_memory", freed.append)
     training = Training(**ONE_PIECE)
     training.adapter.fail_above = 2
     tried: list[int] = []
     training.step.remember_limit = tried.append
     training.run()
     assert tried == [3, 1]
+    assert len(freed) == 2
     assert [entry["kind"] for entry in training.state.recoveries] == ["out_of_memory"] * 2
 
 
@@ -302,6 +308,7 @@ class Metrics(Observer):
 def test_of_a_step_that_was_passed_over_nothing_is_reported() -> None:
     metrics = Metrics()
     training = Training(hooks=[metrics], max_steps=3)
+    training.step.losses.watch.until_step = 3  # nor judged, where each step is
     size = training.loop.global_batch_size
     training.state.skipped = [SkippedBatch(2, 0, size, size, "not_finite", ("a:1",), True)]
     training.run()
@@ -319,6 +326,17 @@ def test_what_is_known_of_the_losses_comes_back_with_a_checkpoint() -> None:
     after.load_state_dict(json.loads(json.dumps(before.state_dict())))
     assert after.losses.watch == before.losses.watch
     assert after.losses.watch.recent == [1.0, 2.0, 3.0]
+
+
+def test_the_phase_whose_form_the_model_has_comes_back_with_a_checkpoint() -> None:
+    before, after = Training().step, Training()
+    before.strategy.take_form(after.state.model, before.optimizer, 3)
+    saved = json.loads(json.dumps(before.state_dict()))
+    after.step.take_form(after.state.model, saved)
+    assert after.step.strategy.entered == 3
+    del saved["entered"]  # as before there were phases with forms
+    after.step.take_form(after.state.model, saved)
+    assert after.step.strategy.entered == -1
 
 
 def test_on_a_gpu_its_memory_is_reported_and_else_that_of_the_process(

@@ -22,6 +22,7 @@ def test_versions_are_those_installed() -> None:
 def test_a_cpu_is_a_cpu_whatever_its_model() -> None:
     facts = machine_facts(torch.device("cpu"), 3)
     assert (facts["device"], facts["world_size"]) == ("cpu", 3)
+    assert facts["deterministic"] is True  # nothing there adds up in an order of its own
     assert facts["machine"]
 
 
