@@ -174,13 +174,13 @@ def test_the_map_has_the_same_layers() -> None:
     assert [set(line.replace("/", "").split(" · ")) for line in lines] == TRAINING_LAYERS
 
 
-def test_a_folder_says_its_own_layer() -> None:
+def test_a_folder_names_its_own_layer() -> None:
     folders = set().union(*LAYERS) - {"__main__"}
     docstrings = {f: ast.get_docstring(trees()[f"{PACKAGE}.{f}"]) or "" for f in folders}
     numbers = {f: re.match(r"Layer (\d)", text) for f, text in docstrings.items()}
-    said = {folder: int(found[1]) for folder, found in numbers.items() if found}
-    assert len(said) > 5
-    assert said == {f: n for n, folders in enumerate(LAYERS) for f in folders if f in said}
+    named = {folder: int(found[1]) for folder, found in numbers.items() if found}
+    assert len(named) > 5
+    assert named == {f: n for n, folders in enumerate(LAYERS) for f in folders if f in named}
 
 
 @pytest.mark.parametrize(("depth", "layers", "inside"), LEVELS)
