@@ -506,3 +506,31 @@ def called(node: ast.expr, known: dict[str, Any]) -> Any:
         owner = known.get(node.value.id)
         return getattr(owner, node.attr) if isinstance(owner, ModuleType) else None
     return None
+
+
+BYTES_PER_PARAMETER = {  # weights; gradients and AdamW's two states in fp32, where all are trained
+    "4-bit LoRA": 0.6,
+    "LoRA in bf16": 2.0,
+    "all weights": 4.0 + 4.0 + 8.0,
+}
+FOR_A_BATCH = 0.15  # of the memory
+
+
+def test_what_fits_where_follows_from_the_sizes() -> None:
+    """Each number of the README's table leaves memory for a batch, and wastes no three quarters."""
+    table = re.search(r"\| memory \|(.*?)\n\n", (ROOT / "README.md").read_text(), re.S)
+    assert table is not None
+    head, _, *rows = [line.strip("| ").split(" | ") for line in table[0].strip().splitlines()]
+    assert head[1:] == [*BYTES_PER_PARAMETER]
+    for memory, *cells in rows:
+        gigabytes = re.search(r"(\d+) GB", memory)
+        assert gigabytes is not None
+        for kind, cell in zip(BYTES_PER_PARAMETER, cells, strict=True):
+            billions = re.search(r"up to ([\d.]+) billion", cell)
+            assert billions is not None
+            needed = float(billions[1]) * BYTES_PER_PARAMETER[kind]
+            assert needed <= (1 - FOR_A_BATCH) * int(gigabytes[1]), (memory, kind)
+            assert needed * 4 > int(gigabytes[1]) or "CPU" in memory, (
+                memory,
+                kind,
+            )  # which is slow before
