@@ -10,13 +10,17 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from infrastructure.backup.format.store import Store
 from infrastructure.monitoring.records.run_list import runs_in
+from infrastructure.run.checkpoint_paths import by_step
 from tests.backup.backends.hub_server import TOKEN, running_hub
 from tests.deployment.runs import ROOT, write_rows
 from tests.forks import outcome_of_forked
@@ -33,7 +37,8 @@ ELSEWHERE = {
 }
 OPTIONAL = ("apprise", "trackio")  # in a line that names one, it has to be installed
 
-# What a page takes for granted before its first block of Python.
+# What a page takes for granted: a run, and names in its blocks of Python.
+NEEDS_A_RUN = ("docs/share-your-model.md", "docs/watching.md")
 TRAINER = """
 from pathlib import Path
 from tests.training.hf_bridge.tiny_trainer import trainer_of
@@ -92,9 +97,10 @@ def typed(words: list[str], folder: Path) -> list[str]:
     """The words that a person types here for those of the page."""
     runs = runs_in(folder / "runs")
     run = runs[-1].name if runs else "RUN"
+    steps = by_step(Store(runs[-1] / "checkpoints")) if runs else {}
     meant = {
         "RUN": run,
-        "RUN@400": f"{run}@4",
+        "RUN@400": f"{run}@{min(steps, default=400)}",
         "runs/…/final": "runs/final",
         "PLACE": str(folder / "drive/temper"),
         "/content/drive/MyDrive/temper": str(folder / "drive/temper"),
@@ -108,15 +114,20 @@ def typed(words: list[str], folder: Path) -> list[str]:
 def program_of(words: list[str]) -> list[str]:
     if words[0] == "temper":
         return [sys.executable, "-m", "tests.deployment.queue_process", *words[1:]]
-    assert words[0] == "torchrun", words
-    return [sys.executable, "-m", "torch.distributed.run", *words[1:]]
+    if words[0] == "torchrun":
+        return [sys.executable, "-m", "torch.distributed.run", *words[1:]]
+    return ["bash", "-c", " ".join(words)]
 
 
 def environment(folder: Path, hub: str) -> dict[str, str]:
     return {
         **os.environ,
-        "TEMPER_PRESET": "ci",
-        "TEMPER_MODEL__EMBEDDED__NUM_LAYERS": "4",
+        "TEMPER_DATA__PATH": str(folder / "data.jsonl"),  # instead of the 8,000 sample tasks
+        "TEMPER_DATA__MAX_LENGTH": "128",  # what the tiny model can hold
+        "TEMPER_TRAINING__NUM_EPOCHS": "2",
+        "TEMPER_TRAINING__BATCH_SIZE": "4",
+        "TEMPER_TRAINING__CHECKPOINT_FREQUENCY": "2",
+        "TEMPER_TRAINING__WARMUP_STEPS": "1",
         "TEMPER_CACHE__DIRECTORY": str(folder / "cache"),
         "OMP_NUM_THREADS": "1",
         "HF_ENDPOINT": hub,
@@ -124,6 +135,19 @@ def environment(folder: Path, hub: str) -> dict[str, str]:
         "HF_HUB_DISABLE_XET": "1",
         "PYTHONPATH": str(ROOT),
     }
+
+
+def outcome(
+    command: list[str], folder: Path, variables: Mapping[str, str]
+) -> "subprocess.CompletedProcess[str]":
+    # huggingface_hub reads the Hub's address when it is imported, which a fork has done
+    is_forked = command[0] == sys.executable and "--push-to-hub" not in command
+    start = outcome_of_forked if is_forked else _outcome
+    return start(command, cwd=folder, env=variables, text=True)
+
+
+def _outcome(command: list[str], **options: Any) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, capture_output=True, check=False, **options)
 
 
 def python_of(page: str) -> str:
@@ -147,7 +171,7 @@ def test_every_block_of_python_works(page: str, saved_llama: Path, tmp_path: Pat
     program.write_text(f"{before}\n{text}")
     command = [sys.executable, str(program)]
     variables = environment(tmp_path, "http://127.0.0.1:9")
-    done = outcome_of_forked(command, cwd=tmp_path, env=variables, text=True)
+    done = outcome(command, tmp_path, variables)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -155,6 +179,9 @@ def test_every_block_of_python_works(page: str, saved_llama: Path, tmp_path: Pat
 @pytest.mark.parametrize("page", [page for page in PAGES if [*words_of(page)]])
 def test_every_command_works_as_it_stands(page: str, saved_llama: Path, tmp_path: Path) -> None:
     prepared(tmp_path, saved_llama)
+    if page in NEEDS_A_RUN:
+        begin = program_of(["temper", "train", "data.jsonl"])
+        assert outcome(begin, tmp_path, environment(tmp_path, "http://127.0.0.1:9")).returncode == 0
     wrong = []
     with running_hub() as hub:
         variables: Mapping[str, str] = environment(tmp_path, hub.url)
@@ -170,7 +197,7 @@ def test_every_command_works_as_it_stands(page: str, saved_llama: Path, tmp_path
                 variables = {**variables, name: value}
                 continue
             command = program_of(typed(words, tmp_path))
-            done = outcome_of_forked(command, cwd=tmp_path, env=variables, text=True)
+            done = outcome(command, tmp_path, variables)
             if done.returncode != 0 or "Traceback" in done.stderr:
                 end = done.stderr.strip().splitlines()[-3:]
                 wrong.append(f"{page}:{line} {shlex.join(words)} → {done.returncode} {end}")

@@ -10,6 +10,7 @@ from infrastructure.commands.arguments import add_folder_flags
 from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.monitoring.records.run_list import finished_model
 
 LONGEST_ANSWER_TOKENS = 256
 
@@ -60,7 +61,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _model_of(name: str, output_dir: Path) -> str:
-    """A path or a hub name as it stands; the name of a run in the folder of runs as its path."""
+    """A path or a hub name as it stands; the name of a run in the folder of runs as its path, and
+    `runs/final` as the model of its newest finished run."""
+    name = finished_model(name)
     is_run = not Path(name).exists() and (output_dir / name).is_dir()
     return str(output_dir / name) if is_run else name
 

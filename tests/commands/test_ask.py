@@ -54,3 +54,13 @@ def test_a_run_is_known_by_its_name(
     assert ask("my-run", QUESTIONS[0], "--output", str(tmp_path)) == 0
     assert QUESTIONS[0] in capsys.readouterr().out
     assert ask("no-run", QUESTIONS[0], "--output", str(tmp_path)) == 2
+
+
+def test_final_of_a_folder_of_runs_is_the_newest_model(
+    saved_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `temper train-eval` has it."""
+    shutil.copytree(saved_llama, tmp_path / "my-run" / "final")
+    (tmp_path / "my-run/run.json").write_text("{}")
+    assert ask(str(tmp_path / "final"), QUESTIONS[0]) == 0
+    assert QUESTIONS[0] in capsys.readouterr().out
