@@ -11,6 +11,7 @@ from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.hardware import processor
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.monitoring.drawing.tables import render_table
+from infrastructure.monitoring.records.run_list import finished_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure, show the table, save what is asked for."""
     from infrastructure.deployment.given_paths import check_model
 
-    config = configure(options, {"model.name": options.model})
+    config = configure(options, {"model.name": finished_model(options.model)})
     _refuse_wrong(options)
     check_model(config.model.name)
     from infrastructure.deployment.inference import find_fastest_inference

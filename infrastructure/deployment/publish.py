@@ -217,7 +217,7 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
         ("steps", f"{step:,}" if step == total or total is None else f"{step:,} of {total:,}"),
         (
             "rows",
-            f"{data.get('num_train', '–')} learnt, {data.get('num_evaluation', '–')} held out",
+            f"{_number(data, 'num_train')} learnt, {_number(data, 'num_evaluation')} held out",
         ),
         ("data fingerprint", f"`{data.get('fingerprint', '–')}`"),
         ("settings", ", ".join(f"`{key}` {value}" for key, value in settings.items())),

@@ -153,5 +153,6 @@ def answer_of(place: Place, question: Callable[[], T]) -> T:
         return question()
     except OSError as error:
         raise StorageError(
-            f"{place.url} does not answer: {redact(str(error))}; {place.advice(error)}"
+            f"{place.url} does not answer: {redact(error.strerror or str(error))};"
+            f" {place.advice(error)}"
         ) from error
