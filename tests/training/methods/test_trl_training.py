@@ -17,6 +17,7 @@ from infrastructure.run.finalize import read_summary
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
 from infrastructure.training.methods.method_table import METHODS
 from tests.conftest import save_tiny_llama
+from tests.slow import slow_but
 from tests.training.methods.method_runs import (
     begin_anew,
     configuration,
@@ -42,7 +43,11 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_llama(tmp_path_factory.mktemp("teacher"))
 
 
-@pytest.mark.parametrize("method", METHODS)
+# One that compares answers, one that writes them, one with another head; the others are slow tests.
+QUICK = ["dpo", "grpo", "reward"]
+
+
+@pytest.mark.parametrize("method", slow_but(QUICK, METHODS))
 def test_a_killed_training_goes_on_to_the_same_bits(
     tmp_path: Path, saved_llama: Path, teacher: Path, method: str
 ) -> None:
