@@ -165,6 +165,13 @@ def test_auto_equals_the_number_that_it_means() -> None:
     assert check_compatible(FACTS, with_settings(**{"training.learning_rate": "auto"})) == []
 
 
+@pytest.mark.parametrize("name", ["batch_size", "gradient_accumulation"])
+def test_what_is_measured_may_be_another_number_where_the_settings_are_the_same(name: str) -> None:
+    was, now = (changed(resolved={f"training.{name}": number}) for number in (4, 8))
+    with pytest.raises(CheckpointError, match=f"{name}: was 4, is 8"):
+        check_compatible(was, now)
+
+
 def test_on_a_gpu_a_patch_of_what_computes_there_stops() -> None:
     was = {**FACTS, "device": "NVIDIA L4"}
     found = {**with_versions(torch="2.8.1+cu128"), "device": "NVIDIA L4"}
