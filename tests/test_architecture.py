@@ -45,7 +45,7 @@ TRAINING_LAYERS: list[set[str]] = [
     {"loop", "observers"},
     {"resume"},
     {"hf_bridge", "methods", "sizing"},
-    {"quantum"},
+    {"curriculum", "quantum"},
     {"enhanced_trainer"},
     {"setup"},
     {"unsloth_trainer", "unified_trainer"},

@@ -9,7 +9,9 @@ from infrastructure.core.registry import Registry
 
 # training.strategies
 STRATEGIES: Registry[Any] = Registry(
-    "training strategy", "temper.strategies", ("standard", "finetune", "progressive", "end_to_end")
+    "training strategy",
+    "temper.strategies",
+    ("standard", "finetune", "progressive", "end_to_end", "curriculum"),
 )
 # training.stackwise.masking
 CORRUPTIONS: Registry[Any] = Registry("corruption", "temper.corruptions", ("mask", "uniform"))

@@ -80,6 +80,7 @@ from infrastructure.training.observers.run_observers import (
 )
 from infrastructure.training.quantum.records_observer import quantum_observers, quantum_probes
 from infrastructure.training.setup.stack_outputs import stack_observers
+from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 from infrastructure.training.trainer_factory import TrainerFactory
 
@@ -388,8 +389,9 @@ class TrainingDeployment:
             trainer.initialize_model()
         with self._stage("data", "reading and tokenising the data"):
             data = trainer.initialize_data()
-        if isinstance(trainer.strategy, StackwiseStrategy):
+        if isinstance(trainer.strategy, StackwiseStrategy | CurriculumStrategy):
             trainer.check_length()
+        if isinstance(trainer.strategy, StackwiseStrategy):
             for note in trainer.strategy.notes():
                 self.report(f"note: {note}")
         self.report(describe_model(trainer))

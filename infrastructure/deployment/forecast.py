@@ -280,6 +280,8 @@ def made_of(
         peak_bytes += plan.growth_bytes(state.step, measured, costs.heaviest_units, value_bytes)
     seconds = training_seconds + measure_seconds
     seconds += evaluations * held_out * costs.evaluation_seconds
+    if trainer.curriculum is not None:
+        seconds += trainer.curriculum.measuring_seconds()
     version = bytes_of_version(state.model, trainer.create_optimizer)
     options = place_options(config)
     final = sum(p.numel() * p.element_size() for p in _saved_parameters(trainer, state.model))

@@ -20,7 +20,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
-from infrastructure.config.sections.training_config import QUANTUM, TrainingConfig
+from infrastructure.config.sections.training_config import CURRICULUM, QUANTUM, TrainingConfig
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject
@@ -39,6 +39,7 @@ from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, Save
 from infrastructure.training.checkpoints.snapshot import restore_snapshot
 from infrastructure.training.core.precision import Precision, choose_device, choose_precision
 from infrastructure.training.core.state import Phase, RecoveryKind, TrainingState
+from infrastructure.training.curriculum.curriculum_extension import CurriculumExtension
 from infrastructure.training.data.encoding.tokenization import LABELS_VERSION
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.extensions.extension_manager import (
@@ -97,6 +98,7 @@ from infrastructure.training.stackwise.stack_phases import caches_trunk
 from infrastructure.training.stackwise.trunk_output import CacheSource
 from infrastructure.training.strategies import STRATEGIES, get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
+from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 
 
@@ -139,6 +141,8 @@ class EnhancedTrainer:
         checkpoint_directory: Path | None = None,
         hooks: Iterable[Hook] = (),
     ) -> None:
+        if isinstance(training_strategy, CurriculumStrategy) and training_config.strategy == "auto":
+            training_config = training_config.copy_with(strategy=CURRICULUM)
         check_sections(model_config, training_config, data_config, quantum_config)
         self.model_config = model_config
         self.training_config = training_config
@@ -160,6 +164,10 @@ class EnhancedTrainer:
             training_config.strategy_for(model_config), training_config
         )
         extensions = create_extensions(training_config.extensions, self, own)
+        self.curriculum: CurriculumExtension | None = None
+        if isinstance(self.strategy, CurriculumStrategy):
+            self.curriculum = CurriculumExtension(self)
+            extensions.append(self.curriculum)
         self.hooks = ExtensionManager([*extensions, *hooks, *early_stopping(training_config)])
         self.team: Team | None = None
         self.backend_sentence: str | None = None  # why this library loads the model
@@ -251,6 +259,8 @@ class EnhancedTrainer:
             if quantum_extension_of(self.hooks.hooks) is not None:
                 limit_data(self.data, self.quantum_config)
                 check_blocks(self.quantum_config, self.initialize_model())
+            if self.curriculum is not None:
+                self.curriculum.check_data()
         return self.data
 
     def cost_measurement(self) -> CostMeasurement:
@@ -258,7 +268,13 @@ class EnhancedTrainer:
         model, data = self.initialize_model(), self.initialize_data()
         optimizer = partial(self.create_optimizer, model)
         return CostMeasurement(
-            model, self.adapter, self.strategy, data, optimizer, self.memory_budget
+            model,
+            self.adapter,
+            self.strategy,
+            data,
+            optimizer,
+            self.memory_budget,
+            None if self.curriculum is None else self.curriculum.lengths(),
         )
 
     @property

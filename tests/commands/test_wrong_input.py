@@ -183,6 +183,61 @@ CONFIGURATION = [
     ),
     Wrong("a GPU that is not there", "train --device cuda:7", ["cuda:7"], speaks=Language.WORDS),
     Wrong("fp16 on a CPU", "train --mixed-precision fp16 --device cpu", ["fp16", "GPU"]),
+    Wrong(
+        "a curriculum of a stream",
+        "train d.jsonl --strategy curriculum --streaming",
+        ["--strategy curriculum", "--streaming"],
+        {"d.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "a curriculum and a quantum selection",
+        "train d.jsonl --strategy curriculum --optimization-frequency 5"
+        " --quantum-problem data_selection",
+        ["--strategy curriculum", "both choose"],
+        {"d.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "a curriculum that stops early",
+        "train d.jsonl --strategy curriculum --early-stopping-patience 2",
+        ["--early-stopping-patience", "last stage"],
+        {"d.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "a curriculum by tasks without their order",
+        "train d.jsonl --strategy curriculum --curriculum-by task",
+        ["--curriculum-by task", "--curriculum-order"],
+        {"d.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "a task that the data does not have",
+        "train d.jsonl --strategy curriculum --curriculum-by task --curriculum-order easy,hard"
+        " --task-column level --model embedded",
+        ["--curriculum-order", "unknown task 'hard'"],
+        {"d.jsonl": "\n".join([json.dumps({**ROW, "level": "easy"})] * 40)},
+    ),
+    Wrong(
+        "a task without a stage",
+        "train d.jsonl --strategy curriculum --curriculum-by task --curriculum-order easy,hard"
+        " --task-column level --model embedded",
+        ["--curriculum-order", "no place for the task 'new'"],
+        {
+            "d.jsonl": "\n".join(
+                json.dumps({**ROW, "level": level}) for level in ["easy", "hard", "new"] * 20
+            )
+        },
+    ),
+    Wrong(
+        "a curriculum that ends in its first stage",
+        "train d.jsonl --strategy curriculum --max-steps 2 --batch-size 8 --model embedded",
+        ["--max-steps", "3 stages"],
+        {"d.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "more stages than rows",
+        "train d.jsonl --strategy curriculum --curriculum-stages 60 --model embedded",
+        ["--curriculum-stages", "60 stages"],
+        {"d.jsonl": GOOD_DATA},
+    ),
 ]
 
 DATA = [

@@ -35,6 +35,7 @@ SPECIAL: dict[str, Any] = {
     "training.metrics": ["math:sqrt", "math:exp"],
     "training.rewards": ["exact_answer", "format=.*"],
     "training.method_settings": {"loss_type": "ipo"},
+    "training.curriculum_order": ["easy", "hard"],
     "training.settings": {"stages": 3, "names": ["a"]},
     "training.recovery.loss_spike_factor": 2.5,
     "quantum.fallback": ["tabu", "exact"],

@@ -60,6 +60,7 @@ from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.extensions.extension_manager import EXTENSIONS
 from infrastructure.training.other_names import ELSEWHERE
 from infrastructure.training.strategies import STRATEGIES, TrainingStrategy
+from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy
 from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy
 from tests.deployment.runs import deploy, runs_of, small_config, small_settings
 from tests.seeds.blocks import Block, all_blocks, num_fences
@@ -465,13 +466,19 @@ def test_a_strategy_as_001_adds_it(config: DeploymentConfig) -> None:
     strategy.train_step = StandardTrainingStrategy.train_step
     with STRATEGIES.registered("curriculum", strategy):
         wanted = sections(config)
-        own = {"curriculum_stages": 3}
         wanted["training_config"] = TrainingConfig(
-            strategy="curriculum", settings=own, max_steps=2, batch_size=4
+            strategy="curriculum", curriculum_stages=3, max_steps=2, batch_size=4
         )
         made = execute("001 Example: Adding a New Training Strategy 2", dict(wanted))["strategy"]
         assert (made.curriculum_stages, made.current_stage) == (3, 0)
         assert execute("001 For Users", wanted)["trainer"].train().step == 2
+
+
+def test_the_curriculum_of_001_that_is_there(config: DeploymentConfig) -> None:
+    wanted = {"training_config": TrainingConfig(curriculum_stages=2)}
+    strategy = execute("001 Example: Adding a New Training Strategy 2", wanted)["strategy"]
+    assert type(strategy) is CurriculumStrategy
+    assert (strategy.curriculum_stages, strategy.current_stage) == (2, 0)
 
 
 @refused(

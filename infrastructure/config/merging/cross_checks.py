@@ -21,7 +21,7 @@ from infrastructure.config.sections.quantum_config import (
     SAMPLER,
     QuantumConfig,
 )
-from infrastructure.config.sections.training_config import QUANTUM, TrainingConfig
+from infrastructure.config.sections.training_config import CURRICULUM, QUANTUM, TrainingConfig
 from infrastructure.core.errors import MissingPackageError, MissingSecretError
 from infrastructure.core.lookup import unknown_name
 
@@ -47,6 +47,7 @@ def contradictions(config: HasSections) -> Iterator[str]:
     yield from _unmeasured(config)
     yield from _nothing_to_decide(config)
     yield from _missing_samplers(config)
+    yield from _curriculum(config)
     yield from stackwise_contradictions(config.model, config.data, config.training)
 
 
@@ -148,6 +149,33 @@ def _nothing_to_decide(config: HasSections) -> Iterator[str]:
         yield (
             "quantum.problem rank_allocation chooses among the components of LoRA, and there is no"
             " model.lora_config: give one, or another problem"
+        )
+
+
+def _curriculum(config: HasSections) -> Iterator[str]:
+    """A sentence for what a curriculum cannot be put together with."""
+    training = config.training
+    if training.strategy != CURRICULUM:
+        return
+    if config.data.streaming:
+        yield (
+            "training.strategy curriculum sorts the examples before the training, and"
+            " data.streaming reads them while it goes on: switch it off"
+        )
+    if _has_quantum_step(config) and config.quantum.problem == DATA_SELECTION:
+        yield (
+            "training.strategy curriculum and quantum.problem data_selection both choose the"
+            " examples of an epoch: leave one of them out"
+        )
+    if training.early_stopping_patience is not None:
+        yield (
+            "training.early_stopping_patience could end a curriculum before its last stage: leave"
+            " it out"
+        )
+    if training.curriculum_by == "task" and len(training.curriculum_order) < 2:
+        yield (
+            "training.curriculum_by task takes a stage for each task: name two or more of them in"
+            " training.curriculum_order, from easy to hard"
         )
 
 

@@ -9,7 +9,7 @@ from infrastructure.config.base import ConfigurationError
 from infrastructure.config.registries import EXTENSIONS, LOSSES, METRICS, SINKS, STRATEGIES
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.recovery_config import RecoveryConfig
-from infrastructure.config.sections.stackwise_config import StackwiseFields
+from infrastructure.config.sections.stackwise_config import STACKWISE, StackwiseFields
 from infrastructure.config.types import (
     LARGEST,
     SAME_RESULT,
@@ -83,10 +83,29 @@ _HAS_TEACHER = _method_is(("distillation",), "with a teacher (distillation)")
 _BY_TRL = UsedWhen(
     lambda config: config.training.method != SFT, "training.method sft is not one of TRL's"
 )
+CURRICULUM = "curriculum"  # the strategy
+ALIKE = ("standard", CURRICULUM)
 _FINETUNES = UsedWhen(
-    lambda config: config.training.strategy != "standard",
-    "training.strategy standard trains all layers alike",
+    lambda config: config.training.strategy not in ALIKE,
+    "training.strategy standard or curriculum trains all layers alike",
     "use finetune or auto",
+)
+
+
+def _is_curriculum(config: Any) -> bool:
+    """One's own strategy may be a curriculum, too."""
+    return config.training.strategy not in ("auto", "standard", "finetune", *STACKWISE)
+
+
+_IN_STAGES = UsedWhen(_is_curriculum, "training.strategy is not curriculum")
+_BY_RANK = UsedWhen(
+    lambda config: _is_curriculum(config) and config.training.curriculum_by != "task",
+    "training.strategy is not curriculum, or each task of training.curriculum_order is a stage",
+)
+_BY_TASK = UsedWhen(
+    lambda config: _is_curriculum(config) and config.training.curriculum_by == "task",
+    "training.curriculum_by is not task",
+    "set training.strategy curriculum and training.curriculum_by task, or leave it out",
 )
 
 
@@ -142,7 +161,8 @@ class TrainingConfig(StackwiseFields):
     )
     strategy: Annotated[str, RegisteredName(STRATEGIES, ("auto",))] = Field(
         default="auto",
-        description="auto, standard, finetune, progressive, end_to_end or a registered name.",
+        description="auto, standard, finetune, progressive, end_to_end, curriculum or a registered"
+        " name.",
     )
     num_epochs: Count | Auto = Field(default="auto", description="Passes over the training data.")
     max_steps: Count | None = Field(
@@ -264,6 +284,33 @@ class TrainingConfig(StackwiseFields):
     unfreeze_interval: Annotated[Count | None, _FINETUNES] = Field(
         default=None,
         description="Epochs after which the next layer from the top trains too; none: off.",
+    )
+    curriculum_stages: Annotated[
+        int,
+        Ge(2),
+        Le(100),
+        Allowed("a whole number from 2 to 100"),
+        _BY_RANK,
+    ] = Field(
+        default=3,
+        description="Stages of a curriculum, equal parts of the data; num_epochs are of each.",
+    )
+    curriculum_by: Annotated[Literal["length", "loss", "task"], _IN_STAGES] = Field(
+        default="length",
+        description="What comes first: short rows, rows of low loss at the start, or named tasks.",
+    )
+    curriculum_order: Annotated[
+        list[str],
+        SplitCommas,
+        EachOnce,
+        Allowed("a list of at least two tasks, each once"),
+        _BY_TASK,
+    ] = Field(
+        default=[],
+        description="Values of data.task_column from easy to hard; each is a stage.",
+    )
+    curriculum_keeps_easier: Annotated[bool, _IN_STAGES] = Field(
+        default=True, description="A stage trains on the rows of the stages before it, too."
     )
     enabled_extensions: Annotated[
         Names,

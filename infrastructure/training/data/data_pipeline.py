@@ -246,6 +246,22 @@ class DataPipeline:
         """file:line of training examples by their ids."""
         return _places(self.store, [int(self._order().all_rows[number]) for number in ids])
 
+    def candidate_lengths(self) -> Indices:
+        """Tokens of all training examples, by their ids; before augmentation."""
+        return self.store.lengths()[self._order().all_rows]
+
+    def candidate_tasks(self) -> list[str]:
+        """The tasks of all training examples, by their ids."""
+        return [self.store.task(int(row)) for row in self._order().all_rows]
+
+    def lengths_of_selection(self, ids: Indices, epoch: int) -> Indices:
+        """Tokens of the examples of an epoch, in its order, where these ids are selected; before
+        augmentation."""
+        now = self._order()
+        order = Order(now.all_rows, now.seed, now.all_groups)
+        order.select(ids, is_filled=self._num_selected is None)
+        return self.store.lengths()[order.of(epoch)]
+
     def _order(self) -> Order:
         source = self._ready().source
         if not isinstance(source, StoredExamples | AugmentedExamples):

@@ -99,6 +99,8 @@ class CostMeasurement:
     Attributes:
         create_optimizer: makes one for the model as it stands; it is thrown away.
         budget: what may be taken.
+        epochs: lengths of the examples of an epoch in each stage, in its order; None: every epoch
+            is like the first one.
     """
 
     model: torch.nn.Module
@@ -107,6 +109,7 @@ class CostMeasurement:
     data: DataSource
     create_optimizer: Callable[[], torch.optim.Optimizer]
     budget: MemoryBudget
+    epochs: Sequence[np.ndarray] | None = None
 
     @cached_property
     def usual(self) -> list[object]:
@@ -272,11 +275,18 @@ class CostMeasurement:
         return self.adapter.count_computed(examples)
 
     def _heaviest_units(self, size: int) -> int:
-        """Of the micro-batches of the first epoch; where lengths are not known, of the sample."""
-        lengths = self._lengths
+        """Of the micro-batches of the first epoch, and of those of each stage; where lengths are
+        not known, of the sample."""
+        return max(self._heaviest_of(lengths, size) for lengths in self._stages)
+
+    def _heaviest_of(self, lengths: np.ndarray, size: int) -> int:
         size = min(size, len(lengths))
         lengths = np.resize(lengths, ceil_div(len(lengths), size) * size).reshape(-1, size)
         return int(self._units_of(lengths).max())
+
+    @property
+    def _stages(self) -> Sequence[np.ndarray]:
+        return [self._lengths] if self.epochs is None else self.epochs
 
     @cached_property
     def _lengths(self) -> np.ndarray:
@@ -300,7 +310,14 @@ class CostMeasurement:
         generator = np.random.default_rng(0)  # its own: the training's numbers stay as they are
         shape = (min(num_micro_batches, MOST_DRAWN), size)
         items = np.array([self.adapter.count_items([one]) for one in self.usual])
-        units = self._units_of(generator.choice(self._lengths, shape))
+        stages = self._stages
+        parts = np.array_split(np.arange(shape[0]), len(stages))
+        drawn = [
+            self._units_of(generator.choice(lengths, (len(part), size)))
+            for lengths, part in zip(stages, parts, strict=True)
+            if len(part)
+        ]
+        units = np.concatenate(drawn)
         return units, generator.choice(items, shape).sum(axis=1)
 
     def _epoch_again(self, size: int) -> Generator[Sequence[object], None, None]:

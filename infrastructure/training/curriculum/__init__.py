@@ -1,0 +1,1 @@
+"""Which examples each stage of a curriculum trains on."""

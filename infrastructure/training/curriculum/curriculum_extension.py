@@ -1,0 +1,160 @@
+"""Lets the data source give the examples of the stage that trains.
+
+An epoch is as long in every stage: where examples wait for a later stage, those of this one come
+again in their places. So steps, schedule and forecast are those of a training without stages, and
+the order stays a function of (seed, epoch, stages). Stages by loss are measured once, with the
+weights that the training starts from, and travel in checkpoints.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.callbacks import do_nothing
+from infrastructure.training.core.precision import Precision
+from infrastructure.training.core.preserve import preserve
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.curriculum.stages import (
+    Stages,
+    by_rank,
+    by_task,
+    ids_of,
+    packed,
+    unpacked,
+)
+from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.training.data.serving.example_order import Indices
+from infrastructure.training.extensions.extension_hooks import Extension
+from infrastructure.training.loop.loop import TrainingLoop
+from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
+
+log = logging.getLogger(__name__)
+
+NUM_TIMED = 4  # examples that the time of measuring losses is foretold from
+
+
+class CurriculumTrainer(Protocol):
+    """What of a trainer is looked at."""
+
+    training_config: TrainingConfig
+    adapter: ModelAdapter
+    precision: Precision
+    data: DataSource | None
+    model: torch.nn.Module | None
+    loop: TrainingLoop | None
+
+
+class CurriculumExtension(Extension):
+    """Selects the examples of a stage where its epochs begin."""
+
+    def __init__(self, trainer: CurriculumTrainer) -> None:
+        self.trainer = trainer
+        config = trainer.training_config
+        self.by, self.num_stages = config.curriculum_by, config.curriculum_stages
+        self.order, self.keeps_easier = config.curriculum_order, config.curriculum_keeps_easier
+        self.stages: Stages | None = None
+        self._saved: str | None = None
+
+    @property
+    def name(self) -> str:
+        return "curriculum"
+
+    def state_dict(self) -> dict[str, object]:
+        return {} if self._saved is None else {"stages": self._saved}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self._saved = saved["stages"]
+        self.stages = unpacked(saved["stages"])
+
+    def check_data(self) -> None:
+        """Look at the data before the training.
+
+        Raises:
+            ValueError: it cannot be selected from, or its examples make no such stages.
+        """
+        data = self.trainer.data
+        if not isinstance(data, DataPipeline):
+            raise ValueError(
+                "training.strategy curriculum goes through rows of data files, and this model"
+                " brings data of its own: choose another strategy"
+            )
+        if self.by == "loss":
+            by_rank(np.zeros(data.num_candidates), self.num_stages)
+        else:
+            self.stages = self._known_stages(data)
+
+    def epoch_start(self, state: TrainingState) -> None:
+        data = self._data
+        if self.stages is None or len(self.stages) != data.num_candidates:
+            self.stages = by_rank(self._measured(state), self.num_stages)
+            self._saved, state.must_save = packed(self.stages), True
+        ids = ids_of(self.stages, state.position.phase, keeps_easier=self.keeps_easier)
+        if not np.array_equal(ids, data.selected):
+            data.select(ids)
+            log.info(
+                "%s: %s of %s training examples, by %s",
+                *(state.phase.name, f"{len(ids):,}", f"{data.num_candidates:,}", self.by),
+            )
+
+    def lengths(self) -> list[Indices] | None:
+        """Tokens of the examples of one epoch of each stage, in its order; None where the stages
+        are not known before the training."""
+        if self.stages is None:
+            return None
+        epochs = []
+        for stage in range(int(self.stages.max()) + 1):
+            ids = ids_of(self.stages, stage, keeps_easier=self.keeps_easier)
+            epochs.append(self._data.lengths_of_selection(ids, stage))
+        return epochs
+
+    def measuring_seconds(self) -> float:
+        """What measuring the losses will take, from a few of them; 0 where nothing is to be."""
+        if self.by != "loss" or self.stages is not None:
+            return 0.0
+        count = min(NUM_TIMED, self._data.num_candidates)
+        self._losses(range(count))  # warms up
+        started = time.perf_counter()
+        self._losses(range(count))
+        return (time.perf_counter() - started) / count * self._data.num_candidates
+
+    @property
+    def _data(self) -> DataPipeline:
+        assert isinstance(self.trainer.data, DataPipeline)  # it was checked when it was made
+        return self.trainer.data
+
+    def _known_stages(self, data: DataPipeline) -> Stages:
+        if self.by == "task":
+            return by_task(data.candidate_tasks(), self.order)
+        return by_rank(data.candidate_lengths(), self.num_stages)
+
+    def _measured(self, state: TrainingState) -> npt.NDArray[np.float64]:
+        """Mean loss of each example by the weights as they are."""
+        log.info("Curriculum: the loss of each training example is measured")
+        loop = self.trainer.loop
+        poll = do_nothing if loop is None else lambda: loop.poll(state)
+        return self._losses(range(self._data.num_candidates), poll)
+
+    @torch.no_grad()
+    def _losses(self, ids: range, poll: Callable[[], None] = do_nothing) -> npt.NDArray[np.float64]:
+        """Float64 (N,); each example by itself, so that none depends on what stands beside it.
+        What teaches nothing counts as the hardest."""
+        model, adapter = self.trainer.model, self.trainer.adapter
+        assert model is not None
+        losses = np.full(len(ids), math.nan)
+        with preserve(model, random=adapter.device, modes=True):
+            model.eval()
+            for number in ids:
+                poll()
+                batch = adapter.prepare_batch(self._data.examples([number]))
+                with self.trainer.precision.autocast():
+                    output = adapter.compute_loss(model, batch)
+                if output.num_items:
+                    losses[number] = float(output.loss_sum) / output.num_items
+        return losses

@@ -1,0 +1,50 @@
+"""Curriculum learning: easy examples first, harder ones from stage to stage.
+
+The strategy yields a phase for each stage and trains as the standard one does. Which examples a
+stage has is the data's order, and so `training.curriculum`'s. Methods: Bengio et al. 2009; stages
+that keep the easier examples are the "baby steps" of Spitkovsky, Alshawi & Jurafsky 2010.
+"""
+
+import logging
+
+import torch
+
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.training.core.state import Phase
+from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy
+
+
+class CurriculumStrategy(StandardTrainingStrategy):
+    """The standard step, in stages; each stage has `num_epochs` epochs.
+
+    Attributes:
+        curriculum_stages: how many there are.
+        current_stage: the one that trains, from 0.
+    """
+
+    def __init__(self, config: TrainingConfig, logger: logging.Logger | None = None) -> None:
+        super().__init__(config, logger)
+        by_task = config.curriculum_by == "task"
+        self.curriculum_stages = (
+            len(config.curriculum_order) if by_task else config.curriculum_stages
+        )
+        self.current_stage = 0
+
+    def phases(self, model: torch.nn.Module, num_epochs: int) -> list[Phase]:
+        count = self.curriculum_stages
+        return [Phase(f"stage {number} of {count}", num_epochs) for number in range(1, count + 1)]
+
+    def take_form(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, index: int
+    ) -> None:
+        super().take_form(model, optimizer, index)
+        self.current_stage = max(0, index)
+
+    def check_length(self, total_steps: int) -> None:
+        if total_steps <= self.steps_per_epoch * (self.curriculum_stages - 1):
+            raise ValueError(
+                f"the training ends after {total_steps} steps, and the last of its"
+                f" {self.curriculum_stages} stages begins after"
+                f" {self.steps_per_epoch * (self.curriculum_stages - 1)} or more: raise"
+                " training.max_steps, or lower training.curriculum_stages"
+            )

@@ -1,0 +1,117 @@
+"""Curricula of a tiny Llama: which examples each stage has, and that a run goes on to the same bits
+in any of them."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.errors import CheckpointError
+from infrastructure.run.checkpoint_paths import by_step
+from infrastructure.testing.suites.strategy import tiny_trainer, tiny_training
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.extensions.extension_hooks import Observer
+
+
+class Seen(Observer):
+    """The examples of each stage, and their lengths."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, list[bytes]] = {}
+
+    def step_end(self, state: TrainingState) -> None:
+        stage = self.rows.setdefault(int(state.phase.name.split()[1]), [])
+        stage += [example.input_ids.tobytes() for example in state.batch]  # type: ignore[attr-defined]
+
+
+def curriculum(
+    folder: Path, checkpoints: str | None = None, **settings: Any
+) -> tuple[EnhancedTrainer, Seen]:
+    seen = Seen()
+    values = {"num_epochs": 1, "curriculum_stages": 3, **settings}
+    config: TrainingConfig = tiny_training(strategy="curriculum", **values)
+    directory = folder / checkpoints if checkpoints else None
+    return tiny_trainer(folder, config, hooks=[seen], checkpoint_directory=directory), seen
+
+
+def weights(trainer: EnhancedTrainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.initialize_model().named_parameters()}
+
+
+@pytest.mark.parametrize("keeps_easier", [True, False])
+def test_short_rows_come_first(tmp_path: Path, keeps_easier: bool) -> None:
+    trainer, seen = curriculum(tmp_path, curriculum_keeps_easier=keeps_easier)
+    state = trainer.train()
+    data = trainer.data
+    assert isinstance(data, DataPipeline)
+    lengths = np.sort(data.candidate_lengths())
+    parts = np.array_split(lengths, 3)
+    assert state.step == trainer.planned_steps == 3 * 4
+    for stage, part in enumerate(parts, start=1):
+        shown = [len(row) // 4 for row in seen.rows[stage]]
+        assert len(shown) == data.num_examples  # an epoch is as long in each stage
+        assert max(shown) == part[-1]
+        assert (min(shown) < part[0]) == (keeps_easier and lengths[0] < part[0])
+    kept = len(set(seen.rows[1]) & set(seen.rows[3]))
+    assert (kept > 0) == keeps_easier
+
+
+def test_by_loss_measured_once_and_resumed_in_any_stage(tmp_path: Path) -> None:
+    whole, seen = curriculum(tmp_path, "whole", curriculum_by="loss", mixed_precision=False)
+    whole.train()
+    stages = whole.curriculum.stages  # type: ignore[union-attr]
+    assert stages is not None
+    assert np.bincount(stages).tolist() == [6, 5, 5]
+    saved = by_step(whole.checkpoints.store)  # type: ignore[union-attr]
+    for step in (1, 5, 8, 11):
+        again, then = curriculum(tmp_path, curriculum_by="loss")
+        again.restore(saved[step])
+        again.curriculum._losses = None  # type: ignore  # would be measured with other weights
+        again.train()
+        assert (again.curriculum.stages == stages).all()  # type: ignore[union-attr]
+        assert then.rows[3] == seen.rows[3][-len(then.rows[3]) :]
+        for name, value in weights(whole).items():
+            assert torch.equal(value, weights(again)[name]), (step, name)
+
+
+def test_the_first_stage_has_the_lowest_losses(tmp_path: Path) -> None:
+    trainer, _ = curriculum(tmp_path, curriculum_by="loss", curriculum_stages=2)
+    trainer.prepare()
+    before = weights(trainer)
+    assert trainer.curriculum is not None
+    losses = trainer.curriculum._losses(range(16))
+    assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
+    trainer.train()
+    stages = trainer.curriculum.stages
+    assert losses[stages == 0].max() <= losses[stages == 1].min()
+    assert len(set(losses)) > 8
+
+
+def test_other_stages_are_another_training(tmp_path: Path) -> None:
+    whole, _ = curriculum(tmp_path, "whole", max_steps=9)
+    whole.train()
+    other, _ = curriculum(tmp_path, max_steps=9, curriculum_keeps_easier=False)
+    with pytest.raises(CheckpointError, match="curriculum_keeps_easier"):
+        other.restore(by_step(whole.checkpoints.store)[1])  # type: ignore[union-attr]
+
+
+def test_the_costs_are_of_all_stages(tmp_path: Path) -> None:
+    """By length, the last stage alone has the long rows: its micro-batches are the heaviest."""
+    trainer, _ = curriculum(tmp_path, curriculum_keeps_easier=False)
+    trainer.prepare()
+    epochs = trainer.cost_measurement().epochs
+    assert epochs is not None
+    assert [len(lengths) for lengths in epochs] == [16] * 3
+    longest = [int(lengths.max()) for lengths in epochs]
+    assert longest == sorted(longest)
+    heaviest = trainer.cost_measurement()._heaviest_units(4)
+    assert heaviest >= int(epochs[-1][:4].sum())
+    assert trainer.curriculum.measuring_seconds() == 0  # type: ignore[union-attr]
+    by_loss, _ = curriculum(tmp_path, curriculum_by="loss")
+    by_loss.prepare()
+    assert by_loss.curriculum.measuring_seconds() > 0  # type: ignore[union-attr]

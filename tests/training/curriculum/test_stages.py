@@ -1,0 +1,37 @@
+"""The stage of each example, from numbers and from names."""
+
+import numpy as np
+import pytest
+
+from infrastructure.training.curriculum.stages import by_rank, by_task, ids_of, packed, unpacked
+
+
+def test_equal_parts_by_rank_and_what_is_no_number_last() -> None:
+    stages = by_rank(np.array([5.0, 1.0, np.nan, 3.0, 3.0, 0.0, 9.0]), 3)
+    assert stages.tolist() == [1, 0, 2, 0, 1, 0, 2]
+    with pytest.raises(ValueError, match="2 training examples make no 3 stages"):
+        by_rank(np.zeros(2), 3)
+
+
+def test_a_stage_keeps_the_easier_ones_or_not() -> None:
+    stages = by_rank(np.arange(6), 3)
+    assert ids_of(stages, 1, keeps_easier=True).tolist() == [0, 1, 2, 3]
+    assert ids_of(stages, 1, keeps_easier=False).tolist() == [2, 3]
+
+
+def test_tasks_in_the_given_order() -> None:
+    tasks = ["sum", "word", "sum", "product"]
+    assert by_task(tasks, ["word", "sum", "product"]).tolist() == [1, 0, 1, 2]
+    with pytest.raises(ValueError, match="unknown task 'words'; did you mean 'word'"):
+        by_task(tasks, ["words", "sum", "product"])
+    with pytest.raises(ValueError, match="no place for the task 'sum' of 2 training"):
+        by_task(tasks, ["word", "product"])
+    with pytest.raises(ValueError, match=r"task '\(none\)' of 1 training"):
+        by_task([*tasks, ""], ["word", "sum", "product"])
+
+
+def test_stages_are_a_short_text() -> None:
+    stages = by_rank(np.random.RandomState(0).rand(10_000), 4)
+    text = packed(stages)
+    assert len(text) < 4_000
+    assert (unpacked(text) == stages).all()

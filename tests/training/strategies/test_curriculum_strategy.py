@@ -1,0 +1,38 @@
+"""A phase for each stage, and what every strategy must do."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.testing.suites.strategy import TrainingStrategySuite
+from infrastructure.training.strategies import get_training_strategy
+from infrastructure.training.strategies.base_strategy import TrainingStrategy
+from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy
+
+
+class TestCurriculum(TrainingStrategySuite):
+    settings: ClassVar = {"curriculum_stages": 2, "num_epochs": 1}
+
+    def make(self, config: TrainingConfig) -> TrainingStrategy:
+        return CurriculumStrategy(config)
+
+
+def test_a_phase_for_each_stage() -> None:
+    strategy = get_training_strategy("curriculum", TrainingConfig(curriculum_stages=4))
+    phases = strategy.phases(torch.nn.Linear(1, 1), 2)
+    assert [(phase.name, phase.num_epochs) for phase in phases] == [
+        (f"stage {number} of 4", 2) for number in (1, 2, 3, 4)
+    ]
+    by_task = TrainingConfig(curriculum_by="task", curriculum_order=["sum", "product"])
+    strategy = get_training_strategy("curriculum", by_task)
+    assert len(strategy.phases(torch.nn.Linear(1, 1), 1)) == 2
+
+
+def test_the_last_stage_must_begin() -> None:
+    strategy = get_training_strategy("curriculum", TrainingConfig(curriculum_stages=3))
+    strategy.steps_per_epoch = 5
+    strategy.check_length(11)
+    with pytest.raises(ValueError, match="last of its 3 stages begins after 10"):
+        strategy.check_length(10)
