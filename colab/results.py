@@ -11,10 +11,12 @@ from typing import Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import require
-from infrastructure.deployment.export import export_checkpoint
+from infrastructure.deployment.export import export_model
+from infrastructure.deployment.export_request import ExportRequest, Form, Part
 from infrastructure.deployment.model_repair import repair_model
-from infrastructure.evaluation.evaluate import evaluate_model
+from infrastructure.evaluation.evaluate import Evaluation, measure_model
 from infrastructure.evaluation.prompting import answer_questions
+from infrastructure.evaluation.request import Request
 from infrastructure.monitoring.drawing.html_page import page
 from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.report.quantum_section import quantum_steps
@@ -158,8 +160,11 @@ def ask(model: str | Path, questions: Sequence[str], max_tokens: int = 64) -> li
     return answers
 
 
-def evaluate(model: str | Path, data: str | Path) -> None:
-    """Measure a trained model on `data` and show its held-out loss and exact match by task.
+def evaluate(model: str | Path, data: str | Path, against: str | Path | None = None) -> Evaluation:
+    """Measure a trained model on `data` and show its loss and its answers, in all and by task.
+
+    Args:
+        against: a second model, which is measured on the same rows and compared.
 
     Raises:
         ValueError: the model or the data cannot be used.
@@ -167,17 +172,31 @@ def evaluate(model: str | Path, data: str | Path) -> None:
     repair_model(Path(model))
     folder = Path(model).absolute().parent  # of a run's `final/`, the run
     config = DeploymentConfig(model_name=str(model), data_path=str(data), output_dir=str(folder))
-    print(*evaluate_model(config), sep="\n")
+    request = Request(against=None if against is None else str(against))
+    evaluation, lines = measure_model(config, request)
+    print(*lines, sep="\n")
+    return evaluation
 
 
-def export(run: str | Path, step: int | None = None) -> Path:
-    """Write a checkpoint of `run` as an ordinary Hugging Face folder; one that is there stays.
+def export(
+    run: str | Path,
+    step: int | None = None,
+    *,
+    part: str = "auto",
+    bits: int | None = None,
+    file_format: str = "safetensors",
+) -> Path:
+    """Write a checkpoint of `run` as a model of its own, read back and compared with the trained
+    one; a folder that is there stays.
 
     Args:
         step: of the checkpoint; None: the newest.
+        part: `lora`, or `merged` with its base; auto: as it was trained.
+        bits: 16, 8 or 4 of each weight; None: as trained.
+        file_format: safetensors, gguf, onnx or torch-export.
 
     Returns:
-        `exported/step-N` in the run.
+        `exported/step-N` in the run; of another request than the usual, a name that says so.
 
     Raises:
         ValueError: there is no such run or step; says which there are.
@@ -187,12 +206,17 @@ def export(run: str | Path, step: int | None = None) -> Path:
     run_directory, checkpoint = find_run(named, Path(run).parent)
     checkpoint = checkpoint or CheckpointManager(run_directory.checkpoints).newest()
     repair_records_of(run_directory)
-    folder = run_directory.path / EXPORTED / f"step-{step_of(checkpoint)}"
+    request = ExportRequest(Part(part), bits, Form(file_format))
+    special = [part] * (part != "auto") + [f"{bits}bit"] * (bits is not None)
+    special += [file_format] * (file_format != "safetensors")
+    name = "-".join([f"step-{step_of(checkpoint)}", *special])
+    folder = run_directory.path / EXPORTED / name
     if folder.is_dir():
         print(f"{folder} is there already")
         return folder
-    facts = export_checkpoint(run_directory, checkpoint, folder)
+    facts = export_model(run_directory, checkpoint, folder, request)
     print(f"Step {facts['step']} of run {facts['run']} as a model of its own: {facts['folder']}")
+    print(*[f"  {line}" for line in [*facts["lines"], *facts["notes"]]], sep="\n")
     return folder
 
 

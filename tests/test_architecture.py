@@ -68,7 +68,7 @@ BACKUP_LAYERS: list[set[str]] = [
     {"backup_system", "finished_run"},
 ]
 CONFIG_LAYERS: list[set[str]] = [
-    {"aliases", "registries", "sampler_needs", "types"},
+    {"aliases", "measures", "registries", "sampler_needs", "types"},
     {"elsewhere", "field_help"},
     {"base"},
     {"schema", "sections", "serialize"},
@@ -255,11 +255,12 @@ def test_heavy_packages_are_imported_inside_functions() -> None:
     assert eager == []
 
 
-# Modules that start programs which are none of ours: pip, Python's venv, nvidia-smi.
+# Modules that start programs which are none of ours: pip, Python's venv, nvidia-smi, llama.cpp's.
 START_OTHER_PROGRAMS = {
     f"{PACKAGE}.core.helper_process",
     f"{PACKAGE}.core.nvidia_driver",
     f"{PACKAGE}.deployment.environment",
+    f"{PACKAGE}.deployment.gguf_converter",
     f"{PACKAGE}.deployment.installers",
 }
 STARTS = re.compile(

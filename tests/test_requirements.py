@@ -17,7 +17,9 @@ COLUMNS = {
     "tested": ["requirements.txt"],
     "colab": ["requirements-colab.txt", "constraints-colab.txt"],
 }
-OPTIONAL = [f"requirements-{extra}.txt" for extra in ("unsloth", "quantum", "dev")]
+OPTIONAL = [
+    f"requirements-{extra}.txt" for extra in ("unsloth", "quantum", "eval", "export", "dev")
+]
 FILES = [*COLUMNS["tested"], *COLUMNS["colab"], *OPTIONAL]
 KERNEL_FILE = "requirements-colab-kernel.txt"  # of tests alone, so no extra
 A_RANGE_IS_MEANT = {("constraints-colab.txt", "torch")}

@@ -1,13 +1,17 @@
 """Arguments that several commands take."""
 
 import argparse
+from pathlib import Path
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import add_config_flags
+from infrastructure.monitoring.records.run_list import finished_model
 
 DATA_HELP = "file, folder or hub data set (default: samples)"
-RUN_HELP = "a run, RUN@step, or the path of a run or of a checkpoint (default: the newest run)"
+RUN_HELP = (
+    "a run, RUN@step, RUN@best, or the path of a run or of a checkpoint (default: the newest run)"
+)
 A_RUN_HELP = "a run (default: the newest)"
 
 
@@ -33,7 +37,20 @@ def add_accept(parser: argparse.ArgumentParser) -> None:
 
 def accepted(options: argparse.Namespace) -> list[str]:
     """The names that `--accept` gives."""
-    return [name.strip() for name in options.accept.split(",") if name.strip()]
+    return names_in(options.accept)
+
+
+def names_in(text: str) -> list[str]:
+    """Names between commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def run_or_model(name: str, output_dir: Path) -> str:
+    """A path or a hub name as it stands; the name of a run in the folder of runs as its path, and
+    `runs/final` as the model of its newest finished run."""
+    name = finished_model(name)
+    is_run = not Path(name).exists() and (output_dir / name).is_dir()
+    return str(output_dir / name) if is_run else name
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from infrastructure.commands.arguments import add_folder_flags
+from infrastructure.commands.arguments import add_folder_flags, run_or_model
 from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
 from infrastructure.core.exit_codes import ExitCode
-from infrastructure.monitoring.records.run_list import finished_model
 
 LONGEST_ANSWER_TOKENS = 256
 
@@ -43,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
     from infrastructure.deployment.given_paths import check_model
 
     config = configure(options)
-    model = _model_of(options.model, Path(config.output_dir))
+    model = run_or_model(options.model, Path(config.output_dir))
     check_model(model)
     from infrastructure.deployment.model_repair import repair_model
     from infrastructure.evaluation.prompting import Answerer
@@ -58,14 +57,6 @@ def run(options: argparse.Namespace) -> int:
         show(options.json, {"question": question, "answer": answer}, *lines)
         sys.stdout.flush()
     return ExitCode.DONE
-
-
-def _model_of(name: str, output_dir: Path) -> str:
-    """A path or a hub name as it stands; the name of a run in the folder of runs as its path, and
-    `runs/final` as the model of its newest finished run."""
-    name = finished_model(name)
-    is_run = not Path(name).exists() and (output_dir / name).is_dir()
-    return str(output_dir / name) if is_run else name
 
 
 def _typed() -> Iterator[str]:

@@ -357,4 +357,4 @@ def _table(entries: list[BackupEntry]) -> str:
         ]
         for entry in entries
     ]
-    return render_table(["version", "saved", "held-out loss", "size", "lies"], rows)
+    return render_table(["version", "saved", "score", "size", "lies"], rows)

@@ -11,10 +11,11 @@ from infrastructure.commands.arguments import add_folder_flags, add_json, add_ru
 from infrastructure.commands.output import show
 from infrastructure.commands.parser import CommandParser
 from infrastructure.commands.settings import configure
+from infrastructure.config.measures import LOSS
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_number
-from infrastructure.monitoring.drawing.tables import render_table
+from infrastructure.monitoring.drawing.tables import HELD_OUT_LOSS, render_table
 from infrastructure.run.directory import RunDirectory, find_run
 from infrastructure.run.progress_bar import byte_bar
 
@@ -27,6 +28,7 @@ class VersionRow(TypedDict, total=False):
     Attributes:
         problem: what is wrong with it, or None.
         where: the place that it lies at, where several are shown.
+        best_metric, score: instead of the held-out loss, where another number chooses the best.
     """
 
     name: Required[str]
@@ -37,6 +39,8 @@ class VersionRow(TypedDict, total=False):
     kind: str
     healthy: bool
     held_out_loss: float | None
+    best_metric: str
+    score: float
     saved: str
     size_bytes: int
 
@@ -66,7 +70,8 @@ def list_checkpoints(run: RunDirectory, checkpoint: Path | None, as_json: bool =
     rows = [describe(store, name) for store, name in _chosen(run, checkpoint)]
     facts = {"run": run.run_id, "path": str(run.path), "checkpoints": rows}
     if rows:
-        show(as_json, facts, f"Run {run.run_id}", checkpoint_table(rows))
+        label = _name_scores(run, rows)
+        show(as_json, facts, f"Run {run.run_id}", checkpoint_table(rows, label))
     else:
         show(as_json, facts, f"Run {run.run_id} has no checkpoint yet")
     return ExitCode.DONE
@@ -107,15 +112,37 @@ def describe(store: Store, name: str) -> VersionRow:
     }
 
 
-def checkpoint_table(rows: list[VersionRow]) -> str:
-    """The rows of `describe` as text."""
+def _name_scores(run: RunDirectory, rows: list[VersionRow]) -> str:
+    """What the scores of a run's versions are called; those that are no loss get their own value.
+
+    A store keeps what is lowest, so a number of which more is better is there with a minus.
+    """
+    try:
+        training = run.read_configuration().training
+    except ValueError:
+        return HELD_OUT_LOSS
+    if training.best_metric == LOSS:
+        return HELD_OUT_LOSS
+    for row in rows:
+        if (score := row.pop("held_out_loss", None)) is not None:
+            row["best_metric"] = training.best_metric
+            row["score"] = -score if training.best_is_greater else score
+    return training.best_metric.replace("_", " ")
+
+
+def checkpoint_table(rows: list[VersionRow], label: str = HELD_OUT_LOSS) -> str:
+    """The rows of `describe` as text.
+
+    Args:
+        label: what the scores are.
+    """
     cells = []
     for row in rows:
         if row["problem"]:
             cells.append([row["name"][:12], "damaged", row["problem"], "", ""])
             continue
         kind = row["kind"] if row["healthy"] else f"{row['kind']}, not healthy"
-        loss = row["held_out_loss"]
+        loss = row.get("score", row.get("held_out_loss"))
         cells.append(
             [
                 f"step {row['step']}",
@@ -125,7 +152,7 @@ def checkpoint_table(rows: list[VersionRow]) -> str:
                 format_bytes(row["size_bytes"]),
             ]
         )
-    return render_table(["checkpoint", "kind", "saved", "held-out loss", "size"], cells)
+    return render_table(["checkpoint", "kind", "saved", label, "size"], cells)
 
 
 def verify_versions(chosen: list[tuple[Store, str]]) -> list[VersionRow]:

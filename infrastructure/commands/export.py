@@ -3,10 +3,11 @@
 import argparse
 import logging
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from infrastructure.commands.arguments import add_folder_flags, add_json
-from infrastructure.commands.output import show
+from infrastructure.commands.output import progress, show
 from infrastructure.commands.settings import configure
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.exit_codes import ExitCode
@@ -28,6 +29,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--public", action="store_true", help="make the new repository of --push-to-hub public"
     )
+    parser.add_argument(
+        "--as",
+        dest="part",
+        choices=["auto", "lora", "merged"],
+        default="auto",
+        help="the LoRA alone, or added to its base (default: as it was trained)",
+    )
+    parser.add_argument(
+        "--bits",
+        type=int,
+        choices=[16, 8, 4],
+        help="of each weight; 8 and 4 are bitsandbytes', in GGUF llama.cpp's (default: as trained)",
+    )
+    parser.add_argument(
+        "--format",
+        choices=["safetensors", "gguf", "onnx", "torch-export"],
+        default="safetensors",
+        help="for transformers, llama.cpp and Ollama, onnxruntime, or torch alone",
+    )
+    parser.add_argument(
+        "--converter",
+        type=Path,
+        metavar="PATH",
+        help="of --format gguf: llama.cpp's convert_hf_to_gguf.py, where it is not found",
+    )
     add_json(parser)
     add_folder_flags(parser)
 
@@ -39,6 +65,12 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("where to? Name a FOLDER, or --push-to-hub OWNER/NAME, or both")
     if options.public and options.push_to_hub is None:
         raise ValueError("--public is for --push-to-hub OWNER/NAME: a folder here is neither")
+    from infrastructure.deployment.export_request import (
+        ExportRequest,
+        Form,
+        Part,
+        check_possible,
+    )
     from infrastructure.run.directory import find_run
     from infrastructure.run.repair import repair_records, repair_records_of
 
@@ -47,7 +79,11 @@ def run(options: argparse.Namespace) -> int:
     repair_records_of(run)
     if options.folder is not None:
         refuse_what_is_there(Path(options.folder))
-    from infrastructure.deployment.export import export_checkpoint
+    request = ExportRequest(
+        Part(options.part), options.bits, Form(options.format), options.converter
+    )
+    check_possible(run, Path(options.folder or tempfile.gettempdir()), request)
+    from infrastructure.deployment.export import export_model
     from infrastructure.deployment.publish import ModelRepository, finished_step
 
     repository = None
@@ -56,14 +92,16 @@ def run(options: argparse.Namespace) -> int:
         repository = ModelRepository(options.push_to_hub, options.public)
         repository.make()  # who may not is told now, and not after minutes
     with tempfile.TemporaryDirectory() as scratch:
-        step = finished_step(run) if checkpoint is None and options.folder is None else None
+        is_there = request.is_plain and checkpoint is None and options.folder is None
+        step = finished_step(run) if is_there else None
         if step is not None:
             folder = run.final  # the trained model is there already
             facts: JsonObject = {"run": run.run_id, "step": step}
         else:
             folder = Path(options.folder or Path(scratch) / "model")
-            facts = export_checkpoint(run, checkpoint, folder)
+            facts = export_model(run, checkpoint, folder, request, partial(progress, options.json))
         lines = [f"Step {facts['step']} of run {run.run_id} as a model: {facts.get('folder')}"]
+        lines += [f"  {line}" for key in ("lines", "notes") for line in as_list(facts.pop(key, []))]
         if repository is not None:
             published = repository.upload(folder, run, as_integer(facts["step"]))
             facts |= published

@@ -21,8 +21,15 @@ def show_in_flags(line: str) -> None:
 
 
 @contextmanager
-def loading_torch() -> Iterator[None]:
-    """Inside, what needs PyTorch is imported, which takes seconds."""
+def loading_torch(as_json: bool = False) -> Iterator[None]:
+    """Inside, what needs PyTorch is imported, which takes seconds.
+
+    Args:
+        as_json: nothing is shown, since a JSON object alone is to be.
+    """
+    if as_json:
+        yield
+        return
     report = Report()
     report("Loading PyTorch")
     with report.waiting("loading PyTorch"):

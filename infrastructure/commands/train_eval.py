@@ -1,29 +1,106 @@
 """`temper train-eval`: measure a trained model on held-out data."""
 
 import argparse
+from collections.abc import Sequence
+from pathlib import Path
 
-from infrastructure.commands.output import loading_torch
+from infrastructure.commands.arguments import add_json, names_in, run_or_model
+from infrastructure.commands.output import loading_torch, show
 from infrastructure.commands.settings import configure
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.measures import MEASURES
 from infrastructure.config.sources.flags import add_config_flags
+from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.exit_codes import ExitCode
+
+OF_TASKS = ("tasks_path", "limit", "num_fewshot")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
     parser.add_argument("model", metavar="MODEL", help="a run, its final/, or any model folder")
-    parser.add_argument("data", metavar="DATA", help="file, folder or hub data set")
+    parser.add_argument("data", nargs="?", metavar="DATA", help="file, folder or hub data set")
+    parser.add_argument(
+        "--against", metavar="OTHER", help="a second model, on the same rows; the two are compared"
+    )
+    parser.add_argument(
+        "--measures",
+        metavar="NAMES",
+        help=f"of the answers, such as exact_match,f1 (default: what fits; {', '.join(MEASURES)})",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        metavar="N",
+        help="the longest answer (default: a few more than the longest expected one)",
+    )
+    parser.add_argument(
+        "--tasks",
+        metavar="NAMES",
+        help="instead of DATA: tasks of lm-evaluation-harness, such as gsm8k,hellaswag",
+    )
+    parser.add_argument(
+        "--tasks-path", type=Path, metavar="FOLDER", help="of --tasks: YAML files of your own tasks"
+    )
+    parser.add_argument("--limit", type=int, metavar="N", help="of --tasks: rows of each task")
+    parser.add_argument(
+        "--num-fewshot", type=int, metavar="N", help="of --tasks: examples before each question"
+    )
+    add_json(parser)
     add_config_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print what was measured; what cannot be is refused before torch is loaded."""
     config = configure(options, {"model.name": options.model, "data.path": options.data})
-    from infrastructure.deployment.given_paths import check_measured
+    output_dir = Path(config.output_dir)
+    config.model.name = run_or_model(config.model.name, output_dir)
+    against = None if options.against is None else run_or_model(options.against, output_dir)
+    if options.tasks is not None:
+        return _on_tasks(options, config, against)
+    _refuse(options, OF_TASKS, "only --tasks has a use for it")
+    if options.data is None:
+        raise ValueError("train-eval: DATA is missing: a file, a folder or a hub data set")
+    from infrastructure.deployment.given_paths import check_measured, check_model
+    from infrastructure.evaluation.request import Request
 
+    request = Request(
+        against,
+        None if options.measures is None else tuple(names_in(options.measures)),
+        options.max_tokens,
+    )
     check_measured(config)
-    with loading_torch():
+    if against is not None:
+        check_model(against)
+    with loading_torch(options.json):
         from infrastructure.deployment.one_call import evaluate_configured
 
-    _, lines = evaluate_configured(config)
-    print("\n".join(lines))
+    evaluation, lines = evaluate_configured(config, request)
+    show(options.json, evaluation.to_dict(), *map(in_flags, lines))
     return ExitCode.DONE
+
+
+def _on_tasks(options: argparse.Namespace, config: DeploymentConfig, against: str | None) -> int:
+    _refuse(options, ("measures", "max_tokens"), "tasks bring their own measures and lengths")
+    if options.data is not None:
+        raise ValueError(f"train-eval: --tasks bring their own data; leave {options.data} out")
+    from infrastructure.deployment.given_paths import check_model
+    from infrastructure.evaluation.request import TaskRequest
+
+    names = tuple(names_in(options.tasks))
+    request = TaskRequest(names, options.tasks_path, options.limit, options.num_fewshot)
+    for model in (config.model.name, *([] if against is None else [against])):
+        check_model(model)
+    with loading_torch(options.json):
+        from infrastructure.deployment.one_call import evaluate_tasks
+
+    facts, lines = evaluate_tasks(config, request, against)
+    show(options.json, facts, *lines)
+    return ExitCode.DONE
+
+
+def _refuse(options: argparse.Namespace, names: Sequence[str], reason: str) -> None:
+    for name in names:
+        if getattr(options, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"train-eval: {flag} has no effect here: {reason}; leave it out")

@@ -37,6 +37,8 @@ SAME: dict[str, tuple[str, ...]] = {
     "save_strategy": ("training.checkpoint_frequency",),
     "save_total_limit": ("training.keep_checkpoints",),
     "load_best_model_at_end": ("training.keep_best",),
+    **dict.fromkeys(("metric_for_best_model", "monitor_metric"), ("training.best_metric",)),
+    "greater_is_better": ("training.best_metric_mode=max",),
     **dict.fromkeys(
         ("eval_steps", "eval_every", "val_check_interval", "do_eval"),
         ("training.validation_frequency",),
@@ -193,9 +195,8 @@ _PPO = (
     "PPO is not here: training.method = grpo and training.method = rloo learn from rewards, by TRL"
 )
 GGUF = (
-    "a GGUF file is made by llama.cpp, for it alone: temper export writes the model in the Hugging"
-    " Face layout, and llama.cpp's convert_hf_to_gguf.py (convert_lora_to_gguf.py for a LoRA)"
-    " converts that"
+    "a GGUF file is made of a trained model: temper export RUN FOLDER --format gguf, by llama.cpp's"
+    " convert_hf_to_gguf.py"
 )
 _OTHER_TRACKERS = (
     "no sink of that name is built in: training.metrics_sinks takes jsonl, csv, tensorboard,"

@@ -42,7 +42,7 @@ from infrastructure.deployment.run_record import (
     unused_gpus,
 )
 from infrastructure.deployment.signals import stop_on_signals
-from infrastructure.evaluation.held_out import HeldOut, measure
+from infrastructure.evaluation.held_out import HeldOut, measure, measure_answers
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_reader import data_words, model_words
 from infrastructure.run.checkpoint_paths import step_of, verify
@@ -383,6 +383,8 @@ class TrainingDeployment:
         data_named = f", data: {data_words(config.data.path)}" if config.data.path else ""
         self.report(f"Preparing model: {model_words(config.model.name)}{data_named}")
         trainer = TrainerFactory().for_run(config, began_with, saved_tokenizer=saved_tokenizer)
+        if config.training.best_needs_answers:
+            trainer.answering = measure_answers
         if trainer.backend_sentence:
             self.report(trainer.backend_sentence)
         with self._stage("model", "loading the model"):

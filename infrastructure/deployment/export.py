@@ -1,7 +1,8 @@
 """A checkpoint as a model in the ordinary layout. Needs no GPU and none of the training data."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,21 @@ import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.stackwise_config import STACKWISE
+from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.checksums import write_sums
+from infrastructure.core.console import ShowLine
 from infrastructure.core.errors import CheckpointError
-from infrastructure.core.files import refuse_what_is_there
+from infrastructure.core.files import (
+    refuse_what_is_there,
+    whole_directory,
+    write_json,
+    write_text,
+)
 from infrastructure.core.json_text import JsonObject
+from infrastructure.deployment.export_comparison import Comparer, Reference
+from infrastructure.deployment.export_formats import Work, write_format
+from infrastructure.deployment.export_request import ExportRequest, Form, check_possible
+from infrastructure.deployment.publish import BEGIN, CARD, END, written_by
 from infrastructure.deployment.resuming import commit_of_base, configuration_of
 from infrastructure.run.checkpoint_paths import verify
 from infrastructure.run.directory import RunDirectory
@@ -26,6 +39,103 @@ from infrastructure.training.resume.fingerprint import base_facts
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import NOT_ENTERED
 
+EXPORT_FILE = "export.json"
+TEMPLATE_FILE = "chat_template.jinja"  # of the tokenizer that the run trained with
+
+
+def export_model(
+    run: RunDirectory,
+    checkpoint: Path | None,
+    folder: Path,
+    request: ExportRequest,
+    report: ShowLine = do_nothing,
+) -> dict[str, Any]:
+    """As `export_checkpoint`, in another format or with smaller weights, and compared.
+
+    The folder appears when everything in it was read back and gives what the trained model gives;
+    a process that is killed leaves nothing that looks like it.
+
+    Args:
+        report: shows a line while it works.
+
+    Returns:
+        run, step, checkpoint, folder, what was requested, `compared` and `notes`.
+
+    Raises:
+        ValueError: `folder` holds something, or the run, the model or this machine cannot.
+        StorageError: the disk has too little space; nothing was begun.
+        CheckpointError: the checkpoint is damaged, or what was written is another model.
+    """
+    refuse_what_is_there(folder)
+    converter = check_possible(run, folder, request)
+    report("Loading the model")
+    trained = _load(run, checkpoint)
+    model = trained.loaded.model
+    compare = Comparer(Reference.of(model, trained.loaded.tokenizer), request.least_bits)
+    if hasattr(model, "peft_config") and request.is_merged:
+        whole: Any = model
+        model = whole.merge_and_unload(safe_merge=True)
+    if request.bits == 16 and request.form is not Form.GGUF:
+        model = _in_half(model)
+    work = Work(
+        model,
+        trained.loaded.tokenizer,
+        request,
+        compare,
+        _ends(run),
+        [],
+        converter,
+        trained.registered_name,
+    )
+    del model
+    trained.loaded.model = torch.nn.Module()  # its memory is the work's to free
+    report(f"Writing {request.form}")
+    with whole_directory(folder.resolve()) as part:
+        write_format(work, part)
+        facts: dict[str, object] = {
+            **{"run": run.run_id, "step": trained.step, "checkpoint": str(trained.checkpoint)},
+            **request.facts(),
+            "compared": [one.facts() for one in compare.made],
+        }
+        lines = [one.words() for one in compare.made]
+        _write_card(run, part, folder.name, trained.step, [request.words(), *lines])
+        write_json(part / EXPORT_FILE, facts)
+        write_sums(part)
+    return {**facts, "folder": str(folder.absolute()), "lines": lines, "notes": work.notes}
+
+
+def _write_card(
+    run: RunDirectory, folder: Path, name: str, step: int, lines: Sequence[str]
+) -> None:
+    """A README.md with the facts of the run, and how near the export is to what was trained."""
+    card = folder / CARD
+    text = card.read_text() if card.is_file() else f"---\ntags: [temper]\n---\n# {name}\n"
+    exported = "\n".join(f"- {line}" for line in lines)
+    facts = written_by(run, name, folder, step)
+    write_text(card, f"{text}\n{BEGIN}\n{facts}\n{END}\n\n## Exported\n\n{exported}\n")
+
+
+def _in_half(model: torch.nn.Module) -> torch.nn.Module:
+    """Weights of 16 bits; those that have them stay as they are."""
+    weights = next(p for p in model.parameters() if p.is_floating_point())
+    return model if weights.dtype is torch.float16 else model.to(torch.bfloat16)
+
+
+def _ends(run: RunDirectory) -> list[str]:
+    """What the run's answers ended with."""
+    data: Any = run.read_run().get("data") or {}
+    return list(data.get("end_tokens") or {})
+
+
+@dataclass
+class _Trained:
+    """The model of a checkpoint, on the CPU."""
+
+    loaded: LoadedModel
+    step: int
+    checkpoint: Path
+    registered_name: str | None
+
 
 def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) -> JsonObject:
     """Write the model of `checkpoint` (None: the newest that verifies) into `folder`.
@@ -39,6 +149,18 @@ def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) 
         OSError: the disk refuses; nothing is left in `folder`.
     """
     refuse_what_is_there(folder)
+    trained = _load(run, checkpoint)
+    model, tokenizer = trained.loaded.model, trained.loaded.tokenizer
+    save_model(model, tokenizer, folder, registered_name=trained.registered_name)
+    return {
+        "run": run.run_id,
+        "step": trained.step,
+        "checkpoint": str(trained.checkpoint),
+        "folder": str(folder.absolute()),
+    }
+
+
+def _load(run: RunDirectory, checkpoint: Path | None) -> _Trained:
     if checkpoint is None:
         checkpoint = CheckpointManager(run.checkpoints).newest()
     else:
@@ -50,15 +172,11 @@ def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) 
     _refuse_other_base(identity, loaded)
     with _form_of_phase(config, loaded.model, snapshot.values):
         load_trainable_state(loaded.model, snapshot.tensors["model"])
+    if loaded.tokenizer is not None and (template := run.tokenizer / TEMPLATE_FILE).is_file():
+        loaded.tokenizer.chat_template = template.read_text(encoding="utf-8")
     registered = loaded.description.get("registered_name")
     name = None if registered is None else str(registered)
-    save_model(loaded.model, loaded.tokenizer, folder, registered_name=name)
-    return {
-        "run": run.run_id,
-        "step": snapshot.values["step"],
-        "checkpoint": str(checkpoint),
-        "folder": str(folder.absolute()),
-    }
+    return _Trained(loaded, int(snapshot.values["step"]), checkpoint, name)
 
 
 @contextmanager

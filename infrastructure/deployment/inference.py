@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.deployment.logits import Logits
 from infrastructure.deployment.model_repair import repair_model
 from infrastructure.evaluation.evaluate import set_aside
 from infrastructure.optimization.inference import (
@@ -15,22 +16,6 @@ from infrastructure.optimization.inference import (
     save_program,
 )
 from infrastructure.training.trainer_factory import TrainerFactory
-
-
-class Logits(torch.nn.Module):
-    """A language model as programs for other consumers take it: tokens to logits, no cache.
-
-    Shapes: (batch, length) of int64 → (batch, length, vocabulary).
-    """
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        output: Any = self.model(input_ids=input_ids, use_cache=False)
-        logits: torch.Tensor = output.logits
-        return logits
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,12 @@ from infrastructure.config.sources.load import load_config
 from infrastructure.core.console import ShowLine, show
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.given_paths import check_given
+from infrastructure.deployment.given_paths import check_given, check_model
 from infrastructure.deployment.model_repair import repair_finished, repair_model
 from infrastructure.deployment.resuming import RunToResume, find_to_resume
-from infrastructure.evaluation.evaluate import measure_model
-from infrastructure.evaluation.held_out import HeldOut
+from infrastructure.evaluation.evaluate import Evaluation, measure_model
+from infrastructure.evaluation.lm_eval_tasks import measure_tasks
+from infrastructure.evaluation.request import Request, TaskRequest
 from infrastructure.run.record_types import Summary
 from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.parallel.membership import followers_dismissed
@@ -160,7 +161,15 @@ def resume_run(
         return deployment.resume(run, checkpoint)
 
 
-def evaluate(model: str | Path, data: str | Path, **settings: Any) -> HeldOut:
+def evaluate(
+    model: str | Path,
+    data: str | Path,
+    *,
+    against: str | Path | None = None,
+    measures: Collection[str] | None = None,
+    max_tokens: int | None = None,
+    **settings: Any,
+) -> Evaluation:
     """Measure a trained model on data.
 
         temper.evaluate("runs/my-run", "questions.jsonl").metrics["eval_loss"]
@@ -168,24 +177,49 @@ def evaluate(model: str | Path, data: str | Path, **settings: Any) -> HeldOut:
     Args:
         model: a run, its `final/`, or any model folder.
         data: a file, a folder or a data set of the hub.
+        against: a second model, which is measured on the same rows and compared.
+        measures: of the answers, such as `["exact_match", "f1"]`; None: those that fit.
+        max_tokens: the longest answer; None: a few tokens more than the longest expected one.
         settings: as for `train`.
 
     Returns:
-        Loss, share of exact answers by task, and one example.
+        Loss, shares of right answers and other scores by task with their intervals, and where the
+        page of it lies.
 
     Raises:
-        ValueError, TemperError: the model or the data cannot be used.
+        ValueError, TemperError: a model or the data cannot be used.
     """
     named = {"model.name": str(model), "data.path": str(data)}
+    request = Request(
+        None if against is None else str(against),
+        None if measures is None else tuple(measures),
+        max_tokens,
+    )
     with _in_words_of_python():
         config = load_config(keywords=named | _by_key(settings))
         take_effect(config)
-        held_out, _ = evaluate_configured(config)
-        return held_out
+        evaluation, _ = evaluate_configured(config, request)
+        return evaluation
 
 
-def evaluate_configured(config: DeploymentConfig) -> tuple[HeldOut, list[str]]:
-    """As `evaluate`, with a whole configuration; also in lines to show."""
-    repair_model(Path(config.model.name))
+def evaluate_tasks(
+    config: DeploymentConfig, request: TaskRequest, against: str | None = None
+) -> tuple[dict[str, Any], list[str]]:
+    """The same on tasks of lm-evaluation-harness; see `measure_tasks`."""
+    for name in (config.model.name, *([against] if against else [])):
+        check_model(name)
+        repair_model(Path(name))
     with interrupt_on_signals():
-        return measure_model(config)
+        return measure_tasks(config, request, against)
+
+
+def evaluate_configured(
+    config: DeploymentConfig, request: Request | None = None
+) -> tuple[Evaluation, list[str]]:
+    """As `evaluate`, with a whole configuration; also in lines to show."""
+    models = [config.model.name, *([request.against] if request and request.against else [])]
+    for name in models:
+        check_model(name)
+        repair_model(Path(name))
+    with interrupt_on_signals():
+        return measure_model(config, request)

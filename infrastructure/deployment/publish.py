@@ -42,6 +42,18 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 base = AutoModelForCausalLM.from_pretrained({base})
 model = PeftModel.from_pretrained(base, "{name}")
 tokenizer = AutoTokenizer.from_pretrained("{name}")"""
+LOADING_FILES = {  # in a folder that holds them; of temper export --format
+    "model.gguf": """from llama_cpp import Llama
+
+model = Llama("model.gguf")""",
+    "model.onnx": """import onnxruntime
+
+session = onnxruntime.InferenceSession("model.onnx")
+[logits] = session.run(["logits"], {"input_ids": token_ids})  # int64, (rows, tokens)""",
+    "model.pt2": """import torch
+
+logits = torch.export.load("model.pt2").module()(token_ids)  # int64, (rows, tokens)""",
+}
 LOADING_OWN = "# a module of its author's own: temper ask and temper train-eval load the folder"
 
 
@@ -288,6 +300,9 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def _loading(name: str, folder: Path) -> str:
     if (folder / "temper_model.json").is_file():
         return LOADING_OWN
+    for file, lines in LOADING_FILES.items():
+        if (folder / file).is_file():
+            return lines
     if not (folder / LORA_CONFIG).is_file():
         return LOADING.format(name=name)
     base = parse_json((folder / LORA_CONFIG).read_text())

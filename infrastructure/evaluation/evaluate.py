@@ -1,21 +1,48 @@
 """Measure a saved model on data: what `temper train-eval MODEL DATA` does."""
 
+import gc
+import json
+import math
 import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.measures import EXACT_MATCH, LOSS
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import EmbeddedModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.core.files import write_json
+from infrastructure.core.files import write_json, write_text
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
-from infrastructure.evaluation.held_out import HeldOut, measure
-from infrastructure.monitoring.drawing.tables import render_table
+from infrastructure.core.optional import is_installed
+from infrastructure.evaluation.comparison import Difference, compare, paired, unlike_tokens
+from infrastructure.evaluation.evaluation_page import evaluation_page
+from infrastructure.evaluation.evaluation_tables import (
+    difference_table,
+    overall_table,
+    task_table,
+)
+from infrastructure.evaluation.held_out import HeldOut
+from infrastructure.evaluation.request import Request
+from infrastructure.evaluation.rows import (
+    ALL,
+    MeasuredRow,
+    ModelRows,
+    Questions,
+    by_task,
+    measure_rows,
+)
+from infrastructure.monitoring.drawing.formatting import format_number, printable
+from infrastructure.monitoring.drawing.metrics_file import spell_numbers
+from infrastructure.monitoring.drawing.tables import PLAIN_LOSS, held_out_loss, render_table
 from infrastructure.monitoring.records.run_list import finished_model
 from infrastructure.training.data.readers.sources import data_files_hash, discover, held_out_beside
+from infrastructure.training.models.source import find_source
 from infrastructure.training.trainer_factory import TrainerFactory
 
 # How rows became tokens in the run that made the model; other rules would measure something else.
@@ -29,41 +56,178 @@ UNUSED = {
 }
 
 
+@dataclass
+class Evaluation(HeldOut):
+    """As a run's end is measured, and more.
+
+    Attributes:
+        scores: by task ("all" for all rows) and measure: value, low, high (95 %), rows.
+        against: of a second model: model, scores, and `differences` by task.
+        page, file, answers: what was written; the page shows it, `answers` has every row.
+    """
+
+    scores: dict[str, Any] = field(default_factory=dict)
+    against: dict[str, Any] = field(default_factory=dict)
+    page: str = ""
+    file: str = ""
+    answers: str = ""
+
+
 def evaluate_model(config: DeploymentConfig) -> list[str]:
     """As `measure_model`, in lines to show."""
     _, lines = measure_model(config)
     return lines
 
 
-def measure_model(config: DeploymentConfig) -> tuple[HeldOut, list[str]]:
+def measure_model(
+    config: DeploymentConfig, request: Request | None = None
+) -> tuple[Evaluation, list[str]]:
     """Measure `config.model.name` on `config.data.path` and write the numbers down.
 
     A LoRA folder is measured on its base. Where the model lies in a run, the run's way of making
-    tokens is used, unless the configuration says otherwise.
+    tokens is used, unless the configuration says otherwise; of a second model, that of its own.
 
     Returns:
         The numbers, and lines to show.
 
     Raises:
-        ValueError, TemperError: the model or the data cannot be used.
+        ValueError, TemperError: a model or the data cannot be used.
     """
+    request = request or Request()
     config.model.name = finished_model(config.model.name)
-    inherited = inherit_from_run(config)
+    other = None if request.against is None else _other(config, request.against)
     notes = [*trained_on(config), *set_aside(config)]
+    first = _measure(config, request, notes)
+    models = [first]
+    if other is not None:
+        gc.collect()  # the first model's memory
+        set_aside(other)
+        answered = {answer.question.place for answer in first.answers}
+        models.append(_measure(other, request, notes, places=answered))
+    compared = compare(*models) if len(models) == 2 else {}
+    notes += _notes_of(models)
+    evaluation = _evaluation(models, compared)
+    html = evaluation_page(str(config.data.path), models, compared, notes)
+    _write(config, evaluation, models, html)
+    return evaluation, _lines(config, notes, evaluation, models, compared)
+
+
+def _other(config: DeploymentConfig, name: str) -> DeploymentConfig:
+    """The same measurement of another model."""
+    other = config.changed([])
+    other.model.name = finished_model(name)
+    if find_source(other.model.name) == find_source(config.model.name):
+        raise ValueError(f"{name} is the model that is measured: name another one to compare with")
+    return other
+
+
+def _measure(
+    config: DeploymentConfig,
+    request: Request,
+    notes: list[str],
+    places: Collection[str] | None = None,
+) -> ModelRows:
+    inherited = inherit_from_run(config)
+    lines = [f"{key} as in the run: {value}" for key, value in inherited.items()]
+    notes += [line for line in lines if line not in notes]
     config.data.eval_path = config.data.path
     trainer = TrainerFactory().for_run(config, "transformers")
-    held_out = measure(trainer)
-    path = _write(config, held_out)
-    rows = [[name, f"{value:.4f}"] for name, value in held_out.metrics.items()]
-    rows += [
-        [f"exact match {task}".replace(" all", ""), f"{100 * share:.1f} %"]
-        for task, share in held_out.exact_match.items()
+    is_usual = config.source("training.validation_prompts").layer is Layer.DEFAULT
+    questions = Questions(config.training.validation_prompts, is_usual, places, request.max_tokens)
+    return measure_rows(trainer, config.model.name, request.measures, questions)
+
+
+def _notes_of(models: Sequence[ModelRows]) -> list[str]:
+    """What a person should know of how this was measured."""
+    first = models[0]
+    num_answers, notes = len(first.answers), []
+    if num_answers < first.num_questions:
+        notes.append(
+            f"{num_answers:,} of {first.num_questions:,} prompts were answered:"
+            f" training.validation_prompts {first.num_questions} answers all of them"
+        )
+    notes += [
+        f"{model.model}: {model.num_cut:,} of {len(model.answers):,} answers were cut at the"
+        " greatest length, and judged as they were; --max-tokens gives them more"
+        for model in models
+        if model.num_cut
     ]
-    title = f"{config.model.name} on {config.data.path}"
-    notes += [f"{key} as in the run: {value}" for key, value in inherited.items()]
-    table = render_table([title, ""], rows)
-    closing = [f"({held_out.num_questions} prompts answered)", f"written to {path}"]
-    return held_out, [*notes, table, *closing]
+    if num_answers and not is_installed("torchmetrics"):
+        notes.append("F1 and ROUGE need the package torchmetrics: pip install torchmetrics")
+    if len(models) == 2:
+        pairs = paired(*models)
+        if unlike_tokens(pairs):
+            notes.append(
+                "the two models learn different numbers of tokens in the same rows, so loss,"
+                " perplexity and tokens right are of each alone, and not compared"
+            )
+        if len(pairs) < max(len(model.rows) for model in models):
+            counts = " and ".join(f"{len(model.rows):,}" for model in models)
+            notes.append(f"compared on the {len(pairs):,} rows that both can use (of {counts})")
+    return notes
+
+
+def _evaluation(
+    models: Sequence[ModelRows], compared: Mapping[str, Sequence[Difference]]
+) -> Evaluation:
+    first = models[0]
+    scores = [_scores(model) for model in models]
+    matches = {
+        task: of[EXACT_MATCH]["value"] for task, of in scores[0].items() if EXACT_MATCH in of
+    }
+    evaluation = Evaluation(first.metrics, matches, len(first.answers), scores=scores[0])
+    if first.answers:
+        shown_answer = first.answers[0]
+        evaluation.example = {
+            "prompt": shown_answer.question.prompt,
+            "expected": shown_answer.question.expected,
+            "written": shown_answer.text,
+        }
+    if len(models) == 2:
+        evaluation.against = {
+            "model": models[1].model,
+            "metrics": models[1].metrics,
+            "scores": scores[1],
+            "differences": {
+                task: [asdict(one) | {"verdict": one.verdict} for one in of_task]
+                for task, of_task in compared.items()
+            },
+        }
+    return evaluation
+
+
+def _scores(model: ModelRows) -> dict[str, dict[str, Any]]:
+    return {
+        task: {name: {**asdict(of.interval), "rows": of.num_rows} for name, of in of_task.items()}
+        for task, of_task in by_task(model).items()
+    }
+
+
+def _lines(
+    config: DeploymentConfig,
+    notes: Sequence[str],
+    evaluation: Evaluation,
+    models: Sequence[ModelRows],
+    compared: Mapping[str, Sequence[Difference]],
+) -> list[str]:
+    tables = []
+    for model in models:
+        measured = by_task(model)
+        headings, rows = overall_table(f"{model.model} on {config.data.path}", measured[ALL])
+        if LOSS not in measured[ALL] or config.training.loss != PLAIN_LOSS:
+            label = held_out_loss(config.training.loss)  # of a model or a loss of its own kind
+            rows = [[label, format_number(model.metrics.get("eval_loss", math.nan)), "", ""], *rows]
+        others = {k: v for k, v in model.metrics.items() if k != "eval_loss"}
+        rows += [[printable(key), format_number(value), "", ""] for key, value in others.items()]
+        tables.append(render_table(headings, rows))
+        by_names, of_tasks = task_table(measured, with_intervals=False)
+        if of_tasks:
+            tables.append(render_table(by_names, of_tasks))
+    if compared:
+        tables.append(render_table(*difference_table(compared, ("first", "second"))))
+    answered = f"({evaluation.num_questions} prompts answered)"
+    written = [f"side by side: {evaluation.page}"] if evaluation.page else []
+    return [*notes, "\n\n".join(tables), answered, *written, f"written to {evaluation.file}"]
 
 
 def trained_on(config: DeploymentConfig) -> list[str]:
@@ -153,9 +317,31 @@ def _values(run: JsonObject) -> JsonObject:
     return values if isinstance(values, dict) else {}
 
 
-def _write(config: DeploymentConfig, held_out: HeldOut) -> Path:
+def _write(
+    config: DeploymentConfig, evaluation: Evaluation, models: Sequence[ModelRows], html: str
+) -> None:
+    """Write numbers, answers and page beside each other."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(config.model.name).name}"
     folder = Path(config.output_dir) / "evaluations"
-    path = folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(config.model.name).name}.json"
-    numbers = {"model": config.model.name, "data": config.data.path, **held_out.to_dict()}
-    write_json(path, numbers)
-    return path
+    file, answers, shown = (folder / f"{name}{end}" for end in (".json", ".jsonl", ".html"))
+    evaluation.file, evaluation.page, evaluation.answers = str(file), str(shown), str(answers)
+    text = "".join(
+        json.dumps(spell_numbers(line), ensure_ascii=False) + "\n"
+        for model in models
+        for line in map(partial(_answer_line, model.model), model.rows)
+    )
+    write_text(answers, text)
+    write_text(shown, html)
+    numbers = {"model": config.model.name, "data": config.data.path, **evaluation.to_dict()}
+    write_json(file, numbers)
+
+
+def _answer_line(model: str, row: MeasuredRow) -> dict[str, Any]:
+    line: dict[str, Any] = {"model": model, "row": row.place, "task": row.task}
+    if row.loss is not None:
+        line |= asdict(row.loss)
+    if row.answer is not None:
+        question = row.answer.question
+        line |= {"prompt": question.prompt, "expected": question.expected}
+        line |= {"written": row.answer.text, "is_cut": row.answer.is_cut, **row.scores}
+    return line

@@ -3,12 +3,13 @@
 Greedy decoding, so that the same model gives the same answers. For models that have `generate`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.training.data.store.examples import GenerationPrompt
 
 if TYPE_CHECKING:
@@ -20,10 +21,15 @@ ANSWER_MARGIN_TOKENS = 8
 
 @dataclass(frozen=True)
 class Answer:
-    """What the model wrote to a question."""
+    """What the model wrote to a question.
+
+    Attributes:
+        is_cut: it had not ended at its greatest length.
+    """
 
     question: GenerationPrompt
     text: str
+    is_cut: bool = False
 
     @property
     def is_exact(self) -> bool:
@@ -38,24 +44,32 @@ def generate_answers(
     questions: Iterable[GenerationPrompt],
     stop_token_ids: list[int],
     batch_size: int = 32,
+    max_tokens: int | None = None,
+    poll: Callable[[], None] = do_nothing,
 ) -> list[Answer]:
     """One greedy answer to each question, in the order of the questions.
 
     A batch may write as many tokens as its longest expected answer and a few more, so a model that
     does not stop is cut there and counted as wrong.
+
+    Args:
+        max_tokens: the longest answer instead.
+        poll: is called between two batches, and may raise.
     """
     questions = list(questions)
     by_length = sorted(range(len(questions)), key=lambda i: len(questions[i].prompt_ids))
-    texts = [""] * len(questions)
+    answers: dict[int, Answer] = {}
     was_training = model.training
     model.eval()
     for start in range(0, len(by_length), batch_size):
+        poll()
         batch = by_length[start : start + batch_size]
-        written = _generate_batch(model, tokenizer, [questions[i] for i in batch], stop_token_ids)
-        for index, text in zip(batch, written, strict=True):
-            texts[index] = text
+        of_batch = [questions[i] for i in batch]
+        length = max_tokens or max(q.expected_length for q in of_batch) + ANSWER_MARGIN_TOKENS
+        written = _generate_batch(model, tokenizer, of_batch, stop_token_ids, length)
+        answers.update(zip(batch, written, strict=True))
     model.train(was_training)
-    return [Answer(question, text) for question, text in zip(questions, texts, strict=True)]
+    return [answers[number] for number in range(len(questions))]
 
 
 def _generate_batch(
@@ -63,7 +77,8 @@ def _generate_batch(
     tokenizer: "PreTrainedTokenizerBase",
     questions: list[GenerationPrompt],
     stop_token_ids: list[int],
-) -> list[str]:
+    max_tokens: int,
+) -> list[Answer]:
     device = next(model.parameters()).device
     width = max(len(question.prompt_ids) for question in questions)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_token_ids[0]
@@ -76,13 +91,17 @@ def _generate_batch(
     output = model.generate(
         input_ids=ids.to(device),
         attention_mask=mask.to(device),
-        max_new_tokens=max(q.expected_length for q in questions) + ANSWER_MARGIN_TOKENS,
+        max_new_tokens=max_tokens,
         do_sample=False,
         pad_token_id=pad,
         eos_token_id=stop_token_ids,
     )
-    written = [before_stop(row, stop_token_ids) for row in output[:, width:].tolist()]
-    return list(tokenizer.batch_decode(written, skip_special_tokens=True))
+    rows = [(row, before_stop(row, stop_token_ids)) for row in output[:, width:].tolist()]
+    texts = tokenizer.batch_decode([written for _, written in rows], skip_special_tokens=True)
+    return [
+        Answer(question, text, is_cut=len(written) == len(row))
+        for question, text, (row, written) in zip(questions, texts, rows, strict=True)
+    ]
 
 
 def before_stop(ids: list[int], stop_token_ids: list[int]) -> list[int]:

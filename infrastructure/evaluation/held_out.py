@@ -1,15 +1,20 @@
 """What a model can do on held-out data: loss, exact match by task, and an example to look at."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+from infrastructure.config.measures import EXACT_MATCH
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.integers import ceil_div
 from infrastructure.evaluation.generation import (
     Answer,
     exact_match_by_task,
     generate_answers,
 )
+from infrastructure.evaluation.text_scores import scores_by_name
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
+from infrastructure.training.core.preserve import preserve
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.data.store.examples import GenerationPrompt
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -55,8 +60,11 @@ def measure(trainer: EnhancedTrainer) -> HeldOut:
 
     How many is `training.validation_prompts`, and fewer where the answers are long.
     """
+    training = trainer.training_config
     metrics = trainer.evaluate()
-    answers = answer_questions(trainer, trainer.training_config.validation_prompts)
+    answers = answer_questions(trainer, training.validation_prompts)
+    if training.best_needs_answers and training.best_metric != EXACT_MATCH:  # which comes anyway
+        metrics |= best_of_answers(trainer, answers)
     held_out = HeldOut(metrics, exact_match_by_task(answers), len(answers))
     if answers:
         shown = answers[0]
@@ -68,17 +76,51 @@ def measure(trainer: EnhancedTrainer) -> HeldOut:
     return held_out
 
 
-def answer_questions(trainer: EnhancedTrainer, max_questions: int) -> list[Answer]:
-    """Greedy answers, if the model can write and the held-out data has answers to compare with."""
+def measure_answers(trainer: EnhancedTrainer, poll: Callable[[], None]) -> dict[str, float]:
+    """What `training.best_metric` is of answers, in the middle of a training; leaves no trace."""
+    model, training = trainer.initialize_model(), trainer.training_config
+    with preserve(model, random=trainer.device, modes=True), trainer.strategy.evaluating():
+        answers = answer_questions(trainer, training.validation_prompts, poll)
+    if not answers:
+        raise ValueError(
+            f"training.best_metric = {training.best_metric} is of answers, and the held-out rows"
+            " have no prompts, or the model writes no text: choose by the loss"
+        )
+    return best_of_answers(trainer, answers)
+
+
+def best_of_answers(trainer: EnhancedTrainer, answers: Sequence[Answer]) -> dict[str, float]:
+    """The mean over answers of `training.best_metric`, by its key; nothing of nothing."""
+    training = trainer.training_config
+    score = scores_by_name([training.best_metric])[training.best_metric]
+    values = [score(answer.text, answer.question.expected) for answer in answers]
+    return {training.best_metric_key: sum(values) / len(values)} if values else {}
+
+
+def answer_questions(
+    trainer: EnhancedTrainer, max_questions: int, poll: Callable[[], None] = do_nothing
+) -> list[Answer]:
+    """Greedy answers, if the model can write and the held-out data has answers to compare with.
+
+    Args:
+        poll: is called between two batches, and may raise.
+    """
     model, data = trainer.initialize_model(), trainer.initialize_data()
     tokenizer = trainer.adapter.tokenizer
-    if not max_questions or not isinstance(data, DataPipeline) or not hasattr(model, "generate"):
+    if not max_questions or not can_answer(trainer):
         return []
-    if tokenizer is None:
-        return []
+    assert isinstance(data, DataPipeline)
+    assert tokenizer is not None
     questions = affordable(data.questions(max_questions))
     with trainer.precision.autocast():
-        return generate_answers(model, tokenizer, questions, data.stop_token_ids)
+        return generate_answers(model, tokenizer, questions, data.stop_token_ids, poll=poll)
+
+
+def can_answer(trainer: EnhancedTrainer) -> bool:
+    """Whether the model writes text, and the data has prompts."""
+    model, data = trainer.initialize_model(), trainer.initialize_data()
+    has_tokenizer = trainer.adapter.tokenizer is not None
+    return isinstance(data, DataPipeline) and hasattr(model, "generate") and has_tokenizer
 
 
 def affordable(questions: list[GenerationPrompt]) -> list[GenerationPrompt]:

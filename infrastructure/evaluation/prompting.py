@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.core.json_text import as_list, as_object, as_text, parse_json
+from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.evaluation.generation import ANSWER_MARGIN_TOKENS, generate_answers
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.data.encoding.chat_format import special_tokens
@@ -82,7 +82,6 @@ def _ends_in_run(name: str) -> list[str]:
     source = find_source(name)
     try:
         recorded = parse_json((Path(source.location).parent / "run.json").read_text())
-        tokens = as_object(as_object(recorded)["data"])["end_tokens"]
-        return [as_text(token) for token in as_list(tokens)]
+        return list(as_object(as_object(as_object(recorded)["data"])["end_tokens"]))
     except (OSError, ValueError, KeyError, TypeError):
         return []

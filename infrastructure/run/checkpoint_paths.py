@@ -35,6 +35,17 @@ def by_step(store: Store) -> dict[int, Path]:
     return manifests
 
 
+def best_of(store: Store) -> Path | None:
+    """The healthy checkpoint with the lowest score (see `training.best_metric`); None: none has
+    one."""
+    scored: list[tuple[float, Path]] = []
+    for path in by_step(store).values():
+        manifest = store.read(path.stem)
+        if manifest.healthy and manifest.score is not None:
+            scored.append((manifest.score, path))
+    return min(scored)[1] if scored else None
+
+
 def verify(checkpoint: Path) -> None:
     """Compare every byte of a checkpoint with what was written.
 

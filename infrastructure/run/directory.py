@@ -19,10 +19,11 @@ from infrastructure.core.checksums import read_record
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.json_text import as_list, as_object, as_text, parse_json
 from infrastructure.monitoring.records.run_list import RUN_FILE, TRAINER_KEY, find_run_path, runs_in
-from infrastructure.run.checkpoint_paths import by_step, is_checkpoint
+from infrastructure.run.checkpoint_paths import best_of, by_step, is_checkpoint
 from infrastructure.run.output_dir import writable
 from infrastructure.run.record_types import RunRecord
 
+BEST = "best"  # RUN@best
 _NUMBERED = re.compile(r"checkpoint-(\d+)")
 
 
@@ -186,9 +187,9 @@ def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | N
     """The run, and the checkpoint in it, that a person named.
 
     Args:
-        name: None (the newest run), `RUN`, `RUN@step`, or a path to a run or to a checkpoint; of a
-            path that ends in `checkpoint-STEP`, as transformers names them, what is before it is
-            a run, or a folder of runs whose newest is meant.
+        name: None (the newest run), `RUN`, `RUN@step`, `RUN@best`, or a path to a run or to a
+            checkpoint; of a path that ends in `checkpoint-STEP`, as transformers names them, what
+            is before it is a run, or a folder of runs whose newest is meant.
 
     Raises:
         ValueError: there is no such run or checkpoint; says which there are.
@@ -219,7 +220,14 @@ def _numbered_checkpoint(path: Path, step: str) -> tuple[RunDirectory, Path]:
 
 
 def _checkpoint_at(run: RunDirectory, step: str) -> Path:
-    manifests = by_step(Store(run.checkpoints))
+    store = Store(run.checkpoints)
+    manifests = by_step(store)
+    if step == BEST:
+        if (best := best_of(store)) is None:
+            raise ValueError(
+                f"run {run.run_id} has no checkpoint that was measured on held-out rows"
+            )
+        return best
     if not step.isdecimal() or int(step) not in manifests:
         steps = ", ".join(map(str, sorted(manifests))) or "none"
         raise ValueError(f"run {run.run_id} has no checkpoint at step {step!r}; it has: {steps}")

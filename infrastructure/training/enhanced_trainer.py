@@ -13,8 +13,10 @@ from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.retention import retention_of
 from infrastructure.backup.state.random_state import seed_everything
 from infrastructure.config.auto import learning_rate_for, num_epochs_for
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import check_sections
 from infrastructure.config.fingerprint import EARLIER_DEFAULTS
+from infrastructure.config.measures import PERPLEXITY
 from infrastructure.config.merging.declared_settings import declare_settings
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
@@ -48,7 +50,12 @@ from infrastructure.training.extensions.extension_manager import (
     create_extensions,
     own_extensions,
 )
-from infrastructure.training.forward.evaluation_loss import EvaluationLoss, holds_out, with_polling
+from infrastructure.training.forward.evaluation_loss import (
+    EvaluationLoss,
+    holds_out,
+    perplexity,
+    with_polling,
+)
 from infrastructure.training.loop.checkpointer import Checkpointer
 from infrastructure.training.loop.error_recovery import ErrorRecovery
 from infrastructure.training.loop.loop import TrainingLoop
@@ -101,6 +108,10 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 
+Poll = Callable[[], None]
+# Further held-out numbers, of what the model writes; which of them the configuration says.
+MeasureAnswers = Callable[["EnhancedTrainer", Poll], Mapping[str, float]]
+
 
 def _no_reserve() -> float:
     return 0.0
@@ -122,6 +133,9 @@ class EnhancedTrainer:
         quantum_config: what a quantum step decides, and which sampler solves it.
         checkpoint_directory: where checkpoints go; None saves none.
         hooks: observers and extensions besides `training_config.enabled_extensions`.
+
+    Attributes:
+        answering: measures what the model writes, in each evaluation of the loop; None: nothing.
     """
 
     def __init__(  # noqa: PLR0913 (its first arguments are those of the specification)
@@ -180,6 +194,7 @@ class EnhancedTrainer:
         self.loop: TrainingLoop | None = None
         self.state: TrainingState | None = None
         self.planned_steps = 0
+        self.answering: MeasureAnswers | None = None
         self.memory_budget = memory_budget or MemoryBudget()
         self.planner = BatchPlanner(
             (model_config, training_config, data_config),
@@ -289,12 +304,20 @@ class EnhancedTrainer:
     def prepare(self) -> TrainingLoop:
         """Build what is missing: model, data, optimizer, schedule, loop. Trains nothing."""
         if self.loop is None:
+            if self.training_config.best_needs_answers and self.answering is None:
+                raise ConfigurationError(
+                    f"training.best_metric = {self.training_config.best_metric} is of what the"
+                    " model writes, which a whole run measures (temper train): set `answering` of"
+                    " this trainer, or choose by another one"
+                )
             model, data = self.initialize_model(), self.initialize_data()
             self.state = TrainingState(
                 model,
                 micro_batch_size=self.planner.memory_limit().at_most(
                     self.batch_plan().micro_batch_size
                 ),
+                best_metric=self.training_config.best_metric_key,
+                best_is_greater=self.training_config.best_is_greater,
             )
             self.state.optimizer = self.create_optimizer(model)
             self.loop = self._build_loop(model, data, self.state.optimizer)
@@ -448,17 +471,22 @@ class EnhancedTrainer:
                 self.checkpoints.close()
             self.strategy.close(self.state.step >= loop.total_steps)
 
-    def evaluate(self, poll: Callable[[], None] = do_nothing) -> dict[str, float]:
+    def evaluate(
+        self,
+        poll: Callable[[], None] = do_nothing,
+        kind: Callable[..., EvaluationLoss] = EvaluationLoss,
+    ) -> dict[str, float]:
         """Held-out loss per supervised item, empty where nothing is held out; leaves no trace.
 
         Args:
             poll: is called between two batches, and may raise.
+            kind: makes what measures; another one may keep more than the sums.
         """
         model, data = self.initialize_model(), self.initialize_data()
         size = self.batch_plan().micro_batch_size
         if self.state is not None:  # what has fitted so far
             size = min(size, self.state.micro_batch_size)
-        measured = EvaluationLoss(
+        measured = kind(
             model,
             self.adapter,
             self.precision,
@@ -471,7 +499,12 @@ class EnhancedTrainer:
     def _evaluate_in_loop(self) -> dict[str, float]:
         loop, state = self.prepare(), self.state
         assert state is not None
-        return self.evaluate(lambda: loop.poll(state))
+        numbers = self.evaluate(lambda: loop.poll(state))
+        if self.training_config.best_metric == PERPLEXITY:
+            numbers[self.training_config.best_metric_key] = perplexity(numbers["eval_loss"])
+        if self.answering is not None:
+            numbers |= self.answering(self, lambda: loop.poll(state))
+        return numbers
 
     def train_step(self, batch: Sequence[object]) -> float:
         """One optimizer step on a batch of examples outside the loop; returns the mean loss."""

@@ -29,14 +29,15 @@ run, model = summary["paths"]["run"], summary["paths"]["model"]
 
 # %% [markdown]
 # ## 3 · Measure it
-# Held-out loss, and the share of exactly right answers for each kind of task. `data` may be any file
-# of yours, in any format that a training reads.
+# Loss and right answers, with the interval that other rows like these would give, for each kind of
+# task. `data` may be any file of yours, in any format that a training reads. The page that is written
+# beside the numbers has every answer.
 
 # %%
 from infrastructure.training.data.samples import SAMPLE_HELDOUT
 
 data = str(SAMPLE_HELDOUT)  # @param {type:"raw"}
-colab.evaluate(model, data)
+measured = colab.evaluate(model, data)
 
 # %% [markdown]
 # ## 4 · Ask it
@@ -52,10 +53,20 @@ answers = colab.ask(model, questions)
 # %% [markdown]
 # ## 5 · Any checkpoint as a model
 # The trained model lies in `final/` of the run. A checkpoint becomes the same kind of folder; give
-# `step=` for an earlier one.
+# `step=` for an earlier one. What is written is read back and compared with the trained model before
+# the folder gets its name.
 
 # %% nbmake={"post_cell_execute": ["assert (folder / 'config.json').is_file()", "assert (folder / 'model.safetensors').is_file()"]}
 folder = colab.export(run)
+
+# %% [markdown]
+# Half as large: 16 bits for each weight. Does that change what it answers? Both models get the same rows,
+# and are compared in pairs. `bits=8` and `bits=4` (bitsandbytes), `part="merged"` for a LoRA added to
+# its base, and `file_format="gguf"`, `"onnx"` or `"torch-export"` work the same way.
+
+# %% nbmake={"post_cell_execute": ["assert compared.against['differences']"]}
+half = colab.export(run, bits=16)
+compared = colab.evaluate(model, data, against=half)
 
 # %% [markdown]
 # ## 6 · Without Temper
@@ -72,8 +83,8 @@ print(written[0]["generated_text"])
 
 # %% [markdown]
 # ## 7 · Take it with you
-# To publish it, `temper train --backup-place hf://datasets/OWNER/NAME` keeps every checkpoint of a training on
-# the Hub; `huggingface_hub.upload_folder(folder_path=model, repo_id="OWNER/NAME")` uploads this one.
+# `temper export RUN --push-to-hub OWNER/NAME` puts it on the Hub, private, with a card;
+# `temper train --backup-place hf://OWNER/NAME` keeps every checkpoint of a training there.
 
 # %% nbmake={"post_cell_execute": ["assert archive.is_file()"]}
 archive = colab.download_results(run)

@@ -37,7 +37,7 @@ def test_a_model_is_measured(
     data.write_text(json.dumps({"prompt": "Reverse 12", "completion": "21"}) + "\n")
     colab.evaluate(trained["paths"]["model"], data)
     shown = capsys.readouterr().out
-    assert "eval_loss" in shown
+    assert "loss per token" in shown
     assert (Path(trained["paths"]["run"]) / "evaluations").is_dir()
 
 

@@ -218,7 +218,11 @@ def test_doctor_lists_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_training_flag_is_also_one_of_evaluation() -> None:
     parser = create_parser()
     train, evaluate = known_flags(parser, "train"), known_flags(parser, "train-eval")
-    assert set(train) - {"--accept", "--detach", "--preset"} == set(evaluate)
+    of_measuring = {"--against", "--measures", "--max-tokens", "--json"}
+    of_tasks = {"--tasks", "--tasks-path", "--limit", "--num-fewshot"}
+    assert set(train) - {"--accept", "--detach", "--preset"} == (
+        set(evaluate) - of_measuring - of_tasks
+    )
     assert {"--batch-size", "--epochs", "--model", "--output", "--eval-data", "--config"} <= set(
         train
     )

@@ -616,6 +616,189 @@ CHECKPOINT = [
     ),
 ]
 
+MEASURE = [
+    Wrong("measuring on nothing", "train-eval some/model", ["DATA"], speaks=Language.WORDS),
+    Wrong(
+        "data besides tasks",
+        "train-eval some/model data.jsonl --tasks gsm8k",
+        ["--tasks", "leave data.jsonl out"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "rows of no task",
+        "train-eval some/model data.jsonl --limit 5",
+        ["--limit", "--tasks"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "measures of tasks",
+        "train-eval some/model --tasks gsm8k --measures f1",
+        ["--measures", "their own measures"],
+    ),
+    Wrong(
+        "an unknown measure",
+        "train-eval some/model data.jsonl --measures rouge",
+        ["measure 'rouge'", "rouge1"],
+        {"data.jsonl": GOOD_DATA},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "answers of no token",
+        "train-eval some/model data.jsonl --max-tokens 0",
+        ["max_tokens", "at least 1"],
+        {"data.jsonl": GOOD_DATA},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "comparing with a model that is not there",
+        "train-eval some/model data.jsonl --against ./nowhere",
+        ["nowhere"],
+        {"data.jsonl": GOOD_DATA},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "comparing a model with itself",
+        "train-eval model data.jsonl --against ./model",
+        ["./model", "name another one"],
+        {
+            "data.jsonl": GOOD_DATA,
+            "model/config.json": json.dumps(LLAMA),
+            "model/model.safetensors": b"",
+        },
+        speaks=Language.WORDS,
+    ),
+    Wrong("no task", "train-eval some/model --tasks ,", ["gsm8k"], speaks=Language.WORDS),
+    Wrong(
+        "tasks of a folder that is not there",
+        "train-eval some/model --tasks mine --tasks-path nowhere",
+        ["nowhere", "no such folder"],
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "no row of a task",
+        "train-eval some/model --tasks gsm8k --limit 0",
+        ["limit", "at least 1 row"],
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "fewer than no examples",
+        "train-eval some/model --tasks gsm8k --num-fewshot -1",
+        ["num_fewshot", "0 or more"],
+        speaks=Language.WORDS,
+    ),
+]
+
+LORA_RUN = json.dumps(
+    {
+        "model": {"kind": "folder", "name": "m", "num_parameters": 9, "lora": {"r": 4}},
+        "configuration": {"values": {}, "sources": {}},
+    }
+)
+WHOLE_RUN = json.dumps(
+    {
+        "model": {"kind": "folder", "name": "m", "num_parameters": 9},
+        "configuration": {"values": {}, "sources": {}},
+    }
+)
+HUGE_RUN = json.dumps(
+    {
+        "model": {"kind": "folder", "name": "m", "num_parameters": 10**15},
+        "configuration": {"values": {}, "sources": {}},
+    }
+)
+OWN_RUN = json.dumps(
+    {
+        "model": {"kind": "registered", "name": "tactical_mappo", "num_parameters": 9},
+        "configuration": {"values": {}, "sources": {}},
+    }
+)
+NO_LLAMA_CPP = {"PATH": "", "HOME": "/nowhere", "LLAMA_CPP_DIR": ""}
+
+EXPORT = [
+    Wrong("another number of bits", "export runs/a x --bits 5", ["--bits", "16"]),
+    Wrong(
+        "a LoRA as GGUF",
+        "export runs/a x --as lora --format gguf",
+        ["--as lora", "--as merged"],
+        {"runs/a/run.json": LORA_RUN},
+    ),
+    Wrong(
+        "a LoRA in four bits",
+        "export runs/a x --as lora --bits 4",
+        ["--bits 4", "--as merged"],
+        {"runs/a/run.json": LORA_RUN},
+    ),
+    Wrong(
+        "ONNX in four bits",
+        "export runs/a x --format onnx --bits 4",
+        ["--format onnx", "--bits 4", "gguf"],
+        {"runs/a/run.json": LORA_RUN},
+    ),
+    Wrong(
+        "a converter for nothing",
+        "export runs/a x --converter convert.py",
+        ["--converter", "--format gguf"],
+        {"runs/a/run.json": LORA_RUN},
+    ),
+    Wrong(
+        "the LoRA of a whole model",
+        "export runs/a x --as lora",
+        ["has no LoRA", "--as lora"],
+        {"runs/a/run.json": WHOLE_RUN},
+    ),
+    Wrong(
+        "a module of one's own in another format",
+        "export runs/a x --format torch-export",
+        ["tactical_mappo", "no model of transformers"],
+        {"runs/a/run.json": OWN_RUN},
+    ),
+    Wrong(
+        "an export that fits on no disk",
+        "export runs/a x",
+        ["needs about", "free there"],
+        {"runs/a/run.json": HUGE_RUN},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "a converter that is not there",
+        "export runs/a x --format gguf --converter nowhere.py",
+        ["--converter nowhere.py", "git clone"],
+        {"runs/a/run.json": WHOLE_RUN},
+    ),
+    Wrong(
+        "no converter",
+        "export runs/a x --format gguf",
+        ["--format gguf", "LLAMA_CPP_DIR", "git clone"],
+        {"runs/a/run.json": WHOLE_RUN},
+        NO_LLAMA_CPP,
+    ),
+    Wrong(
+        "a converter that does not run",
+        "export runs/a x --format gguf --converter .",
+        ["convert_hf_to_gguf.py", "does not run here", "nobody_has"],
+        {"runs/a/run.json": WHOLE_RUN, "convert_hf_to_gguf.py": "import nobody_has"},
+        speaks=Language.WORDS,
+    ),
+    Wrong(
+        "a model that the converter does not know",
+        "export runs/a x --format gguf --converter convert_hf_to_gguf.py",
+        ["knows no GPT2LMHeadModel", "--format safetensors"],
+        {
+            "runs/a/run.json": WHOLE_RUN.replace(
+                '"folder"', '"folder", "architecture": "GPT2LMHeadModel"'
+            ),
+            "convert_hf_to_gguf.py": "print('- LlamaForCausalLM')",
+        },
+    ),
+    Wrong(
+        "four bits without a quantizer",
+        "export runs/a x --format gguf --bits 4 --converter convert_hf_to_gguf.py",
+        ["--bits 4", "llama-quantize"],
+        {"runs/a/run.json": WHOLE_RUN, "convert_hf_to_gguf.py": "print('- LlamaForCausalLM')"},
+        NO_LLAMA_CPP,
+    ),
+]
+
 FURTHER = [
     Wrong(
         "a config file that is no UTF-8",
@@ -1589,7 +1772,9 @@ FURTHER += [
     ),
 ]
 
-TABLE = CONVERSATIONS + CONFIGURATION + DATA + MODEL + CHECKPOINT + FURTHER + METHODS
+TABLE = (
+    CONVERSATIONS + CONFIGURATION + DATA + MODEL + CHECKPOINT + MEASURE + EXPORT + FURTHER + METHODS
+)
 # What one line of the project answers counts once: the row, and the row that has its cause.
 SAME_CAUSE = {
     "number out of range": "text for a number",
@@ -1637,6 +1822,10 @@ SAME_CAUSE = {
     "evaluating nothing": "flag without value",
     "evaluating a model that is not there": "a model that needs data",
     "evaluating with a setting of a later part": "a value of later",
+    "comparing with a model that is not there": "a model that needs data",
+    "measures of tasks": "rows of no task",
+    "another number of bits": "flag without value",
+    "qs sampler": "an unknown measure",
 }
 LEAST_CAUSES = 155
 KEYS = [key for key in schema_of(DeploymentConfig).fields if "." in key]

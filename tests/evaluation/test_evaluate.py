@@ -1,17 +1,22 @@
 import json
+import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.evaluation.evaluate import (
     evaluate_model,
     inherit_from_run,
+    measure_model,
     set_aside,
     trained_on,
 )
+from infrastructure.evaluation.request import Request
 from infrastructure.training.data.readers.sources import data_files_hash
 
 
@@ -95,28 +100,105 @@ def test_a_setting_of_a_later_part_is_refused_before_anything_is_loaded() -> Non
         evaluate_model(config)
 
 
-def test_a_saved_model_is_measured_by_task(saved_llama: Path, tmp_path: Path) -> None:
-    rows = [
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rows")
+    lines = [
         {"prompt": f"Reverse {n}", "completion": str(n)[::-1], "task": "odd" if n % 2 else "even"}
         for n in range(10, 18)
     ]
-    data = tmp_path / "rows.jsonl"
-    data.write_text("\n".join(map(json.dumps, rows)))
-    config = DeploymentConfig(
-        model={"name": str(saved_llama)},
-        data={"path": str(data), "max_length": 64, "num_workers": 0, "task_column": "task"},
-        training={"validation_prompts": 4},
-        cache={"directory": str(tmp_path / "cache")},
-        output_dir=str(tmp_path / "runs"),
+    lines.append({"prompt": "Half of 84?", "completion": "half\n#### 42", "task": "even"})
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return folder / "rows.jsonl"
+
+
+def measuring(model: Path, rows: Path, folder: Path, **training: Any) -> DeploymentConfig:
+    return DeploymentConfig(
+        model={"name": str(model)},
+        data={"path": str(rows), "max_length": 64, "num_workers": 0, "task_column": "task"},
+        training=training,
+        cache={"directory": str(folder / "cache")},
+        output_dir=str(folder / "runs"),
         device="cpu",
     )
-    lines = evaluate_model(config)
-    (written,) = (tmp_path / "runs" / "evaluations").iterdir()
-    numbers = json.loads(written.read_text())
+
+
+def test_a_saved_model_is_measured_by_task(saved_llama: Path, rows: Path, tmp_path: Path) -> None:
+    config = measuring(saved_llama, rows, tmp_path, validation_prompts=4, batch_size=3)
+    evaluation, lines = measure_model(config)
+    numbers = json.loads(Path(evaluation.file).read_text())
     assert set(numbers["exact_match"]) == {"all", "even", "odd"}
     assert numbers["num_questions"] == 4
-    assert lines[-1] == f"written to {written}"
-    assert "exact match even" in lines[0]
+    assert lines[-1] == f"written to {evaluation.file}"
+    assert any(line.startswith("4 of 9 prompts were answered") for line in lines)
+    of_all = evaluation.scores["all"]
+    assert of_all["loss"]["value"] == pytest.approx(evaluation.metrics["eval_loss"], rel=1e-5)
+    assert of_all["perplexity"]["value"] == pytest.approx(math.exp(of_all["loss"]["value"]))
+    assert of_all["loss"]["low"] < of_all["loss"]["value"] < of_all["loss"]["high"]
+    assert of_all["loss"]["rows"] == 9
+    assert evaluation.scores["odd"]["loss"]["rows"] == 4
+    written = [json.loads(line) for line in Path(evaluation.answers).read_text().splitlines()]
+    assert len(written) == 9
+    assert sum(row["num_tokens"] for row in written if row["task"] == "odd") == sum(
+        len(str(n)) + 1 for n in range(11, 18, 2)
+    )
+    assert "Reverse 10" in Path(evaluation.page).read_text()
+
+
+def test_a_mask_hides_what_a_row_loss_is_made_of(saved_llama: Path, tmp_path: Path) -> None:
+    """Rows of one file and of each row alone have the same losses: none sees another one."""
+    lines = [{"prompt": f"Reverse {n}", "completion": str(n)[::-1]} for n in (7, 12345, 88)]
+    losses = []
+    for number, chosen in enumerate([lines, *[[line] for line in lines]]):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_text("\n".join(map(json.dumps, chosen)))
+        config = measuring(saved_llama, path, tmp_path, validation_prompts=0)
+        config.data.task_column = None
+        written = Path(measure_model(config)[0].answers).read_text().splitlines()
+        losses.append([json.loads(line)["loss_sum"] for line in written])
+    together, *alone = losses
+    assert together == pytest.approx([loss for of_one in alone for loss in of_one], rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def worse(saved_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model whose output layer leans to one token."""
+    folder = tmp_path_factory.mktemp("worse") / "model"
+    shutil.copytree(saved_llama, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][5] += 3.0
+    weights["model.norm.weight"] *= 3.0
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "SHA256SUMS").unlink(missing_ok=True)
+    return folder
+
+
+def test_two_models_are_compared_on_the_same_rows(
+    saved_llama: Path, worse: Path, rows: Path, tmp_path: Path
+) -> None:
+    config = measuring(saved_llama, rows, tmp_path, validation_prompts=9)
+    evaluation, lines = measure_model(config, Request(against=str(worse)))
+    differences = {one["measure"]: one for one in evaluation.against["differences"]["all"]}
+    loss = differences["loss"]
+    assert loss["num_rows"] == 9
+    assert loss["verdict"] == "first is better"
+    assert loss["difference"]["value"] == pytest.approx(loss["second"] - loss["first"])
+    assert differences["final_answer"]["num_rows"] == 9
+    assert differences["exact_match"]["chance"] == 1.0
+    assert any("first is better" in line for line in lines)
+    page = Path(evaluation.page).read_text()
+    assert "The second against the first" in page
+    assert page.count("<h3>Expected</h3>") == 9
+
+
+def test_what_cannot_be_measured_is_refused_at_once(saved_llama: Path, rows: Path) -> None:
+    with pytest.raises(ValueError, match=r"measure 'exakt_match'.*exact_match"):
+        Request(measures=("exakt_match",))
+    with pytest.raises(ValueError, match="at least 1"):
+        Request(max_tokens=0)
+    config = DeploymentConfig(model_name=str(saved_llama), data_path=str(rows))
+    with pytest.raises(ValueError, match="is the model that is measured"):
+        measure_model(config, Request(against=str(saved_llama)))
 
 
 def test_rows_that_were_trained_on_are_named(run: Path, tmp_path: Path) -> None:

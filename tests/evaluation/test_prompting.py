@@ -33,7 +33,7 @@ def test_the_longest_answer_is_bounded(saved_llama: Path) -> None:
 def test_an_answer_ends_where_those_of_the_run_ended(saved_llama: Path, tmp_path: Path) -> None:
     """The run's record says which special tokens do; here the beginning-of-text one."""
     shutil.copytree(saved_llama, tmp_path / "final")
-    recorded = {"data": {"end_tokens": ["<s>", "</s>"]}, "configuration": {}}
+    recorded = {"data": {"end_tokens": {"<s>": 3, "</s>": 40}}, "configuration": {}}
     (tmp_path / "run.json").write_text(json.dumps(recorded))
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

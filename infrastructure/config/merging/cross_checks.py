@@ -10,6 +10,7 @@ from typing import Protocol
 from infrastructure.config.auto import attention_for
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.field_help import format_value
+from infrastructure.config.measures import MEASURES, OF_TORCHMETRICS
 from infrastructure.config.merging.stackwise_cross_checks import stackwise_contradictions
 from infrastructure.config.sampler_needs import check_sampler
 from infrastructure.config.sections.data_config import DataConfig
@@ -24,6 +25,7 @@ from infrastructure.config.sections.quantum_config import (
 from infrastructure.config.sections.training_config import CURRICULUM, QUANTUM, TrainingConfig
 from infrastructure.core.errors import MissingPackageError, MissingSecretError
 from infrastructure.core.lookup import unknown_name
+from infrastructure.core.optional import is_installed
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]+:/", re.IGNORECASE)
 
@@ -45,6 +47,7 @@ def contradictions(config: HasSections) -> Iterator[str]:
     yield from _balance_of_a_stream(config.data)
     yield from _web_addresses(config)
     yield from _unmeasured(config)
+    yield from _no_best(config.training)
     yield from _nothing_to_decide(config)
     yield from _missing_samplers(config)
     yield from _curriculum(config)
@@ -110,6 +113,29 @@ def _unmeasured(config: HasSections) -> Iterator[str]:
             "training.compile_mode auto measures whether compiling pays, and"
             " enable_gpu_optimization is off: switch that on, or name a mode"
         )
+
+
+def _no_best(training: TrainingConfig) -> Iterator[str]:
+    """A sentence where `training.best_metric` is nothing that an evaluation gives."""
+    name, own = training.best_metric, training.metrics
+    if name not in MEASURES and name not in own:
+        known = [*MEASURES, *own]
+        yield (
+            f"training.best_metric: {unknown_name('measure', name, known)}; one of your own goes"
+            " into training.metrics, too"
+        )
+    elif name not in MEASURES and training.best_metric_mode == "auto":
+        yield (
+            f"training.best_metric {name} is a metric of your own: say with"
+            " training.best_metric_mode min or max which way is better"
+        )
+    if training.best_needs_answers and training.validation_prompts == 0:
+        yield (
+            f"training.best_metric {name} is of answers, and training.validation_prompts is 0:"
+            " answer some prompts, or choose by the loss"
+        )
+    if name in OF_TORCHMETRICS and not is_installed("torchmetrics"):
+        yield f"training.best_metric {name} needs a package: pip install torchmetrics"
 
 
 def _nothing_to_decide(config: HasSections) -> Iterator[str]:

@@ -6,6 +6,13 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, JsonValue, PrivateAttr
 
 from infrastructure.config.base import ConfigurationError
+from infrastructure.config.measures import (
+    LOSS,
+    MEASURES,
+    TOKEN_ACCURACY,
+    Of,
+    is_greater_better,
+)
 from infrastructure.config.registries import EXTENSIONS, LOSSES, METRICS, SINKS, STRATEGIES
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.recovery_config import RecoveryConfig
@@ -66,6 +73,11 @@ _STOPS_EARLY = UsedWhen(
     lambda config: config.training.early_stopping_patience is not None,
     "nothing stops early",
     "set training.early_stopping_patience",
+)
+_OWN_METRIC = UsedWhen(
+    lambda config: config.training.best_metric not in MEASURES,
+    "training.best_metric is built in",
+    "leave it out",
 )
 
 
@@ -246,7 +258,16 @@ class TrainingConfig(StackwiseFields):
         description="Time between two checkpoints, besides those above; auto: by what one costs.",
     )
     keep_best: Annotated[CountOrZero, SAME_RESULT, _HOLDS_OUT] = Field(
-        default=1, description="Checkpoints with the lowest held-out loss that are kept besides."
+        default=1,
+        description="Checkpoints that are best by training.best_metric, kept besides.",
+    )
+    best_metric: Annotated[str, _HOLDS_OUT] = Field(
+        default=LOSS,
+        description="Held-out number that says which checkpoint is best and when to stop early.",
+    )
+    best_metric_mode: Annotated[Literal["auto", "min", "max"], _OWN_METRIC] = Field(
+        default="auto",
+        description="Whether less or more of a best_metric of your own is better.",
     )
     keep_every: Annotated[Count | None, SAME_RESULT] = Field(
         default=None, description="Keep each checkpoint whose step is a multiple of this; none: no."
@@ -276,7 +297,7 @@ class TrainingConfig(StackwiseFields):
         description="Evaluations without improvement after which to stop; none: never.",
     )
     early_stopping_min_delta: Annotated[NotNegative, _STOPS_EARLY] = Field(
-        default=0.0, description="Fall of the held-out loss that counts as an improvement."
+        default=0.0, description="Change for the better that counts as one."
     )
     layerwise_lr_decay: Annotated[float, Gt(0), Le(1), _FINETUNES] = Field(
         default=1.0, description="Learning rate of a layer relative to the one above; 1: equal."
@@ -367,6 +388,29 @@ class TrainingConfig(StackwiseFields):
         """Take the defaults of one's own settings; what is given goes before them. They are the
         code's, and neither recorded nor compared as settings."""
         self._defaults = defaults
+
+    @property
+    def best_metric_key(self) -> str:
+        """What `best_metric` is called among the numbers of an evaluation."""
+        return f"eval_{self.best_metric.rpartition(':')[2]}"
+
+    @property
+    def best_is_greater(self) -> bool:
+        """Whether more of it is better."""
+        if self.best_metric in MEASURES:
+            return is_greater_better(self.best_metric)
+        return self.best_metric_mode == "max"
+
+    @property
+    def best_needs_answers(self) -> bool:
+        """Whether each evaluation answers prompts for it."""
+        return MEASURES.get(self.best_metric) is Of.ROWS
+
+    @property
+    def token_metrics(self) -> list[str]:
+        """The metrics of held-out tokens that are computed."""
+        is_further = self.best_metric == TOKEN_ACCURACY and TOKEN_ACCURACY not in self.metrics
+        return [*self.metrics, *([TOKEN_ACCURACY] if is_further else [])]
 
     @property
     def own_settings(self) -> dict[str, Any]:

@@ -108,6 +108,7 @@ class TrainingState:
         loss: mean loss per supervised item of the last finished step; NaN is shown as NaN.
         metrics: the last step's numbers (`learning_rate`, `grad_norm`, `tokens`, `seconds`, ...).
         evaluation: the last evaluation's numbers.
+        best_metric: the one by which the best checkpoint is chosen; best_is_greater: how.
         data_wait_seconds: time that steps of this process have waited for their data.
         num_processes: that share each batch.
         batch: the examples of the newest step, as the data source gave them.
@@ -143,6 +144,8 @@ class TrainingState:
     metrics: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
     best_evaluation_loss: float = float("inf")
+    best_metric: str = "eval_loss"
+    best_is_greater: bool = False
     checkpoint: Path | None = None
     error: BaseException | None = None
     step_is_ending: bool = False
@@ -174,9 +177,12 @@ class TrainingState:
 
     @property
     def score(self) -> float | None:
-        """The held-out loss of exactly these weights; None where it was not measured."""
-        value = self.evaluation.get("eval_loss") if self.evaluated_step == self.step else None
-        return value if value is not None and math.isfinite(value) else None
+        """The best metric of exactly these weights, lower is better (so minus it, where more is);
+        None where it was not measured."""
+        value = self.evaluation.get(self.best_metric) if self.evaluated_step == self.step else None
+        if value is None or not math.isfinite(value):
+            return None
+        return -value if self.best_is_greater else value
 
     def every(self, num_steps: int | None) -> bool:
         """Whether this step is a multiple of `num_steps` (None or 0: never)."""

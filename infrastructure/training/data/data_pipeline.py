@@ -304,6 +304,14 @@ class DataPipeline:
         batches = _batches(examples, batch_size, prepared.entry)
         return prefetch(batches, self.config.prefetch_factor)
 
+    def evaluation_places(self) -> list[str]:
+        """file:line of the held-out examples, in the order of `evaluation_batches`."""
+        return _places(self.store, [int(row) for row in self._ready().held_out])
+
+    def evaluation_tasks(self) -> list[str]:
+        """Their kinds of task, in the same order; "" where no column names one."""
+        return [self.store.task(int(row)) for row in self._ready().held_out]
+
     def evaluation_rows(self, max_rows: int | None = None) -> list[EvaluationRow]:
         """Held-out rows that have a prompt, as text; at most `max_rows`, from everywhere."""
         return [
@@ -322,6 +330,7 @@ class DataPipeline:
                 expected=conversation.answer.text,
                 expected_length=encoder.num_tokens(conversation.answer.text),
                 task=conversation.task,
+                place=conversation.place,
             )
             for conversation in self._held_out(max_questions)
         ]

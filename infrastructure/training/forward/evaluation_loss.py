@@ -1,5 +1,6 @@
 """The loss on held-out examples, measured without leaving a trace."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -92,6 +93,14 @@ class EvaluationLoss:
         means, count = self.adapter.compute_metrics(self.model, batch), len(examples)
         of_examples = {name: (mean * count, count) for name, mean in means.items()}
         return float(output.loss_sum), output.num_items, {**of_examples, **sums}
+
+
+def perplexity(loss: float) -> float:
+    """Of a loss per token, in nats."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
 
 
 def with_polling(batches: Iterator[object], poll: Callable[[], None]) -> Iterator[Any]:

@@ -134,6 +134,8 @@ SETTINGS: dict[str, Treatment] = {
     "training.keep_checkpoints": _RUN,
     "training.checkpoint_seconds": _RUN,
     "training.keep_best": _RUN,
+    "training.best_metric": _refused("TRL measures held-out rows by their loss", "loss"),
+    "training.best_metric_mode": _refused("TRL measures held-out rows by their loss", "auto"),
     "training.keep_every": _RUN,
     "training.compress_checkpoints": _RUN,
     "training.deadline": _RUN,

@@ -81,7 +81,7 @@ def check_token_functions(adapter: ModelAdapter, training_config: TrainingConfig
     Raises:
         ConfigurationError: names the setting.
     """
-    own = {"loss": training_config.loss != CROSS_ENTROPY, "metrics": training_config.metrics}
+    own = {"loss": training_config.loss != CROSS_ENTROPY, "metrics": training_config.token_metrics}
     for name, is_given in own.items():
         if is_given and not adapter.takes_token_functions:
             raise ConfigurationError(

@@ -65,7 +65,7 @@ class StandardModelAdapter(ModelAdapter):
     ) -> None:
         super().__init__(model_config, training_config, device)
         self.token_loss = TokenLoss(own_loss(training_config.loss))
-        self.metrics = metrics_by_key(training_config.metrics)
+        self.metrics = metrics_by_key(training_config.token_metrics)
         self.packs = False
         self.names_examples = training_config.trunk_can_be_cached
         self.objective: MaskedObjective | None = None

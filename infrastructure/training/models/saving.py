@@ -67,23 +67,33 @@ def save_model(
     Raises:
         ValueError: a module of no known kind without `registered_name`.
     """
-    model = getattr(model, "_orig_mod", model)
-    directory = directory.resolve()
-    with whole_directory(directory) as part:
-        if registered_name is not None:
-            _save_registered(model, part, registered_name)
-        elif hasattr(model, "peft_config"):
-            _save_lora(model, tokenizer, part)
-        elif hasattr(model, "save_pretrained"):
-            _save_pretrained(model, part)
-        else:
-            raise ValueError(
-                f"{type(model).__name__} is no transformers model: save it with the name that it"
-                " is registered under"
-            )
-        if tokenizer is not None:
-            save_tokenizer(tokenizer, part)
+    with whole_directory(directory.resolve()) as part:
+        write_model(model, tokenizer, part, registered_name=registered_name)
         write_sums(part)
+
+
+def write_model(
+    model: torch.nn.Module,
+    tokenizer: "PreTrainedTokenizerBase | None",
+    part: Path,
+    *,
+    registered_name: str | None = None,
+) -> None:
+    """As `save_model`, into a folder that its caller makes whole."""
+    model = getattr(model, "_orig_mod", model)
+    if registered_name is not None:
+        _save_registered(model, part, registered_name)
+    elif hasattr(model, "peft_config"):
+        _save_lora(model, tokenizer, part)
+    elif hasattr(model, "save_pretrained"):
+        _save_pretrained(model, part)
+    else:
+        raise ValueError(
+            f"{type(model).__name__} is no transformers model: save it with the name that it"
+            " is registered under"
+        )
+    if tokenizer is not None:
+        save_tokenizer(tokenizer, part)
 
 
 def save_whole(

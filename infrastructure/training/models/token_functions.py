@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from infrastructure.config import registries
+from infrastructure.config.measures import TOKEN_ACCURACY
 from infrastructure.core.error_place import place_of
 from infrastructure.core.registry import Registry
 
@@ -31,6 +32,14 @@ def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 LOSSES: Registry[TokenFunction] = registries.LOSSES
 LOSSES.provide({CROSS_ENTROPY: cross_entropy})
 METRICS: Registry[TokenFunction] = registries.METRICS
+
+
+def token_accuracy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Of each token whether it was the model's first choice, 1 or 0, (N,)."""
+    return (logits.argmax(dim=-1) == targets).float()
+
+
+METRICS.provide({TOKEN_ACCURACY: token_accuracy})
 
 
 def register_loss(name: str, loss: TokenFunction) -> None:

@@ -13,14 +13,21 @@ class EarlyStopping(Observer):
 
     Args:
         patience: evaluations without improvement that are borne.
-        min_delta: an improvement is a fall by more than this.
-        metric: the key in the evaluation's numbers; lower is better.
+        min_delta: an improvement is a change for the better by more than this.
+        metric: the key in the evaluation's numbers.
+        greater_is_better: whether more of it is better; else less.
 
     Raises:
         ValueError: `patience` is below 1 or `min_delta` below 0.
     """
 
-    def __init__(self, patience: int, min_delta: float = 0.0, metric: str = "eval_loss") -> None:
+    def __init__(
+        self,
+        patience: int,
+        min_delta: float = 0.0,
+        metric: str = "eval_loss",
+        greater_is_better: bool = False,
+    ) -> None:
         if patience < 1:
             raise ValueError(
                 f"early_stopping_patience must be at least 1 evaluation, not {patience}"
@@ -30,6 +37,7 @@ class EarlyStopping(Observer):
         self.patience = patience
         self.min_delta = min_delta
         self.metric = metric
+        self.greater_is_better = greater_is_better
         self.best: float | None = None
         self.num_without_improvement = 0
 
@@ -55,7 +63,10 @@ class EarlyStopping(Observer):
             )
 
     def _is_better(self, value: float) -> bool:
-        return math.isfinite(value) and (self.best is None or value < self.best - self.min_delta)
+        if not math.isfinite(value) or self.best is None:
+            return math.isfinite(value)
+        gain = value - self.best if self.greater_is_better else self.best - value
+        return gain > self.min_delta
 
     def state_dict(self) -> dict[str, object]:
         return {"best": self.best, "num_without_improvement": self.num_without_improvement}
@@ -69,4 +80,11 @@ def early_stopping(config: TrainingConfig) -> list[Hook]:
     """The observer that the configuration asks for, if it does."""
     if config.early_stopping_patience is None:
         return []
-    return [EarlyStopping(config.early_stopping_patience, config.early_stopping_min_delta)]
+    return [
+        EarlyStopping(
+            config.early_stopping_patience,
+            config.early_stopping_min_delta,
+            config.best_metric_key,
+            config.best_is_greater,
+        )
+    ]

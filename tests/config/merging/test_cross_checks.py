@@ -132,6 +132,8 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("training.keep_best", 2, {"data.validation_split": 0}),
     ("training.early_stopping_patience", 2, {"data.validation_split": 0}),
     ("training.early_stopping_min_delta", 0.1, {}),
+    ("training.best_metric", "exact_match", {"data.validation_split": 0}),
+    ("training.best_metric_mode", "max", {}),
     ("training.rewards", ["exact_answer"], {}),
     ("training.rewards", ["exact_answer"], {"training.method": "dpo"}),
     ("training.teacher", "some/model", {"training.method": "grpo"}),

@@ -63,3 +63,25 @@ def test_early_stopping_on_another_metric(state: TrainingState) -> None:
 def test_impossible_settings_are_refused(patience: int, min_delta: float) -> None:
     with pytest.raises(ValueError, match="early_stopping_"):
         EarlyStopping(patience, min_delta)
+
+
+def test_of_some_metrics_more_is_better(state: TrainingState) -> None:
+    stopping = EarlyStopping(1, 0.05, "eval_exact_match", greater_is_better=True)
+    hooks = HookRunner([stopping])
+    for share in (0.1, 0.2, 0.3):
+        state.evaluation = {"eval_exact_match": share}
+        hooks.fire(Event.EVAL_END, state)
+        assert state.stop_reason is None
+    state.evaluation = {"eval_exact_match": 0.34}
+    hooks.fire(Event.EVAL_END, state)
+    assert state.stop_reason is not None
+    assert stopping.best == 0.3
+
+
+def test_a_store_keeps_the_lowest_so_the_sign_is_turned(state: TrainingState) -> None:
+    state.evaluation, state.evaluated_step = {"eval_loss": 2.0, "eval_f1": 0.25}, state.step
+    assert state.score == 2.0
+    state.best_metric, state.best_is_greater = "eval_f1", True
+    assert state.score == -0.25
+    state.evaluated_step = state.step - 1
+    assert state.score is None

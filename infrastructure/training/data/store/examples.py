@@ -46,6 +46,7 @@ class GenerationPrompt:
         prompt_ids: everything before the answer, tokenised as in training.
         expected: the right answer.
         expected_length: of that answer, in tokens, without the one that ends it.
+        place: file:line of the row; "" of a question of somebody's own.
     """
 
     prompt: str
@@ -53,3 +54,4 @@ class GenerationPrompt:
     expected: str
     expected_length: int
     task: str = ""
+    place: str = ""

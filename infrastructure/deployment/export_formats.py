@@ -1,0 +1,287 @@
+"""The files of an export, format by format: each is written, read back and compared.
+
+Read back by: transformers and PEFT (safetensors, also of bitsandbytes), onnxruntime (ONNX), torch
+(torch.export), transformers' `gguf_file=` and, where it is installed, llama-cpp-python (GGUF).
+"""
+
+import gc
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.core.files import write_json, write_text
+from infrastructure.core.optional import is_installed, require
+from infrastructure.deployment.export_comparison import (
+    MAX_TOKENS,
+    QUESTIONS,
+    Comparer,
+    logits_of,
+    prompts_of,
+)
+from infrastructure.deployment.export_request import ExportRequest, Form
+from infrastructure.deployment.gguf_converter import Converter
+from infrastructure.deployment.logits import Logits
+from infrastructure.deployment.ollama_template import find_pieces, modelfile
+from infrastructure.training.data.encoding.chat_format import PlainFormat, TemplateFormat
+from infrastructure.training.data.readers.rows import Turn
+from infrastructure.training.models.model_manager import ModelManager
+from infrastructure.training.models.progress_bars import without_progress_bars
+from infrastructure.training.models.quantization import quantization_config
+from infrastructure.training.models.saving import save_tokenizer, write_model
+from infrastructure.training.models.source import read_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+WHOLE = ".whole"  # in the folder until it is done: what an exporter of another kind reads
+GGUF_FILE, ONNX_FILE, PROGRAM_FILE, MODELFILE = (
+    "model.gguf",
+    "model.onnx",
+    "model.pt2",
+    "Modelfile",
+)
+INPUT, OUTPUT = "input_ids", "logits"
+
+
+@dataclass
+class Work:
+    """One export as it is made.
+
+    Attributes:
+        model: on the CPU; merged or not as the request wants.
+        ends: what answers end with.
+        notes: for a person.
+    """
+
+    model: Any
+    tokenizer: "PreTrainedTokenizerBase | None"
+    request: ExportRequest
+    compare: Comparer
+    ends: Sequence[str]
+    notes: list[str]
+    converter: Converter | None = None
+    registered_name: str | None = None
+
+
+def write_format(work: Work, folder: Path) -> None:
+    """Write the files of the request's format into `folder`, and compare what they give.
+
+    Raises:
+        ValueError: the model cannot be written so; in the exporter's words.
+        CheckpointError: what was written is another model.
+    """
+    if work.request.is_bitsandbytes:
+        _write_small(work, folder)
+    else:
+        WRITERS[work.request.form](work, folder)
+
+
+def _write_safetensors(work: Work, folder: Path) -> None:
+    write_model(work.model, work.tokenizer, folder, registered_name=work.registered_name)
+    if work.registered_name is not None:
+        return
+    config = ModelConfig(name=str(folder), backend="transformers")
+    loaded = ModelManager(config, device=torch.device("cpu"), seed=0).load()
+    loaded.model.eval()
+    by = "PEFT" if hasattr(loaded.model, "peft_config") else "transformers"
+    prompts = None if loaded.tokenizer is None else prompts_of(loaded.model, loaded.tokenizer)
+    work.compare(by, logits_of(loaded.model), prompts)
+
+
+def _write_small(work: Work, folder: Path) -> None:
+    """In 8 or 4 bits by bitsandbytes."""
+    kind = type(work.model)
+    with _whole_model(work, folder, torch.bfloat16) as whole:
+        small = quantization_config(f"{work.request.bits}bit", torch.bfloat16)
+        with _in_its_words("bitsandbytes"), without_progress_bars():
+            model = kind.from_pretrained(whole, quantization_config=small, device_map="cpu")
+            model.save_pretrained(folder)
+        del model
+    if work.tokenizer is not None:
+        save_tokenizer(work.tokenizer, folder)
+    with without_progress_bars():
+        again = kind.from_pretrained(folder, device_map="cpu").eval()
+    work.compare("transformers and bitsandbytes", logits_of(again), _prompts_in(folder, again))
+
+
+def _write_torch_export(work: Work, folder: Path) -> None:
+    program = folder / PROGRAM_FILE
+    with _in_its_words("torch.export"), torch.no_grad():
+        exported = torch.export.export(
+            Logits(work.model), (_sample(work),), dynamic_shapes=_free_sizes()
+        )
+        torch.export.save(exported, program)
+        again: Any = torch.export.load(program).module()
+    _save_beside(work, folder)
+    prompts = _prompts_in(folder, work.model)
+    work.compare("torch", lambda ids: again(ids)[0].detach().float(), prompts)
+
+
+def _write_onnx(work: Work, folder: Path) -> None:
+    file = folder / ONNX_FILE
+    with _in_its_words("torch.onnx"), torch.no_grad():
+        torch.onnx.export(
+            Logits(work.model),
+            (_sample(work),),
+            str(file),
+            dynamo=True,
+            dynamic_shapes=_free_sizes(),
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            external_data=True,
+            verbose=False,
+        )
+    runtime: Any = require("onnxruntime", "reading an ONNX file back")
+    with _in_its_words("onnxruntime"):
+        session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+
+    def logits(ids: torch.Tensor) -> torch.Tensor:
+        [output] = session.run([OUTPUT], {INPUT: ids.numpy()})
+        return torch.from_numpy(output)[0].float()
+
+    _save_beside(work, folder)
+    work.compare("onnxruntime", logits, _prompts_in(folder, work.model))
+
+
+def _write_gguf(work: Work, folder: Path) -> None:
+    assert work.converter is not None
+    if work.tokenizer is None:
+        raise ValueError("a GGUF file holds a tokenizer, and this model has none")
+    file = folder / GGUF_FILE
+    begins = bool(work.compare.reference.prompts[0][0, 0] == work.tokenizer.bos_token_id)
+    with _whole_model(work, folder) as whole:
+        _add_first_token(whole, begins)
+        work.converter.convert(whole, file, work.request.bits)
+    transformers: Any = require("transformers", "reading a GGUF file back")
+    with _in_its_words("transformers' reader of GGUF"), without_progress_bars():
+        again = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name)
+    work.compare("transformers (gguf_file)", logits_of(again.eval()))
+    if is_installed("llama_cpp"):
+        _compare_in_llama_cpp(work, file)
+    else:
+        work.notes.append(
+            "not seen: how llama.cpp itself reads it, and its prompts (pip install"
+            " llama-cpp-python)"
+        )
+    _write_modelfile(work, folder)
+
+
+def _add_first_token(whole: Path, begins: bool) -> None:
+    """Say in the tokenizer's settings whether a text begins with the BOS token, as in training:
+    llama.cpp takes its kind's usual otherwise."""
+    file = whole / "tokenizer_config.json"
+    write_json(file, {**read_json(file), "add_bos_token": begins, "add_eos_token": False})
+
+
+def _compare_in_llama_cpp(work: Work, file: Path) -> None:
+    llama_cpp: Any = require("llama_cpp", "reading a GGUF file back")
+    with _in_its_words("llama.cpp"):
+        model = llama_cpp.Llama(str(file), n_ctx=MAX_TOKENS, logits_all=True, verbose=False)
+
+    def logits(ids: torch.Tensor) -> torch.Tensor:
+        model.reset()
+        model.eval(ids[0].tolist())
+        return torch.tensor(model.scores[: ids.shape[1]].copy()).float()
+
+    # What begins every text is added by llama.cpp itself, where the file says so.
+    prompts = [
+        torch.tensor([model.tokenize(text.encode(), add_bos=True, special=True)])
+        for text in map(_as_text(work), [[Turn("user", question)] for question in QUESTIONS])
+    ]
+    try:
+        work.compare("llama.cpp", logits, prompts)
+    finally:
+        model.close()
+
+
+def _as_text(work: Work) -> Callable[[Sequence[Turn]], str]:
+    """What writes messages down as in training, without the token that begins every text."""
+    tokenizer = work.tokenizer
+    assert tokenizer is not None
+    written = TemplateFormat(tokenizer) if tokenizer.chat_template else PlainFormat(tokenizer)
+    first = tokenizer.bos_token or ""
+
+    def text(turns: Sequence[Turn]) -> str:
+        return str(written.write_prompt(turns).text).removeprefix(first)
+
+    return text
+
+
+def _write_modelfile(work: Work, folder: Path) -> None:
+    pieces = find_pieces(_as_text(work))
+    if pieces is None:
+        work.notes.append(
+            "no Modelfile: this chat template is not made of what stands around single messages, so"
+            " Ollama would write other prompts"
+        )
+        return
+    write_text(folder / MODELFILE, modelfile(pieces, GGUF_FILE, work.ends))
+    work.notes.append(f"for Ollama: ollama create NAME -f {MODELFILE} (not seen: Ollama itself)")
+
+
+def _save_beside(work: Work, folder: Path) -> None:
+    """The tokenizer, and the configuration that says what the model is."""
+    work.model.config.save_pretrained(folder)
+    if work.tokenizer is not None:
+        save_tokenizer(work.tokenizer, folder)
+
+
+def _prompts_in(folder: Path, model: Any) -> list[torch.Tensor] | None:
+    """The questions as the tokenizer in a folder writes them; None where there is none."""
+    if not (folder / "tokenizer_config.json").is_file():
+        return None
+    transformers: Any = require("transformers", "reading a tokenizer back")
+    return prompts_of(model, transformers.AutoTokenizer.from_pretrained(folder))
+
+
+@contextmanager
+def _whole_model(work: Work, folder: Path, dtype: torch.dtype | None = None) -> Iterator[Path]:
+    """Inside, the model as an ordinary folder, in its own format or in another one; its memory is
+    free then."""
+    whole = folder / WHOLE
+    whole.mkdir()
+    try:
+        model = work.model if dtype is None else work.model.to(dtype)
+        write_model(model, work.tokenizer, whole)
+        del model
+        work.model = None
+        gc.collect()
+        yield whole
+    finally:
+        shutil.rmtree(whole, ignore_errors=True)
+
+
+@contextmanager
+def _in_its_words(who: str) -> Iterator[None]:
+    """Inside, what a library raises is a ValueError that says whose it is."""
+    try:
+        yield
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"{who} cannot do this model ({type(error).__name__}: {first}); --format safetensors"
+            " works for every model"
+        ) from error
+
+
+def _sample(work: Work) -> torch.Tensor:
+    """Tokens to trace with, (2, 8): a size of 1 would be taken for a constant."""
+    return torch.arange(16).reshape(2, 8) % int(work.model.config.vocab_size)
+
+
+def _free_sizes() -> tuple[dict[int, Any]]:
+    return ({0: torch.export.Dim("batch"), 1: torch.export.Dim("length", min=2)},)
+
+
+WRITERS: dict[Form, Callable[[Work, Path], None]] = {
+    Form.SAFETENSORS: _write_safetensors,
+    Form.GGUF: _write_gguf,
+    Form.ONNX: _write_onnx,
+    Form.TORCH_EXPORT: _write_torch_export,
+}

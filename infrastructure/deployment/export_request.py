@@ -1,0 +1,182 @@
+"""What an export is to be, and what of it cannot work: refused before a model is loaded."""
+
+import shutil
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.errors import StorageError
+from infrastructure.core.lookup import look_up
+from infrastructure.core.optional import refuse_missing
+from infrastructure.deployment.gguf_converter import Converter, find_converter
+from infrastructure.monitoring.drawing.formatting import format_bytes
+from infrastructure.run.directory import RunDirectory
+
+TRANSFORMERS_KINDS = ("hub", "folder", "lora folder", "embedded")
+FREE_AFTERWARDS_BYTES = 100_000_000
+
+
+class Form(StrEnum):
+    """The files that an export consists of."""
+
+    SAFETENSORS = "safetensors"
+    GGUF = "gguf"
+    ONNX = "onnx"
+    TORCH_EXPORT = "torch-export"
+
+
+class Part(StrEnum):
+    """Which weights: as the run has them, the LoRA matrices alone, or added to their base."""
+
+    AUTO = "auto"
+    LORA = "lora"
+    MERGED = "merged"
+
+
+BITS = (16, 8, 4)
+PACKAGES = {
+    Form.SAFETENSORS: (),
+    Form.GGUF: ("gguf",),
+    Form.ONNX: ("onnx", "onnxscript", "onnxruntime"),
+    Form.TORCH_EXPORT: (),
+}
+
+
+@dataclass(frozen=True)
+class ExportRequest:
+    """What is to be written.
+
+    Attributes:
+        bits: of each weight: 16, or 8 and 4 (bitsandbytes; in GGUF llama.cpp's q8_0 and q4_k_m);
+            None: as trained.
+        converter: llama.cpp's convert_hf_to_gguf.py, or the folder that it lies in; None: it is
+            looked for.
+
+    Raises:
+        ValueError: these do not go together.
+        MissingPackageError: a package that it needs is not installed.
+    """
+
+    part: Part = Part.AUTO
+    bits: int | None = None
+    form: Form = Form.SAFETENSORS
+    converter: Path | None = None
+
+    def __post_init__(self) -> None:
+        look_up("format", self.form, {str(form): form for form in Form})
+        look_up("as", self.part, {str(part): part for part in Part})
+        if self.bits is not None and self.bits not in BITS:
+            raise ValueError(f"--bits {self.bits}: there are 16, 8 and 4")
+        if self.part is Part.LORA and self.form is not Form.SAFETENSORS:
+            raise ValueError(
+                f"--as lora is a folder that PEFT reads, and --format {self.form} has whole models:"
+                " --as merged adds the LoRA to its base"
+            )
+        if self.part is Part.LORA and self.bits in (8, 4):
+            raise ValueError(
+                f"--bits {self.bits} is for whole models: --as merged adds the LoRA to its base"
+                " first"
+            )
+        if self.form in (Form.ONNX, Form.TORCH_EXPORT) and self.bits in (8, 4):
+            raise ValueError(
+                f"--format {self.form} is written with plain weights, so not with --bits"
+                f" {self.bits}: --format gguf or safetensors have that"
+            )
+        if self.converter is not None and self.form is not Form.GGUF:
+            raise ValueError(f"--converter is for --format gguf, and this is {self.form}")
+        if self.is_bitsandbytes:
+            refuse_missing("bitsandbytes", f"a model of {self.bits} bits")
+        for package in PACKAGES[self.form]:
+            refuse_missing(package, f"--format {self.form}")
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model stays as it was trained."""
+        return self == ExportRequest()
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether a LoRA is added to its base: where that is said, and where whole weights are
+        needed."""
+        is_whole = self.form is not Form.SAFETENSORS or self.bits in (8, 4)
+        return self.part is Part.MERGED or is_whole
+
+    @property
+    def least_bits(self) -> int | None:
+        """Of each weight of what is written; None: as trained. GGUF has 16 where nothing is
+        said."""
+        return 16 if self.bits is None and self.form is Form.GGUF else self.bits
+
+    @property
+    def is_bitsandbytes(self) -> bool:
+        """Whether bitsandbytes makes the weights smaller."""
+        return self.form is Form.SAFETENSORS and self.bits in (8, 4)
+
+    def words(self) -> str:
+        """For a person."""
+        bits = "weights as they were trained" if self.bits is None else f"{self.bits} bits a weight"
+        return f"{self.form}, {bits}; what was measured is of the model before it was exported"
+
+    def facts(self) -> dict[str, object]:
+        """As they are written beside the model."""
+        return {"as": str(self.part), "bits": self.bits, "format": str(self.form)}
+
+
+def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> Converter | None:
+    """Refuse what this run, this machine or its disk cannot do; loads nothing.
+
+    Returns:
+        llama.cpp's converter, where one is needed.
+
+    Raises:
+        ValueError: says why it cannot be, and what can.
+        StorageError: the disk has too little space.
+    """
+    model: dict[str, Any] = dict(run.read_run().get("model", {}))
+    is_lora = bool(model.get("lora"))
+    if request.part is Part.LORA and not is_lora:
+        raise ValueError(
+            f"run {run.run_id} has trained all weights and has no LoRA: leave --as lora out"
+        )
+    if not request.is_plain and model.get("kind") not in TRANSFORMERS_KINDS:
+        raise ValueError(
+            f"run {run.run_id} has trained {model.get('name')}, which is no model of transformers:"
+            " it is exported as it is, without --as, --bits and --format"
+        )
+    converter = None
+    if request.form is Form.GGUF:
+        converter = find_converter(request.converter)
+        converter.check(str(model.get("architecture", "")), request.bits)
+    needed = needed_bytes(model, request)
+    free = shutil.disk_usage(_existing(folder)).free
+    if needed + FREE_AFTERWARDS_BYTES > free:
+        raise StorageError(
+            f"{folder}: the export needs about {format_bytes(needed)}, and {format_bytes(free)} are"
+            " free there: name a folder on another disk, or make room"
+        )
+    return converter
+
+
+def needed_bytes(model: dict[str, Any], request: ExportRequest) -> int:
+    """About what is written, with what lies beside it until it is done."""
+    total, trained = int(model.get("num_parameters") or 0), int(model.get("num_trainable") or 0)
+    width = 2 if request.bits is not None or str(model.get("dtype")) in HALF else 4
+    if model.get("lora") and not request.is_merged:
+        return trained * 4
+    size = total * width
+    if request.is_bitsandbytes or request.form is Form.GGUF:  # made of a whole model beside it
+        return (
+            total * (2 if request.is_bitsandbytes else width)
+            + total * (request.bits or 16) // 8
+            + total // 8
+        )
+    return size
+
+
+HALF = ("bfloat16", "float16")
+
+
+def _existing(folder: Path) -> Path:
+    folder = folder.absolute()
+    return next(parent for parent in (folder, *folder.parents) if parent.is_dir())

@@ -1,0 +1,134 @@
+"""llama.cpp's converter to GGUF: where it lies, what it can, and running it.
+
+It is a program of llama.cpp's sources and no package, so it is looked for: where `--converter`
+says, in the folder that LLAMA_CPP_DIR names, on PATH, and in the usual folders of llama.cpp and of
+Unsloth. Nothing is downloaded. Weights of 4 bits are made by llama.cpp's llama-quantize.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SCRIPT = "convert_hf_to_gguf.py"
+QUANTIZER = "llama-quantize"
+FOLDER_VARIABLE = "LLAMA_CPP_DIR"
+USUAL_FOLDERS = ("llama.cpp", "~/llama.cpp", "~/.unsloth/llama.cpp", "/opt/llama.cpp")
+BUILD_FOLDERS = (".", "build/bin", "bin")
+HOW_TO_GET_IT = (
+    f"git clone --depth 1 https://github.com/ggml-org/llama.cpp brings it; --converter"
+    f" FOLDER/{SCRIPT} names it"
+)
+OUT_TYPES = {None: "auto", 16: "f16", 8: "q8_0", 4: "f16"}
+FOUR_BITS = "Q4_K_M"
+
+
+@dataclass(frozen=True)
+class Converter:
+    """The converter, and what makes 4 bits where it is there."""
+
+    script: Path
+    quantizer: Path | None
+
+    def check(self, architecture: str, bits: int | None) -> None:
+        """Try whether the converter runs here and knows this kind of model.
+
+        Raises:
+            ValueError: it does not; says why, and what to do.
+        """
+        if bits == 4 and self.quantizer is None:
+            raise ValueError(
+                f"--bits 4 in GGUF needs llama.cpp's {QUANTIZER}, which lies neither beside"
+                f" {self.script} nor on PATH: build llama.cpp (cmake -B build; cmake --build build"
+                f" --target {QUANTIZER}), or take --bits 8"
+            )
+        known = self._run("--print-supported-models")
+        if known.returncode != 0:
+            raise ValueError(
+                f"{self.script} does not run here: {last_line(known)};"
+                " pip install -r requirements/requirements-convert_hf_to_gguf.txt in its folder"
+                " brings what it needs"
+            )
+        listed = {line.strip(" -\t") for line in (known.stdout + known.stderr).splitlines()}
+        if architecture and not any(architecture in line.split() for line in listed):
+            raise ValueError(
+                f"{self.script} knows no {architecture}: a newer llama.cpp may; --format"
+                " safetensors works for every model"
+            )
+
+    def convert(self, model: Path, file: Path, bits: int | None) -> None:
+        """Write `file` from the Hugging Face folder `model`.
+
+        Raises:
+            ValueError: the converter refuses; in its own words.
+        """
+        plain = file.with_suffix(".plain.gguf") if bits == 4 else file
+        done = self._run(str(model), "--outfile", str(plain), "--outtype", OUT_TYPES[bits])
+        if done.returncode != 0 or not plain.is_file():
+            raise ValueError(
+                f"{self.script.name} cannot convert this model: {last_line(done)}; a newer"
+                " llama.cpp may, and --format safetensors works for every model"
+            )
+        if bits == 4:
+            assert self.quantizer is not None
+            made = _execute([str(self.quantizer), str(plain), str(file), FOUR_BITS])
+            plain.unlink()
+            if made.returncode != 0 or not file.is_file():
+                raise ValueError(f"{QUANTIZER} cannot make 4 bits of it: {last_line(made)}")
+
+    def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return _execute([sys.executable, str(self.script), *arguments])
+
+
+def find_converter(named: Path | None = None) -> Converter:
+    """The converter of this machine.
+
+    Args:
+        named: the script, or the folder that it lies in; None: it is looked for.
+
+    Raises:
+        ValueError: there is none; says where it was looked for, and how to get it.
+    """
+    if named is not None:
+        script = named / SCRIPT if named.is_dir() else named
+        if not script.is_file():
+            raise ValueError(f"--converter {named}: there is no {SCRIPT}; {HOW_TO_GET_IT}")
+        return Converter(script.resolve(), _quantizer(script))
+    for script in _usual_scripts():
+        if script.is_file():
+            return Converter(script.resolve(), _quantizer(script))
+    raise ValueError(
+        f"--format gguf needs llama.cpp's {SCRIPT}, which is neither on PATH nor in"
+        f" {FOLDER_VARIABLE} or {', '.join(USUAL_FOLDERS)}: {HOW_TO_GET_IT}"
+    )
+
+
+def _usual_scripts() -> Iterator[Path]:
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        yield Path(folder).expanduser() / SCRIPT
+    if on_path := shutil.which(SCRIPT):
+        yield Path(on_path)
+    for folder in USUAL_FOLDERS:
+        yield Path(folder).expanduser() / SCRIPT
+
+
+def _quantizer(script: Path) -> Path | None:
+    for folder in BUILD_FOLDERS:
+        if (path := script.resolve().parent / folder / QUANTIZER).is_file():
+            return path
+    on_path = shutil.which(QUANTIZER)
+    return Path(on_path) if on_path else None
+
+
+def _execute(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    """What a program ended with, in its own words."""
+    lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit code {done.returncode}, without a word"

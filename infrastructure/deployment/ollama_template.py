@@ -1,0 +1,154 @@
+"""A Modelfile for Ollama whose template writes prompts as they were written in training.
+
+Chat templates of transformers are Jinja, Ollama's are Go templates. What the training's template
+writes around messages is found by writing a few with words that occur nowhere else, and the Go
+template is made of these pieces. Whether the pieces write further conversations to the same
+letters is tried; where they do not (a template that puts the system prompt into the first question,
+say), there is no Modelfile, because another prompt than the training's would be silently worse.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from infrastructure.training.data.readers.rows import Turn
+
+Render = Callable[[Sequence[Turn]], str]
+
+SYSTEM, USER, ANSWER, SECOND = "Syzq7391", "Uszq4826", "Aszq1157", "Uszq9034"
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """What stands around messages.
+
+    Attributes:
+        first: before the first question where there is no system prompt.
+        before_system, after_system: around a system prompt; None: none can be given.
+        answer: between a question and its answer.
+        next: between an answer and the next question.
+        last: after the last question, where the model is to answer.
+    """
+
+    first: str
+    before_system: str | None
+    after_system: str
+    answer: str
+    next: str
+    last: str
+
+    def write(self, turns: Sequence[Turn]) -> str:
+        """What the Go template writes."""
+        text, before = "", self.first
+        for turn in turns:
+            if turn.role == "system":
+                text += f"{self.before_system}{turn.text}"
+                before = self.after_system
+            elif turn.role == "user":
+                text += before + turn.text
+                before = ""
+            else:
+                text += self.answer + turn.text
+                before = self.next
+        return text + self.last
+
+    def as_go(self) -> str:
+        """The same as a template of Ollama; literal text stands in quotes, where no sign of it
+        can mean anything."""
+        system = ""
+        if self.before_system is not None:
+            system = (
+                f'{{{{ if eq .Role "system" }}}}{_literal(self.before_system)}{{{{ .Content }}}}'
+                f"{{{{ $before = {_quoted(self.after_system)} }}}}{{{{ else }}}}"
+            )
+        messages = (
+            f'{system}{{{{ if eq .Role "user" }}}}{{{{ $before }}}}{{{{ .Content }}}}'
+            f'{{{{ $before = "" }}}}{{{{ else if eq .Role "assistant" }}}}{_literal(self.answer)}'
+            f"{{{{ .Content }}}}{{{{ $before = {_quoted(self.next)} }}}}{{{{ end }}}}"
+            f"{'{{ end }}' if system else ''}"
+        )
+        return (
+            f"{{{{ $before := {_quoted(self.first)} }}}}{{{{ range .Messages }}}}{messages}"
+            f"{{{{ end }}}}{_literal(self.last)}"
+        )
+
+
+def find_pieces(render: Render) -> Pieces | None:
+    """The pieces of a way to write conversations; None where it is not made of such.
+
+    Args:
+        render: the text before an answer, from the messages before it.
+    """
+    try:
+        first, last = _around(render(_turns(USER)), USER)
+        answer, following = _between(render(_turns(USER, ANSWER, SECOND)), first, last)
+        before_system, after_system = _of_system(render, last)
+        pieces = Pieces(first, before_system, after_system, answer, following, last)
+        is_right = all(pieces.write(turns) == render(turns) for turns in _tries(before_system))
+    except Exception:  # a template refuses what another one writes, each with an error of its own
+        return None
+    return pieces if is_right else None
+
+
+def _turns(*texts: str, system: str | None = None) -> list[Turn]:
+    roles = ("user", "assistant")
+    turns = [Turn(roles[index % 2], text) for index, text in enumerate(texts)]
+    return turns if system is None else [Turn("system", system), *turns]
+
+
+def _around(text: str, word: str) -> tuple[str, str]:
+    before, after = text.split(word)
+    return before, after
+
+
+def _between(text: str, first: str, last: str) -> tuple[str, str]:
+    rest = text.removeprefix(first + USER)
+    answer, rest = rest.split(ANSWER)
+    following, rest = rest.split(SECOND)
+    if rest != last:
+        raise ValueError("the end of a later question differs from that of the first")
+    return answer, following
+
+
+def _of_system(render: Render, last: str) -> tuple[str | None, str]:
+    """Around a system prompt; None where the template refuses or ignores one."""
+    try:
+        text = render(_turns(USER, system=SYSTEM))
+    except Exception:  # of the template
+        return None, ""
+    if SYSTEM not in text:
+        return None, ""
+    before, rest = text.split(SYSTEM)
+    after, rest = rest.split(USER)
+    if rest != last:
+        raise ValueError("the end of a question differs after a system prompt")
+    return before, after
+
+
+def _tries(before_system: str | None) -> list[list[Turn]]:
+    several = ("How many?", "Three.", "And\n\nnow: {{ x }}?", 'Four, "say".', "Why?")
+    tries = [_turns("Привіт!"), _turns(*several[:3]), _turns(*several)]
+    if before_system is not None:
+        tries += [_turns("Hi", system="Be brief."), _turns(*several, system="Be long.")]
+    return tries
+
+
+def _quoted(text: str) -> str:
+    """A string of Go: JSON's escapes are Go's, too."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _literal(text: str) -> str:
+    return f"{{{{ {_quoted(text)} }}}}" if text else ""
+
+
+def modelfile(pieces: Pieces, weights: str, stops: Sequence[str]) -> str:
+    """The Modelfile of a GGUF file that lies beside it.
+
+    Args:
+        weights: the file's name.
+        stops: what answers end with.
+    """
+    lines = [f"FROM ./{weights}", f'TEMPLATE """{pieces.as_go()}"""']
+    lines += [f"PARAMETER stop {_quoted(stop)}" for stop in stops]
+    return "\n".join([*lines, ""])

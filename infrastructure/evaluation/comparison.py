@@ -1,0 +1,102 @@
+"""Two models on the same rows, paired: what differs, and whether rows like these could show it by
+chance. Only rows that both were measured on count."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from infrastructure.config.measures import MEASURES, PERPLEXITY, Of, is_greater_better
+from infrastructure.evaluation.intervals import Interval, mcnemar, paired_difference
+from infrastructure.evaluation.rows import ALL, SHARES, MeasuredRow, ModelRows, sums_of
+
+Pair = tuple[MeasuredRow, MeasuredRow]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One measure of the second model minus that of the first, on `num_rows` rows of both.
+
+    Attributes:
+        first, second: the measure of each, on those rows.
+        only_first, only_second: rows that only one of them has right; None where rows are not
+            right or wrong.
+        chance: McNemar's probability of a difference like this between equally good models.
+    """
+
+    measure: str
+    num_rows: int
+    first: float
+    second: float
+    difference: Interval
+    only_first: int | None = None
+    only_second: int | None = None
+    chance: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        """Which one is better, in words; "no clear difference" where the interval holds zero."""
+        if not self.difference.excludes_zero:
+            return "no clear difference"
+        is_second = (self.difference.value > 0) == is_greater_better(self.measure)
+        return "second is better" if is_second else "first is better"
+
+
+def paired(first: ModelRows, second: ModelRows) -> list[Pair]:
+    """The rows that both models have, by file and line."""
+    waiting: dict[str, list[MeasuredRow]] = {}
+    for row in second.rows:
+        waiting.setdefault(row.place, []).append(row)
+    return [
+        (row, of_second.pop(0)) for row in first.rows if (of_second := waiting.get(row.place, []))
+    ]
+
+
+def compare(first: ModelRows, second: ModelRows) -> dict[str, list[Difference]]:
+    """Each measure that rows of both models have: of all of them under "all", then by task.
+
+    What is a mean over tokens is compared only where both models learn the same number of tokens
+    in each row: else it is a mean over other things, and `unlike_tokens` says so.
+    """
+    pairs = paired(first, second)
+    groups = {ALL: pairs}
+    groups |= {task: [pair for pair in pairs if pair[0].task == task] for task in first.tasks}
+    compared = {group: _differences(of_group) for group, of_group in groups.items()}
+    return {group: differences for group, differences in compared.items() if differences}
+
+
+def unlike_tokens(pairs: Sequence[Pair]) -> bool:
+    """Whether some row has another number of learnt tokens for the one model than for the other."""
+    return any(
+        a.loss is not None and b.loss is not None and a.loss.num_tokens != b.loss.num_tokens
+        for a, b in pairs
+    )
+
+
+def _differences(pairs: Sequence[Pair]) -> list[Difference]:
+    cannot = unlike_tokens(pairs)
+    differing = (
+        _difference(measure, pairs)
+        for measure, of in MEASURES.items()
+        if measure != PERPLEXITY and not (of is Of.TOKENS and cannot)  # perplexity is of the loss
+    )
+    return [difference for difference in differing if difference is not None]
+
+
+def _difference(measure: str, pairs: Sequence[Pair]) -> Difference | None:
+    if MEASURES[measure] is Of.ROWS:
+        both = [(a, b) for a, b in pairs if measure in a.scores and measure in b.scores]
+    else:
+        both = [(a, b) for a, b in pairs if a.loss is not None and b.loss is not None]
+    sums_a, counts = sums_of([a for a, _ in both], measure)
+    sums_b, _ = sums_of([b for _, b in both], measure)
+    if len(sums_a) == 0 or math.isclose(counts.sum(), 0):
+        return None
+    mean_a, mean_b = (float(sums.sum() / counts.sum()) for sums in (sums_a, sums_b))
+    known = Difference(
+        measure, len(sums_a), mean_a, mean_b, paired_difference(sums_a, sums_b, counts)
+    )
+    if measure not in SHARES:
+        return known
+    only_a, only_b = int((sums_a > sums_b).sum()), int((sums_b > sums_a).sum())
+    chance = mcnemar(only_a, only_b)
+    return replace(known, only_first=only_a, only_second=only_b, chance=chance)

@@ -1,0 +1,133 @@
+"""The page of a measurement: tables, and what the models wrote, side by side. Needs no network."""
+
+from collections.abc import Mapping, Sequence
+
+from infrastructure.evaluation.comparison import Difference, paired
+from infrastructure.evaluation.evaluation_tables import (
+    LABELS,
+    difference_table,
+    overall_table,
+    shown,
+    task_table,
+)
+from infrastructure.evaluation.generation import Answer
+from infrastructure.evaluation.rows import ALL, Measured, MeasuredRow, ModelRows, by_task
+from infrastructure.monitoring.drawing.formatting import clip
+from infrastructure.monitoring.drawing.html import (
+    MAX_TEXT_CHARACTERS,
+    Markup,
+    element,
+    table,
+)
+from infrastructure.monitoring.drawing.html_page import page
+from infrastructure.monitoring.report.report_sections import NOTHING, section
+
+MAX_SHOWN = 100
+
+
+def evaluation_page(
+    data: str,
+    models: Sequence[ModelRows],
+    compared: Mapping[str, Sequence[Difference]],
+    notes: Sequence[str] = (),
+) -> str:
+    """The whole page as HTML.
+
+    Args:
+        models: one, or two that were measured on the same rows.
+        compared: what `compare` gave of two.
+    """
+    names = " and ".join(model.model for model in models)
+    head = element(
+        "header",
+        element("div", "Temper · evaluation", css_class="over"),
+        element("h1", names),
+        element("p", f"measured on {data}", css_class="lead"),
+    )
+    items = [element("li", note) for note in notes]
+    parts = [
+        section("What to know", element("ul", *items)) if items else NOTHING,
+        _comparison(compared, models),
+        *[_model_section(model) for model in models],
+        _answers(models),
+    ]
+    return page(f"{names} on {data} · Temper", head, *parts)
+
+
+def _comparison(
+    compared: Mapping[str, Sequence[Difference]], models: Sequence[ModelRows]
+) -> Markup:
+    if not compared:
+        return NOTHING
+    headings, rows = difference_table(compared, (models[0].model, models[1].model))
+    explanation = (
+        "Both models on the same rows. The interval is a paired bootstrap over rows; p is McNemar's"
+        " exact test, of rows that only one of the two has right."
+    )
+    return section(
+        "The second against the first",
+        element("p", explanation, css_class="soft"),
+        table(headings, rows, "numbers"),
+    )
+
+
+def _model_section(model: ModelRows) -> Markup:
+    measured: dict[str, dict[str, Measured]] = by_task(model)
+    headings, rows = overall_table("", measured[ALL])
+    parts: list[Markup] = [table(headings, rows, "numbers")] if rows else []
+    by_names, of_tasks = task_table(measured, with_intervals=True)
+    if of_tasks:
+        parts.append(element("h3", "By task"))
+        parts.append(table(by_names, of_tasks, "numbers"))
+    return section(model.model, *parts)
+
+
+def _answers(models: Sequence[ModelRows]) -> Markup:
+    """What was written to each prompt; rows that two models judge differently come first."""
+    shown_rows: list[tuple[MeasuredRow, ...]]
+    if len(models) == 1:
+        shown_rows = [(row,) for row in models[0].rows if row.answer is not None]
+    else:
+        both = paired(models[0], models[1])
+        answered = [pair for pair in both if all(row.answer for row in pair)]
+        shown_rows = [*sorted(answered, key=lambda pair: pair[0].scores == pair[1].scores)]
+    if not shown_rows:
+        return NOTHING
+    cards = [_card(rows, models) for rows in shown_rows[:MAX_SHOWN]]
+    left = len(shown_rows) - len(cards)
+    rest = (
+        element("p", f"and {left:,} more in the file of answers beside this page", css_class="soft")
+        if left
+        else NOTHING
+    )
+    return section("What was written", *cards, rest)
+
+
+def _card(rows: Sequence[MeasuredRow], models: Sequence[ModelRows]) -> Markup:
+    first = rows[0].answer
+    assert first is not None
+    where = f"{rows[0].place} · {rows[0].task}" if rows[0].task else rows[0].place
+    columns = [_column("Expected", first.question.expected, "")]
+    for row, model in zip(rows, models, strict=True):
+        assert row.answer is not None
+        columns.append(_column(model.model, row.answer.text, _verdict(row, row.answer)))
+    css_class = "columns three" if len(columns) > 2 else "columns"
+    return element(
+        "div",
+        element("h3", where),
+        element("pre", clip(first.question.prompt, MAX_TEXT_CHARACTERS)),
+        element("div", *columns, css_class=css_class),
+    )
+
+
+def _column(name: str, text: str, verdict: Markup | str) -> Markup:
+    heading = element("h3", name, verdict)
+    return element("div", heading, element("pre", clip(text, MAX_TEXT_CHARACTERS)))
+
+
+def _verdict(row: MeasuredRow, answer: Answer) -> Markup:
+    texts = [f"{LABELS[name]} {shown(name, value)}" for name, value in row.scores.items()]
+    if answer.is_cut:
+        texts.append("cut")
+    is_right = bool(row.scores) and next(iter(row.scores.values())) == 1
+    return element("span", " · ".join(texts), css_class="good" if is_right else "bad")

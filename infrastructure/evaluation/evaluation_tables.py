@@ -1,0 +1,110 @@
+"""What was measured as tables: headings and cells, for a terminal and for the page."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from infrastructure.config.measures import (
+    EXACT_MATCH,
+    F1,
+    FINAL_ANSWER,
+    LOSS,
+    MEASURES,
+    PERPLEXITY,
+    TOKEN_ACCURACY,
+)
+from infrastructure.evaluation.comparison import Difference
+from infrastructure.evaluation.intervals import Interval
+from infrastructure.evaluation.rows import ALL, Measured
+from infrastructure.monitoring.drawing.formatting import format_number, format_share
+
+Table = tuple[list[str], list[list[str]]]
+
+LABELS = {
+    LOSS: "loss per token",
+    PERPLEXITY: "perplexity",
+    TOKEN_ACCURACY: "tokens right",
+    EXACT_MATCH: "exact match",
+    FINAL_ANSWER: "final answer",
+    F1: "F1",
+    "rouge1": "ROUGE-1",
+    "rouge2": "ROUGE-2",
+    "rougeL": "ROUGE-L",
+}
+PLAIN = (LOSS, PERPLEXITY)  # the others are shares
+
+
+def overall_table(title: str, measured: Mapping[str, Measured]) -> Table:
+    """Each measure of all rows with its interval."""
+    rows = [
+        [
+            LABELS[name],
+            shown(name, of.interval.value),
+            shown_range(name, of.interval),
+            f"{of.num_rows:,}",
+        ]
+        for name, of in measured.items()
+    ]
+    return [title, "", "95 % interval", "rows"], rows
+
+
+def task_table(tables: Mapping[str, Mapping[str, Measured]], with_intervals: bool) -> Table:
+    """A line for each task; nothing where rows name none."""
+    names = [name for name in MEASURES if any(name in of_task for of_task in tables.values())]
+    headings = ["task", "rows", *(LABELS[name] for name in names)]
+    rows = []
+    for task, of_task in tables.items():
+        if task != ALL:
+            count = max((of.num_rows for of in of_task.values()), default=0)
+            cells = [_cell(name, of_task.get(name), with_intervals) for name in names]
+            rows.append([task, f"{count:,}", *cells])
+    return headings, rows
+
+
+def _cell(name: str, of: Measured | None, with_interval: bool) -> str:
+    if of is None:
+        return "–"
+    value = shown(name, of.interval.value)
+    return f"{value} ({shown_range(name, of.interval)})" if with_interval else value
+
+
+def difference_table(compared: Mapping[str, Sequence[Difference]], names: tuple[str, str]) -> Table:
+    """The second model minus the first, task by task."""
+    headings = ["measure", "rows", *names, "difference", "95 % interval", "chance", ""]
+    rows = []
+    for task, differences in compared.items():
+        for of in differences:
+            label = LABELS[of.measure] if task == ALL else f"  {LABELS[of.measure]}, {task}"
+            change = Interval(of.difference.value, of.difference.low, of.difference.high)
+            rows.append(
+                [
+                    label,
+                    f"{of.num_rows:,}",
+                    shown(of.measure, of.first),
+                    shown(of.measure, of.second),
+                    _signed(of.measure, change.value),
+                    f"{_signed(of.measure, change.low)} to {_signed(of.measure, change.high)}",
+                    "" if of.chance is None else f"p = {of.chance:.2g}",
+                    of.verdict,
+                ]
+            )
+    return headings, rows
+
+
+def shown(measure: str, value: float) -> str:
+    """A number of a measure for people."""
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else str(value)
+    return format_number(value) if measure in PLAIN else format_share(value)
+
+
+def shown_range(measure: str, interval: Interval) -> str:
+    """The interval's ends; a dash where there are too few rows."""
+    if math.isnan(interval.low):
+        return "–"
+    return f"{shown(measure, interval.low)} to {shown(measure, interval.high)}"
+
+
+def _signed(measure: str, value: float) -> str:
+    if math.isnan(value):
+        return "–"
+    return f"{value:+.4g}" if measure in PLAIN else f"{100 * value:+.1f} points"

@@ -1,0 +1,93 @@
+"""95 % intervals of numbers that were measured on rows, and of the difference of two models there.
+
+Rows are drawn again with replacement (Efron's percentile bootstrap), always in the same way, so
+that the same numbers give the same interval. A share of right answers has Wilson's interval, which
+is one for shares of 0 and 1, too. Whether one model is right more often on the same rows is
+McNemar's exact test. An interval says how much other rows like these would have moved the number;
+it says nothing of another seed of the training.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+CONFIDENCE = 0.95
+NUM_RESAMPLES = 2000
+Z = 1.959963984540054  # of a normal distribution: 95 % lie within so many deviations
+_MAX_DRAWN = 4_000_000  # row numbers in memory at one time
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A number and what it lies in with a confidence of 95 %; NaN where there are too few rows."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether both ends lie on one side of zero."""
+        return self.low > 0 or self.high < 0
+
+
+def wilson(num_right: int, num_rows: int) -> Interval:
+    """Of a share (Wilson 1927, without correction of continuity)."""
+    if num_rows == 0:
+        return Interval(math.nan, math.nan, math.nan)
+    share, square = num_right / num_rows, Z * Z / num_rows
+    middle = (share + square / 2) / (1 + square)
+    half = Z / (1 + square) * math.sqrt(share * (1 - share) / num_rows + square / 4 / num_rows)
+    return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
+
+
+def bootstrap(sums: Floats, counts: Floats) -> Interval:
+    """Of the ratio Σ sums / Σ counts: a mean over tokens, or, with counts of 1, over rows.
+
+    Args:
+        sums, counts: (rows,).
+    """
+    total = counts.sum()
+    value = float(sums.sum() / total) if total else math.nan
+    if len(sums) < 2 or not math.isfinite(value):
+        return Interval(value, math.nan, math.nan)
+    ratios = np.concatenate([_ratios(sums, counts, drawn) for drawn in _resamples(len(sums))])
+    low, high = np.nanpercentile(ratios, [50 * (1 - CONFIDENCE), 50 * (1 + CONFIDENCE)])
+    return Interval(value, float(low), float(high))
+
+
+def paired_difference(first: Floats, second: Floats, counts: Floats) -> Interval:
+    """Of Σ(second - first) / Σ counts: both models on the same rows, drawn together."""
+    return bootstrap(second - first, counts)
+
+
+def _ratios(sums: Floats, counts: Floats, drawn: npt.NDArray[np.int64]) -> Floats:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratios: Floats = sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1)
+    return ratios
+
+
+def _resamples(num_rows: int) -> Iterator[npt.NDArray[np.int64]]:
+    """(resamples, rows) numbers of rows, in portions; the same ones every time."""
+    random = np.random.default_rng(0)
+    left = NUM_RESAMPLES
+    while left:
+        portion = min(left, max(1, _MAX_DRAWN // num_rows))
+        yield random.integers(num_rows, size=(portion, num_rows))
+        left -= portion
+
+
+def mcnemar(num_only_first: int, num_only_second: int) -> float:
+    """The probability of a difference like this, or a larger one, between equally good models.
+
+    Exact and two-sided (McNemar 1947), of the rows that only one of the two got right.
+    """
+    num_different = num_only_first + num_only_second
+    fewer = min(num_only_first, num_only_second)
+    ways = sum(math.comb(num_different, k) for k in range(fewer + 1))
+    return min(1.0, float(2 * ways / 2**num_different))

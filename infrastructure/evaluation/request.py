@@ -1,0 +1,70 @@
+"""What a measurement is to find out; what of it cannot be is refused before torch is loaded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from infrastructure.config.measures import MEASURES
+from infrastructure.core.lookup import look_up
+from infrastructure.core.optional import refuse_missing
+from infrastructure.evaluation.text_scores import refuse_missing_package
+
+HARNESS = "lm_eval"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a measurement is to find out besides the loss.
+
+    Attributes:
+        against: a second model, measured on the same rows.
+        measures: of `infrastructure.config.measures`; None: those that fit the rows and can be
+            computed here.
+        max_tokens: the longest answer; None: a few tokens more than the longest expected one.
+
+    Raises:
+        ValueError: there is no such measure, or an answer has no token.
+        MissingPackageError: a measure needs a package that is not installed.
+    """
+
+    against: str | None = None
+    measures: tuple[str, ...] | None = None
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.measures or ():
+            look_up("measure", name, MEASURES)
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"max_tokens is {self.max_tokens}; an answer needs at least 1")
+        refuse_missing_package(self.measures or ())
+
+
+@dataclass(frozen=True)
+class TaskRequest:
+    """Which tasks, and how many of their rows.
+
+    Attributes:
+        names: of the harness, or of files in `folder`; with `*` as in file names.
+        folder: of YAML files of one's own tasks.
+        limit: rows of each task; None: all.
+        num_fewshot: examples before each question; None: as the task says.
+
+    Raises:
+        MissingPackageError: the harness is not installed.
+        ValueError: no task, no such folder, a number below what makes sense.
+    """
+
+    names: tuple[str, ...]
+    folder: Path | None = None
+    limit: int | None = None
+    num_fewshot: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise ValueError("tasks: name at least one, such as gsm8k")
+        if self.folder is not None and not self.folder.is_dir():
+            raise ValueError(f"tasks_path {self.folder}: there is no such folder of task files")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"limit is {self.limit}; a task needs at least 1 row")
+        if self.num_fewshot is not None and self.num_fewshot < 0:
+            raise ValueError(f"num_fewshot is {self.num_fewshot}; give 0 or more")
+        refuse_missing(HARNESS, "measuring on tasks")

@@ -1,0 +1,74 @@
+"""The loss of each held-out row by itself: what intervals and comparisons are made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from infrastructure.training.forward.evaluation_loss import EvaluationLoss, Sums
+from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
+from infrastructure.training.models.token_functions import cross_entropy
+
+
+@dataclass(frozen=True)
+class RowLoss:
+    """Sums over the learnt tokens of one row: of cross-entropies, and of tokens that were the
+    model's first choice."""
+
+    loss_sum: float
+    num_right: int
+    num_tokens: int
+
+
+@dataclass
+class RowLosses(EvaluationLoss):
+    """Measures as a training does, and keeps each row besides.
+
+    Attributes:
+        rows: in the order of the examples; of an adapter that has no next token to predict, none.
+    """
+
+    rows: list[RowLoss] = field(default_factory=list)
+
+    def _measure_one(self, examples: Sequence[Any]) -> tuple[float, int, Sums]:
+        measured = super()._measure_one(examples)
+        if predicts_next_token(self.adapter):
+            self.rows += self._rows_of(examples)
+        return measured
+
+    def _rows_of(self, examples: Sequence[Any]) -> list[RowLoss]:
+        assert isinstance(self.adapter, StandardModelAdapter)
+        tokens = _Tokens()
+        batch = self.adapter.prepare_batch(examples)
+        with self.precision.autocast():
+            self.adapter.token_loss.metric_sums(
+                self.model, batch, {"": tokens}, self.adapter.size_grid
+            )
+        counts = [self.adapter.count_items([example]) for example in examples]
+        losses, right = (
+            torch.cat(tokens.losses).split(counts),
+            torch.cat(tokens.right).split(counts),
+        )
+        return [
+            RowLoss(float(of_row.sum()), int(hits.sum()), count)
+            for of_row, hits, count in zip(losses, right, counts, strict=True)
+        ]
+
+
+def predicts_next_token(adapter: object) -> bool:
+    """Whether the model's loss is a sum over the next tokens of its rows."""
+    return isinstance(adapter, StandardModelAdapter) and adapter.objective is None
+
+
+class _Tokens:
+    """Keeps what a metric is given, in the order of the batch's tokens; is no metric itself."""
+
+    def __init__(self) -> None:
+        self.losses: list[torch.Tensor] = []
+        self.right: list[torch.Tensor] = []
+
+    def __call__(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.losses.append(cross_entropy(logits, targets).double().cpu())
+        self.right.append((logits.argmax(dim=-1) == targets).cpu())
+        return torch.zeros_like(targets, dtype=torch.float32)

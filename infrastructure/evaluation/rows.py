@@ -1,0 +1,229 @@
+"""A model on held-out rows, one by one, and what they come to for each task."""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from infrastructure.config.measures import (
+    EXACT_MATCH,
+    FINAL_ANSWER,
+    LOSS,
+    MEASURES,
+    PERPLEXITY,
+    TOKEN_ACCURACY,
+    Of,
+)
+from infrastructure.evaluation.generation import Answer, generate_answers
+from infrastructure.evaluation.held_out import affordable, can_answer
+from infrastructure.evaluation.intervals import Floats, Interval, bootstrap, wilson
+from infrastructure.evaluation.row_losses import RowLoss, RowLosses
+from infrastructure.evaluation.text_scores import (
+    final_answer_of,
+    scores_by_name,
+    usual_measures,
+)
+from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.training.data.store.examples import GenerationPrompt
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.forward.evaluation_loss import perplexity
+
+ALL = "all"
+SHARES = (EXACT_MATCH, FINAL_ANSWER)  # each row is right or wrong
+
+
+@dataclass
+class MeasuredRow:
+    """One held-out row.
+
+    Attributes:
+        place: file:line.
+        task: kind of task, or "".
+        loss: None where the model predicts no next token, or the row was not looked at.
+        answer: what the model wrote; None where it was not asked.
+        scores: of the answer, by the name of the measure.
+    """
+
+    place: str
+    task: str = ""
+    loss: RowLoss | None = None
+    answer: Answer | None = None
+    scores: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class ModelRows:
+    """What one model did.
+
+    Attributes:
+        model: its name.
+        metrics: `eval_loss` and what the adapter adds, as the end of a training measures them.
+        rows: in the order of the data.
+        num_questions: rows that have a prompt and an answer.
+        num_cut: answers that had not ended at their greatest length.
+    """
+
+    model: str
+    metrics: dict[str, float]
+    rows: list[MeasuredRow]
+    num_questions: int = 0
+
+    @property
+    def answers(self) -> list[Answer]:
+        """Those that there are."""
+        return [row.answer for row in self.rows if row.answer is not None]
+
+    @property
+    def num_cut(self) -> int:
+        """Answers that had not ended at their greatest length."""
+        return sum(answer.is_cut for answer in self.answers)
+
+    @property
+    def tasks(self) -> list[str]:
+        """The kinds of tasks that rows name."""
+        return sorted({row.task for row in self.rows} - {""})
+
+
+@dataclass(frozen=True)
+class Questions:
+    """Which rows are answered, and how.
+
+    Attributes:
+        most: at most so many, from everywhere in the data; None: all.
+        is_limited: fewer where the answers are long.
+        places: these and no others; None: any.
+        max_tokens: the longest answer; None: that of the longest expected one of a batch.
+    """
+
+    most: int | None = None
+    is_limited: bool = False
+    places: Collection[str] | None = None
+    max_tokens: int | None = None
+
+
+def measure_rows(
+    trainer: EnhancedTrainer,
+    name: str,
+    measures: Collection[str] | None = None,
+    which: Questions = Questions(),
+) -> ModelRows:
+    """The loss of all held-out rows, and greedy answers to those that `which` names.
+
+    Args:
+        measures: of answers; None: those that fit and can be computed here.
+
+    Raises:
+        MissingPackageError: one of them needs a package that is not installed.
+    """
+    kept: list[RowLosses] = []
+
+    def keeping(*given: object, **named: object) -> RowLosses:
+        kept.append(RowLosses(*given, **named))  # type: ignore[arg-type]
+        return kept[-1]
+
+    metrics = trainer.evaluate(kind=keeping)
+    data = trainer.initialize_data()
+    if not isinstance(data, DataPipeline):
+        return ModelRows(name, metrics, [])
+    losses: Sequence[RowLoss | None] = kept[0].rows
+    places, tasks = data.evaluation_places(), data.evaluation_tasks()
+    if not losses:
+        losses = [None] * len(places)
+    facts = zip(places, tasks, losses, strict=True)
+    rows = [MeasuredRow(place, task, loss) for place, task, loss in facts]
+    questions = data.questions() if can_answer(trainer) else []
+    chosen = _choose(questions, which)
+    if measures is None:
+        measures = usual_measures(any(final_answer_of(q.expected) for q in chosen))
+    scores = scores_by_name(measures)
+    if scores:
+        _answer(trainer, rows, chosen, scores, which.max_tokens)
+    return ModelRows(name, metrics, rows, len(questions))
+
+
+def _choose(questions: list[GenerationPrompt], which: Questions) -> list[GenerationPrompt]:
+    if which.places is not None:
+        return [question for question in questions if question.place in which.places]
+    if which.most is not None and len(questions) > which.most:
+        chosen = np.linspace(0, len(questions) - 1, which.most)
+        questions = [questions[int(number)] for number in chosen]
+    return affordable(questions) if which.is_limited else questions
+
+
+def _answer(
+    trainer: EnhancedTrainer,
+    rows: Sequence[MeasuredRow],
+    questions: Sequence[GenerationPrompt],
+    scores: dict[str, Callable[[str, str], float]],
+    max_tokens: int | None,
+) -> None:
+    """Add the model's answers to their rows."""
+    data, tokenizer = trainer.initialize_data(), trainer.adapter.tokenizer
+    assert isinstance(data, DataPipeline)
+    assert tokenizer is not None
+    model = trainer.initialize_model()
+    with trainer.precision.autocast():
+        answers = generate_answers(
+            model, tokenizer, questions, data.stop_token_ids, max_tokens=max_tokens
+        )
+    by_place: dict[str, list[Answer]] = {}
+    for answer in answers:
+        by_place.setdefault(answer.question.place, []).append(answer)
+    for row in rows:
+        if waiting := by_place.get(row.place):
+            row.answer = waiting.pop(0)
+            expected = row.answer.question.expected
+            row.scores = {name: score(row.answer.text, expected) for name, score in scores.items()}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One number of some rows: what it is, with its interval, over how many rows."""
+
+    interval: Interval
+    num_rows: int
+
+
+def by_task(
+    model: ModelRows, measures: Iterable[str] | None = None
+) -> dict[str, dict[str, Measured]]:
+    """Each measure that there are rows for: of all rows under "all", then task by task.
+
+    Args:
+        measures: those of interest; None: all.
+    """
+    names = [name for name in MEASURES if measures is None or name in set(measures)]
+    groups = {ALL: model.rows}
+    groups |= {task: [row for row in model.rows if row.task == task] for task in model.tasks}
+    return {
+        group: {name: of for name in names if (of := measured(rows, name)) is not None}
+        for group, rows in groups.items()
+    }
+
+
+def measured(rows: Sequence[MeasuredRow], measure: str) -> Measured | None:
+    """One measure of rows; None where none of them has it."""
+    sums, counts = sums_of(rows, measure)
+    if len(sums) == 0:
+        return None
+    if measure in SHARES:
+        return Measured(wilson(int(sums.sum()), len(sums)), len(sums))
+    interval = bootstrap(sums, counts)
+    return Measured(_exponential(interval) if measure == PERPLEXITY else interval, len(sums))
+
+
+def sums_of(rows: Sequence[MeasuredRow], measure: str) -> tuple[Floats, Floats]:
+    """Of each row that has this measure its sum, and what that is over; (rows,) both."""
+    if MEASURES[measure] is Of.ROWS:
+        values = [row.scores[measure] for row in rows if measure in row.scores]
+        return np.array(values, dtype=np.float64), np.ones(len(values))
+    losses = [row.loss for row in rows if row.loss is not None and row.loss.num_tokens]
+    counts = np.array([loss.num_tokens for loss in losses], dtype=np.float64)
+    is_loss = measure in (LOSS, PERPLEXITY)
+    assert is_loss or measure == TOKEN_ACCURACY
+    sums = [loss.loss_sum if is_loss else float(loss.num_right) for loss in losses]
+    return np.array(sums, dtype=np.float64), counts
+
+
+def _exponential(interval: Interval) -> Interval:
+    return Interval(*(perplexity(value) for value in (interval.value, interval.low, interval.high)))

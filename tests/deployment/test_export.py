@@ -1,0 +1,236 @@
+"""Exports: each is read back and is the trained model, or it is refused and nothing is there."""
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.commands.main import main
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.checksums import damaged_files
+from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.optional import is_installed
+from infrastructure.deployment import export_formats, export_request
+from infrastructure.deployment.export import export_model
+from infrastructure.deployment.export_request import ExportRequest, Form, Part
+from infrastructure.run.directory import RunDirectory
+from tests.deployment.runs import deploy, small_config, small_settings, start_temper
+from tests.slow import slow
+
+LLAMA_CPP = os.environ.get("LLAMA_CPP_DIR")
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}"
+    "{{ eos_token if m.role == 'assistant' }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def lora(saved_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A finished LoRA whose matrices have moved."""
+    folder = tmp_path_factory.mktemp("lora")
+    settings = small_settings(folder, num_epochs=1, learning_rate=0.05, warmup_steps=0)
+    settings["model"] = {"name": str(saved_llama), "lora_config": {"r": 4}}
+    settings["data"]["chat_template"] = TEMPLATE
+    run, _ = deploy(DeploymentConfig(**settings))
+    return RunDirectory(run)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    run, _ = deploy(small_config(tmp_path_factory.mktemp("whole"), num_epochs=1))
+    return RunDirectory(run)
+
+
+def facts_of(folder: Path) -> dict[str, Any]:
+    assert damaged_files(folder) == []
+    assert not (folder / export_formats.WHOLE).exists()
+    return json.loads((folder / "export.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("request_of", "by", "files"),
+    [
+        ({}, "PEFT", ["adapter_model.safetensors"]),
+        ({"part": Part.LORA}, "PEFT", ["adapter_model.safetensors"]),
+        ({"part": Part.MERGED}, "transformers", ["model.safetensors"]),
+        ({"part": Part.MERGED, "bits": 16}, "transformers", ["model.safetensors"]),
+        ({"bits": 8}, "transformers and bitsandbytes", ["model.safetensors"]),
+        ({"bits": 4}, "transformers and bitsandbytes", ["model.safetensors"]),
+        ({"form": Form.TORCH_EXPORT}, "torch", ["model.pt2"]),
+    ],
+)
+def test_a_lora_is_exported_and_read_back(
+    request_of: dict[str, Any], by: str, files: list[str], lora: RunDirectory, tmp_path: Path
+) -> None:
+    exported = export_model(lora, None, tmp_path / "out", ExportRequest(**request_of))
+    facts = facts_of(tmp_path / "out")
+    [compared] = facts["compared"]
+    assert compared["read_by"] == by
+    assert compared["same_prompt"] is True
+    if "bits" not in request_of:
+        assert compared["logits_distance"] < 1e-4
+        assert compared["same_choice"] == 1.0
+    assert all((tmp_path / "out" / name).is_file() for name in files)
+    assert facts["step"] == exported["step"]
+    if request_of.get("bits") in (8, 4):
+        config = json.loads((tmp_path / "out" / "config.json").read_text())
+        assert config["quantization_config"][f"load_in_{request_of['bits']}bit"]
+
+
+def test_sixteen_bits_are_half_as_large(whole: RunDirectory, tmp_path: Path) -> None:
+    for bits, name in ((None, "a"), (16, "b")):
+        export_model(whole, None, tmp_path / name, ExportRequest(bits=bits))
+    sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("a", "b")]
+    assert sizes[1] < 0.6 * sizes[0]
+
+
+@slow
+@pytest.mark.skipif(not is_installed("onnxruntime"), reason="onnxruntime is not installed")
+@pytest.mark.filterwarnings("ignore")  # of the exporter, many
+def test_onnx_is_read_back_by_its_runtime(lora: RunDirectory, tmp_path: Path) -> None:
+    export_model(lora, None, tmp_path / "out", ExportRequest(form=Form.ONNX))
+    [compared] = facts_of(tmp_path / "out")["compared"]
+    assert compared["read_by"] == "onnxruntime"
+    assert compared["logits_distance"] < 1e-4
+
+
+def test_what_is_another_model_is_not_kept(
+    lora: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planted defect: the writer loses a matrix of the LoRA."""
+    write = export_formats.write_model
+
+    def forgetful(model: Any, *arguments: Any, **named: Any) -> None:
+        state = model.state_dict()
+        next(t for n, t in state.items() if "lora_B" in n and t.abs().max() > 0).zero_()
+        write(model, *arguments, **named)
+
+    monkeypatch.setattr(export_formats, "write_model", forgetful)
+    with pytest.raises(CheckpointError, match="not the model that was trained"):
+        export_model(lora, None, tmp_path / "out", ExportRequest())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_too_small_a_disk_is_refused_before_work(
+    whole: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(export_request.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr("infrastructure.deployment.export._load", None)
+    with pytest.raises(StorageError, match=r"needs about .* are free there"):
+        export_model(whole, None, tmp_path / "out", ExportRequest())
+
+
+def test_no_converter_is_refused_before_work(
+    whole: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_installed("gguf"):
+        pytest.skip("gguf is not installed")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("LLAMA_CPP_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("infrastructure.deployment.export._load", None)
+    with pytest.raises(ValueError, match=r"neither on PATH nor in LLAMA_CPP_DIR.*git clone"):
+        export_model(whole, None, tmp_path / "out", ExportRequest(form=Form.GGUF))
+
+
+@slow
+@pytest.mark.skipif(LLAMA_CPP is None, reason="LLAMA_CPP_DIR names no llama.cpp")
+@pytest.mark.filterwarnings("ignore")  # of transformers' reader
+@pytest.mark.parametrize("bits", [None, 16, 8])
+def test_gguf_is_read_back_by_llama_cpp(
+    bits: int | None, known_llama: RunDirectory, tmp_path: Path
+) -> None:
+    request = ExportRequest(bits=bits, form=Form.GGUF)
+    exported = export_model(known_llama, None, tmp_path / "out", request)
+    facts = facts_of(tmp_path / "out")
+    readers = [one["read_by"] for one in facts["compared"]]
+    assert readers[0] == "transformers (gguf_file)"
+    if is_installed("llama_cpp"):
+        assert readers[1] == "llama.cpp"
+        assert facts["compared"][1]["same_prompt"] is True
+    assert (tmp_path / "out" / "model.gguf").stat().st_size > 10_000
+    assert "<|assistant|>" in (tmp_path / "out" / "Modelfile").read_text()
+    assert any("ollama create" in note for note in exported["notes"])
+
+
+@pytest.fixture(scope="module")
+def known_llama(saved_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A trained Llama with a tokenizer that llama.cpp's converter knows: bytes fall back, as
+    SentencePiece's do."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("known")
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    special = ["<unk>", "<s>", "</s>", *[f"<0x{byte:02X}>" for byte in range(256)]]
+    tokenizer.train_from_iterator(  # letters alone: pairs would need scores
+        ["Reverse 123", "What is the capital of France?"],
+        trainers.BpeTrainer(vocab_size=260, special_tokens=special, show_progress=False),
+    )
+    data = json.loads(tokenizer.to_str())
+    data["added_tokens"] = [token for token in data["added_tokens"] if token["id"] < 3]
+    tokenizer = Tokenizer.from_str(json.dumps(data))
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in ("<unk>", "<s>", "</s>")])
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+    wrapped.pad_token = "</s>"
+    model = AutoModelForCausalLM.from_pretrained(saved_llama)
+    model.resize_token_embeddings(len(wrapped))
+    model.save_pretrained(folder / "model")
+    wrapped.save_pretrained(folder / "model")
+    settings = small_settings(folder, num_epochs=1)
+    settings["model"] = {"name": str(folder / "model")}
+    settings["data"]["chat_template"] = TEMPLATE
+    run, _ = deploy(DeploymentConfig(**settings))
+    return RunDirectory(run)
+
+
+def test_the_command_shows_what_was_read_back(
+    whole: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(whole.path), str(tmp_path / "out"), "--bits", "16", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["compared"][0]["read_by"] == "transformers"
+    assert main(["export", str(whole.path), str(tmp_path / "lora"), "--as", "lora"]) == 2
+    assert "has no LoRA" in capsys.readouterr().err
+
+
+@slow
+def test_a_killed_export_leaves_nothing_that_looks_like_one(
+    whole: RunDirectory, tmp_path: Path
+) -> None:
+    """Killed when it has begun to write; the next one sweeps what was left, and is whole."""
+    words = ["export", str(whole.path), str(tmp_path / "out"), "--format", "torch-export"]
+    process = start_temper(*words, folder=tmp_path)
+    deadline = time.monotonic() + 120
+    while not any(tmp_path.glob(".out.*.part/*")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert not (tmp_path / "out").exists()
+    assert any(tmp_path.glob(".out.*.part"))
+    request = ExportRequest(form=Form.TORCH_EXPORT)
+    export_model(whole, None, tmp_path / "out", request)
+    assert facts_of(tmp_path / "out")["compared"][0]["read_by"] == "torch"
+    assert not any(tmp_path.glob(".out.*"))

@@ -1,0 +1,28 @@
+"""How far an export is from what was trained."""
+
+import pytest
+import torch
+
+from infrastructure.core.errors import CheckpointError
+from infrastructure.deployment.export_comparison import Comparer, Reference, distance
+
+
+def test_a_distance_is_relative_and_knows_no_constant() -> None:
+    expected = torch.randn(5, 30, generator=torch.Generator().manual_seed(0))
+    assert distance(expected + 3, expected) < 1e-6
+    assert distance(expected * 1.1, expected) == pytest.approx(0.1, abs=1e-5)
+
+
+def test_what_is_too_far_or_written_otherwise_is_refused() -> None:
+    logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
+    prompts = [torch.arange(4).unsqueeze(0)]
+    compare = Comparer(Reference(prompts, [logits], 1e-3), None)
+    assert compare("the same", lambda ids: logits.clone(), prompts).same_choice == 1.0
+    wider = torch.nn.functional.pad(logits, (0, 3), value=-1e9)
+    assert compare("padded", lambda ids: wider).distance < 1e-6
+    with pytest.raises(CheckpointError, match="not the model that was trained"):
+        compare("another", lambda ids: logits.flip(0))
+    with pytest.raises(CheckpointError, match="not the model that was trained"):
+        compare("broken", lambda ids: logits * torch.nan)
+    with pytest.raises(CheckpointError, match="writes prompts otherwise"):
+        compare("other prompts", lambda ids: logits, [prompts[0] + 1])

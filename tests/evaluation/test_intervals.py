@@ -1,0 +1,59 @@
+"""Intervals against scipy where it is installed, and against what is known by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from infrastructure.evaluation.intervals import bootstrap, mcnemar, paired_difference, wilson
+
+scipy_stats = pytest.importorskip("scipy.stats")
+
+
+@pytest.mark.parametrize(("right", "rows"), [(0, 12), (7, 30), (30, 30), (481, 1000)])
+def test_a_share_has_wilsons_interval(right: int, rows: int) -> None:
+    interval = wilson(right, rows)
+    expected = scipy_stats.binomtest(right, rows).proportion_ci(method="wilson")
+    assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
+    assert interval.value == right / rows
+
+
+def test_a_mean_over_tokens_is_drawn_by_rows() -> None:
+    random = np.random.default_rng(1)
+    counts = random.integers(1, 20, 200).astype(float)
+    sums = counts * random.normal(2.0, 0.5, 200)
+    interval = bootstrap(sums, counts)
+
+    def ratio(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
+        return a.sum(axis=axis) / b.sum(axis=axis)
+
+    expected = scipy_stats.bootstrap(
+        (sums, counts), ratio, paired=True, method="percentile", n_resamples=5000, rng=2
+    ).confidence_interval
+    assert interval.value == sums.sum() / counts.sum()
+    assert interval.low == pytest.approx(expected.low, abs=0.015)
+    assert interval.high == pytest.approx(expected.high, abs=0.015)
+    assert interval == bootstrap(sums, counts)
+
+
+def test_one_row_has_no_interval() -> None:
+    interval = bootstrap(np.ones(1), np.ones(1))
+    assert interval.value == 1
+    assert math.isnan(interval.low)
+    assert not interval.excludes_zero
+
+
+def test_pairs_show_what_single_intervals_cannot() -> None:
+    random = np.random.default_rng(3)
+    first = random.normal(0, 10, 300)
+    second = first + 0.1 + random.normal(0, 0.05, 300)
+    ones = np.ones(300)
+    assert paired_difference(first, second, ones).excludes_zero
+    assert not bootstrap(second, ones).low > bootstrap(first, ones).high
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (5, 5), (2, 11), (40, 17)])
+def test_mcnemar_is_the_exact_binomial_test(first: int, second: int) -> None:
+    total = first + second
+    expected = 1.0 if total == 0 else scipy_stats.binomtest(first, total).pvalue
+    assert mcnemar(first, second) == pytest.approx(expected)

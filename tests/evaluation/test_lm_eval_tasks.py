@@ -1,0 +1,94 @@
+"""Tasks of lm-evaluation-harness: refused where it is not installed; run for real where it is."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core import optional
+from infrastructure.core.errors import MissingPackageError
+from infrastructure.core.optional import is_installed
+from infrastructure.evaluation.intervals import Interval
+from infrastructure.evaluation.lm_eval_tasks import (
+    TaskDifference,
+    TaskResults,
+    TaskScore,
+    measure_tasks,
+    task_differences,
+)
+from infrastructure.evaluation.request import TaskRequest
+from tests.slow import slow
+
+TASK = """\
+task: backwards
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {rows}}}}}
+output_type: generate_until
+test_split: test
+doc_to_text: "{{{{q}}}}\\n"
+doc_to_target: "{{{{a}}}}"
+generation_kwargs: {{until: ["\\n"], max_gen_toks: 4}}
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+"""
+
+
+def test_the_harness_is_named_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optional, "is_installed", lambda package: False)
+    with pytest.raises(MissingPackageError, match=r'lm_eval: pip install "lm_eval>=0\.4'):
+        TaskRequest(("gsm8k",))
+
+
+@pytest.mark.parametrize(
+    ("request_of", "words"),
+    [
+        ({"names": ()}, "at least one"),
+        ({"names": ("a",), "folder": Path("nowhere")}, "no such folder"),
+        ({"names": ("a",), "limit": 0}, "at least 1 row"),
+        ({"names": ("a",), "num_fewshot": -1}, "0 or more"),
+    ],
+)
+def test_what_is_no_request_for_tasks(request_of: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        TaskRequest(**request_of)
+
+
+def results(name: str, values: dict[int, float]) -> TaskResults:
+    samples = [{"doc_id": row, "filter": "none", "acc": value} for row, value in values.items()]
+    score = TaskScore("t", "acc,none", Interval(0, 0, 0), len(values), True)
+    return TaskResults(name, [score], {"t": samples})
+
+
+def test_two_models_are_compared_row_by_row() -> None:
+    first = results("a", dict.fromkeys(range(12), 0.0))
+    second = results("b", {row: float(row != 3) for row in range(2, 12)})
+    [difference] = task_differences(first, second)
+    assert difference.num_rows == 10
+    assert difference.difference.value == pytest.approx(0.9)
+    assert difference.verdict(True) == "second is better"
+    assert difference.verdict(False) == "first is better"
+    same = TaskDifference("t", "acc", Interval(0.1, -0.1, 0.3), 10)
+    assert same.verdict(True) == "no clear difference"
+
+
+@slow
+@pytest.mark.skipif(not is_installed("lm_eval"), reason="lm_eval is not installed")
+@pytest.mark.filterwarnings("ignore")  # the harness's own, and those of what it imports
+def test_a_task_of_ones_own_is_measured(saved_llama: Path, tmp_path: Path) -> None:
+    rows = [{"q": f"Reverse {n}", "a": str(n)[::-1]} for n in range(10, 16)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "tasks").mkdir()
+    text = TASK.format(rows=tmp_path / "rows.jsonl")
+    (tmp_path / "tasks" / "backwards.yaml").write_text(text)
+    config = DeploymentConfig(
+        model_name=str(saved_llama), device="cpu", output_dir=str(tmp_path / "runs")
+    )
+    request = TaskRequest(("backwards",), tmp_path / "tasks", limit=4)
+    facts, lines = measure_tasks(config, request, against=str(saved_llama))
+    [score] = [s for s in facts["models"][0]["scores"] if s["metric"] == "exact_match,none"]
+    assert (score["task"], score["rows"], score["value"]) == ("backwards", 4, 0.0)
+    assert facts["differences"][0]["value"] == 0.0
+    assert lines[-1] == f"written to {facts['file']}"
+    assert json.loads(Path(facts["file"]).read_text())["limit"] == 4
+    with pytest.raises(ValueError, match=r"task 'backward'.*backwards"):
+        measure_tasks(config, TaskRequest(("backward",), tmp_path / "tasks"))
