@@ -294,9 +294,11 @@ class Results:
         return result if result is not None and is_valid else {"verdict": "broken"}
 
     def holds(self, mutant: Mutant, tests: str) -> bool:
-        """Whether it need not be tried: nothing has changed, of a survivor its tests neither."""
+        """Whether it need not be tried: nothing has changed, of a survivor its tests neither, or it
+        survived and is argued to change nothing."""
         result = self.of(mutant)
-        return result["verdict"] in KILLED or result.get("tests") == tests
+        is_argued = result["verdict"] == "survived" and mutant.key in ARGUED
+        return result["verdict"] in KILLED or is_argued or result.get("tests") == tests
 
 
 def place_hash(mutant: Mutant) -> str:

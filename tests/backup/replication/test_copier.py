@@ -87,6 +87,8 @@ def test_a_version_is_confirmed_and_the_status_shows_it(rig: Rig) -> None:
 def test_the_newest_wins_and_the_one_on_its_way_is_finished(rig: Rig) -> None:
     first = save(rig.local, 1)
     rig.run_until(lambda: len(rig.place.written) == 1)
+    status, packs = rig.copier.status(), rig.local.read(first).packs
+    assert (status.in_flight_step, status.total_bytes) == (1, sum(p.size_bytes for p in packs))
     save(rig.local, 2)
     last = save(rig.local, 3)
     rig.local.remove_all_but([last])
