@@ -209,9 +209,10 @@ class ObjectFiles:
                 if hash_of(hash_name, pieces) == pack.hash:
                     self._trusted[pack.hash] = path, self.operations.size(path)
                     return whole
-                problem = "is damaged: its bytes have changed"
-            except FileNotFoundError:
-                continue
+                problem, cause = "is damaged: its bytes have changed", None
+            except FileNotFoundError as error:
+                if problem == "is missing":  # in both forms: who reads a mount may look once more
+                    cause = error
             except OSError as error:
                 problem, cause = f"cannot be read: {error}", error
             except CheckpointError as error:

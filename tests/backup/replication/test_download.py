@@ -82,11 +82,15 @@ def test_a_version_of_which_a_part_stays_away_is_passed_over(
     assert "is missing" in caplog.text
 
 
-def test_a_manifest_that_is_missing_for_a_moment_is_waited_for(rig: Rig) -> None:
-    """A mount may list a file before it can be read."""
+@pytest.mark.parametrize("what", ["manifest", "object"])
+def test_a_file_that_is_missing_for_a_moment_is_waited_for(rig: Rig, what: str) -> None:
+    """A mount may list a version before all of it can be read."""
+    manifest = rig.link.store.read(rig.names[1])
+    pack = manifest.packs[manifest.tensors["model/w"].pack].hash
+    hidden = rig.names[1] if what == "manifest" else pack
 
     def hides(operation: str, path: Path) -> None:
-        if path.stem == rig.names[1] and rig.clock.now < FIRST_WAIT_SECONDS:
+        if path.stem == hidden and rig.clock.now < FIRST_WAIT_SECONDS:
             raise FileNotFoundError(path)
 
     rig.place.fault = hides
