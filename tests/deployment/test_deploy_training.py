@@ -368,3 +368,13 @@ def test_a_refused_run_leaves_no_empty_output_folder(new_run: bool, tmp_path: Pa
     with pytest.raises(ValueError, match="no row can be read"):
         deploy(config)
     assert not Path(config.output_dir).exists()
+
+
+def test_a_warmup_that_is_cut_short_is_noted() -> None:
+    def notes(**training: Any) -> list[str]:
+        return deploy_training.short_warmup(DeploymentConfig(training=training), 10)
+
+    assert notes() == []  # the default of 50 is for long trainings, and fits itself
+    assert notes(warmup_steps=5) == []
+    [note] = notes(warmup_steps=6)
+    assert "training.warmup_steps 6 is more than half of 10 steps" in note

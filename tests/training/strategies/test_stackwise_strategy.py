@@ -506,3 +506,14 @@ def test_two_processes_train_what_one_does(name: str, trained: Trained, tmp_path
     assert moved == {
         key for key in expected if key in first and not same_bits(first[key], expected[key])
     }
+
+
+def test_a_block_larger_than_the_model_is_noted() -> None:
+    def notes(**training: Any) -> list[str]:
+        strategy = StackwiseStrategy(TrainingConfig(mode="blockwise", **training))
+        strategy.prepare_model(tiny_model("llama"))
+        return strategy.notes()
+
+    assert notes() == notes(block_size=1) == []
+    [note] = notes(block_size=99)
+    assert "training.block_size 99 is more than the" in note
