@@ -6,6 +6,7 @@ ELSEWHERE, with the test that does it.
 """
 
 import importlib.util
+import json
 import os
 import re
 import shlex
@@ -47,8 +48,6 @@ trainer = trainer_of(Path.cwd())
 PRELUDES = {
     "README.md": TRAINER,
     "docs/your-own-trainer.md": TRAINER,
-    "docs/first-run.md": "",
-    "docs/your-data.md": "",
     "docs/watching.md": """
 import torch
 from transformers import AutoModelForCausalLM
@@ -84,13 +83,39 @@ def is_elsewhere(words: list[str]) -> bool:
     return words[0] in ELSEWHERE or " ".join(words[:2]) in ELSEWHERE
 
 
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
 def prepared(folder: Path, saved_llama: Path) -> None:
-    for name in ("chats.jsonl", "data.jsonl", "rows.jsonl", "test.jsonl", "questions.jsonl"):
-        write_rows(folder / name)
-    table = "frage,antwort\n" + "".join(f"Reverse {n},{str(n)[::-1]}\n" for n in range(100, 124))
+    for name in ("data", "rows", "test", "questions", "answers"):
+        write_rows(folder / f"{name}.jsonl")
+    numbers = [(f"Reverse {n}", str(n)[::-1]) for n in range(100, 124)]
+    write(folder / "chats.jsonl", [{"messages": messages(*pair)} for pair in numbers])
+    pairs = [{"prompt": q, "chosen": a, "rejected": a[::-1] + "0"} for q, a in numbers]
+    write(folder / "pairs.jsonl", pairs)
+    judged = [{"prompt": q, "completion": a, "label": a < "5"} for q, a in numbers]
+    write(folder / "judged.jsonl", judged)
+    write(folder / "sums.jsonl", [{"prompt": q, "answer": a} for q, a in numbers])
+    table = "frage,antwort\n" + "".join(f"{q},{a}\n" for q, a in numbers)
     (folder / "rows.csv").write_text(table)
-    shutil.copytree(saved_llama, folder / "my-llama")
+    for name in ("my-llama", "my-large-llama"):
+        shutil.copytree(saved_llama, folder / name)
+        (folder / name / "chat_template.jinja").write_text(TEMPLATE)
+        config = json.loads((folder / name / "config.json").read_text())
+        config["max_position_embeddings"] = 1024  # rotary positions have no weights
+        (folder / name / "config.json").write_text(json.dumps(config))
     (folder / "drive").mkdir()
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+def messages(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def typed(words: list[str], folder: Path) -> list[str]:
@@ -123,7 +148,6 @@ def environment(folder: Path, hub: str) -> dict[str, str]:
     return {
         **os.environ,
         "TEMPER_DATA__PATH": str(folder / "data.jsonl"),  # instead of the 8,000 sample tasks
-        "TEMPER_DATA__MAX_LENGTH": "128",  # what the tiny model can hold
         "TEMPER_TRAINING__NUM_EPOCHS": "2",
         "TEMPER_TRAINING__BATCH_SIZE": "4",
         "TEMPER_TRAINING__CHECKPOINT_FREQUENCY": "2",
@@ -166,7 +190,7 @@ def test_every_block_of_python_works(page: str, saved_llama: Path, tmp_path: Pat
     prepared(tmp_path, saved_llama)
     text = python_of(page).replace("/content/drive/MyDrive/temper", str(tmp_path / "drive/temper"))
     text = text.replace("max_steps=900", "max_steps=8")
-    before = PRELUDES[page] + (MY_RUN if "my-run" in text and not PRELUDES[page] else "")
+    before = PRELUDES.get(page, "") + (MY_RUN if "my-run" in text and page not in PRELUDES else "")
     program = tmp_path / "program.py"
     program.write_text(f"{before}\n{text}")
     command = [sys.executable, str(program)]
