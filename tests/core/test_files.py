@@ -19,6 +19,7 @@ from infrastructure.core.files import (
     file_sha256,
     paths_below,
     recover_directory,
+    refuse_what_is_there,
     remove_parts,
     whole_directory,
     write_json,
@@ -161,6 +162,17 @@ def test_a_directory_survives_a_kill_at_any_point(
             (part / "file").write_text("third")
         assert contents(target) == ("third",)
     assert list(tmp_path.iterdir()) == [target]
+
+
+def test_only_what_is_new_or_empty_is_written_into(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name in ("empty", "new"):
+        refuse_what_is_there(tmp_path / name)
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file is a file: name a folder"):
+        refuse_what_is_there(tmp_path / "file")
+    with pytest.raises(ValueError, match="holds other files: name a folder"):
+        refuse_what_is_there(tmp_path)
 
 
 def test_two_names_that_are_relative_are_exchanged_too(

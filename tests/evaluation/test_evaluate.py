@@ -124,13 +124,17 @@ def measuring(model: Path, rows: Path, folder: Path, **training: Any) -> Deploym
 
 
 def test_a_saved_model_is_measured_by_task(saved_llama: Path, rows: Path, tmp_path: Path) -> None:
-    config = measuring(saved_llama, rows, tmp_path, validation_prompts=4, batch_size=3)
+    training = {"validation_prompts": 4, "batch_size": 3, "metrics": ["token_accuracy"]}
+    config = measuring(saved_llama, rows, tmp_path, **training)
     evaluation, lines = measure_model(config)
     numbers = json.loads(Path(evaluation.file).read_text())
     assert set(numbers["exact_match"]) == {"all", "even", "odd"}
     assert numbers["num_questions"] == 4
     assert lines[-1] == f"written to {evaluation.file}"
     assert any(line.startswith("4 of 9 prompts were answered") for line in lines)
+    table = "\n".join(lines)
+    assert "\neval_token_accuracy " in table  # a metric that was chosen stands under what always is
+    assert "eval_loss" not in table  # which is "loss per token"
     of_all = evaluation.scores["all"]
     assert of_all["loss"]["value"] == pytest.approx(evaluation.metrics["eval_loss"], rel=1e-5)
     assert of_all["perplexity"]["value"] == pytest.approx(math.exp(of_all["loss"]["value"]))

@@ -40,6 +40,12 @@ def test_as_many_prompts_are_answered_as_configured(trainer: EnhancedTrainer) ->
     assert held_out.metrics["eval_loss"] > 1.0
     assert held_out.exact_match == {"all": 0.0}
     assert held_out.example["prompt"].startswith("Reverse")
+    assert held_out.metrics.keys() == {"eval_loss"}
+
+
+def test_what_the_best_is_chosen_by_is_measured_of_the_answers(trainer: EnhancedTrainer) -> None:
+    trainer.training_config.best_metric = "final_answer"
+    assert measure(trainer).metrics["eval_final_answer"] == 0
 
 
 def test_no_prompts_no_generation(trainer: EnhancedTrainer) -> None:
