@@ -477,7 +477,7 @@ CHATS = [
         "name the columns",
     ),
 ]
-DPO = "TRL's trainers"
+DPO = "learns from such pairs, by TRL"
 PREFERENCES = [
     rows(
         "HH-RLHF",
