@@ -238,6 +238,66 @@ CONFIGURATION = [
         ["--curriculum-stages", "60 stages"],
         {"d.jsonl": GOOD_DATA},
     ),
+    Wrong(
+        "PiSSA of rounded weights",
+        "train d.jsonl --model org/m --lora --lora-init-lora-weights pissa --quantization 4bit",
+        ["--lora-init-lora-weights pissa", "--quantization 4bit"],
+        {"d.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "PiSSA of new weights",
+        "train d.jsonl --model embedded --lora --lora-init-lora-weights pissa",
+        ["--lora-init-lora-weights pissa", "new"],
+        {"d.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "LoftQ of whole weights",
+        "train d.jsonl --model org/m --lora --lora-init-lora-weights loftq",
+        ["--lora-init-lora-weights loftq", "--quantization 4bit"],
+        {"d.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "LoftQ on a CPU",
+        "train d.jsonl --model m --lora --lora-init-lora-weights loftq --quantization 4bit"
+        " --device cpu",
+        ["--lora-init-lora-weights loftq", "GPU"],
+        {
+            "d.jsonl": GOOD_DATA,
+            "m/config.json": json.dumps(LLAMA),
+            "m/model.safetensors": (2).to_bytes(8, "little") + b"{}",
+        },
+    ),
+    Wrong(
+        "DoRA of a PiSSA",
+        "train d.jsonl --model org/m --lora --lora-init-lora-weights pissa --lora-use-dora",
+        ["--lora-use-dora", "lengths"],
+        {"d.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "PiSSA with dropout",
+        "train d.jsonl --model org/m --lora --lora-init-lora-weights pissa --lora-dropout 0.1",
+        ["--lora-init-lora-weights pissa", "--lora-dropout"],
+        {"d.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "DoRA by unsloth",
+        "train d.jsonl --model org/m --lora --lora-use-dora --backend unsloth",
+        ["--lora-use-dora", "--backend transformers"],
+        {"d.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "components taken out of a DoRA",
+        "train d.jsonl --model embedded --lora --lora-use-dora --optimization-frequency 5"
+        " --quantum-problem rank_allocation",
+        ["--lora-use-dora", "rank_allocation"],
+        {"d.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "a router where there are no experts",
+        "train d.jsonl --model embedded --lora --lora-router --max-length 64",
+        ["--lora-router", "no mixture of experts"],
+        {"d.jsonl": GOOD_DATA},
+    ),
 ]
 
 DATA = [

@@ -19,7 +19,9 @@ FIELDS = schema_of(DeploymentConfig).fields
 # A new key fails the test below until somebody has decided on which side it is.
 COUNT = """
 model.name backend adapter quantization lora_config lora_config.r lora_config.alpha
-lora_config.dropout lora_config.target_modules dtype attention trust_remote_code revision
+lora_config.dropout lora_config.target_modules lora_config.use_dora lora_config.use_rslora
+lora_config.init_lora_weights lora_config.experts lora_config.router
+dtype attention trust_remote_code revision
 embedded.hidden_size embedded.num_layers embedded.num_heads embedded.num_kv_heads
 embedded.intermediate_size embedded.vocab_size embedded.max_positions
 data.path eval_path format encoding shape prompt_column answer_column context_column text_column

@@ -14,7 +14,7 @@ from infrastructure.config.measures import MEASURES, OF_TORCHMETRICS
 from infrastructure.config.merging.stackwise_cross_checks import stackwise_contradictions
 from infrastructure.config.sampler_needs import check_sampler
 from infrastructure.config.sections.data_config import DataConfig
-from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.model_config import ModelConfig, variants_of
 from infrastructure.config.sections.quantum_config import (
     BASELINES,
     DATA_SELECTION,
@@ -51,6 +51,7 @@ def contradictions(config: HasSections) -> Iterator[str]:
     yield from _nothing_to_decide(config)
     yield from _missing_samplers(config)
     yield from _curriculum(config)
+    yield from _lora_variants(config)
     yield from stackwise_contradictions(config.model, config.data, config.training)
 
 
@@ -202,6 +203,52 @@ def _curriculum(config: HasSections) -> Iterator[str]:
         yield (
             "training.curriculum_by task takes a stage for each task: name two or more of them in"
             " training.curriculum_order, from easy to hard"
+        )
+
+
+def _lora_variants(config: HasSections) -> Iterator[str]:
+    """A sentence for each variant of LoRA that PEFT, or another setting, does not allow."""
+    lora, quantization = config.model.lora_config, config.model.quantization
+    if lora is None:
+        return
+    key = "model.lora_config"
+    if lora.init_lora_weights == "pissa" and quantization is not None:
+        yield (
+            f"{key}.init_lora_weights pissa takes a part out of the weights, which"
+            f" model.quantization {quantization} has rounded already: take loftq with 4bit, or"
+            " leave model.quantization out"
+        )
+    if lora.init_lora_weights == "pissa" and config.model.name == "embedded":
+        yield (
+            f"{key}.init_lora_weights pissa begins with the largest part of trained weights, and"
+            " the embedded model is new: name a trained model, or leave it out"
+        )
+    if lora.init_lora_weights == "loftq" and quantization != "4bit":
+        yield (
+            f"{key}.init_lora_weights loftq makes up for what 4 bits have rounded: give"
+            " model.quantization 4bit, or leave it out"
+        )
+    if lora.use_dora and lora.init_lora_weights != "default":
+        yield (
+            f"{key}.use_dora measures the weights' lengths before {lora.init_lora_weights} changes"
+            " them: leave one of them out"
+        )
+    if lora.init_lora_weights == "pissa" and lora.dropout:
+        yield (
+            f"{key}.init_lora_weights pissa puts the largest part of the weights into LoRA, and"
+            f" {key}.dropout would drop from it: leave one of them out"
+        )
+    named = [name for name, is_on in variants_of(lora).items() if is_on]
+    if config.model.backend == "unsloth" and named:
+        yield (
+            f"{key}.{named[0]} is by PEFT alone, and model.backend unsloth has LoRA matrices of"
+            " its own: set model.backend transformers, or leave it out"
+        )
+    is_ranked = _has_quantum_step(config) and config.quantum.problem == RANK_ALLOCATION
+    if is_ranked and (lora.use_dora or lora.init_lora_weights != "default"):
+        yield (
+            "quantum.problem rank_allocation takes components of LoRA away, and with"
+            f" {key}.{named[0]} they hold a part of the model itself: leave one of them out"
         )
 
 

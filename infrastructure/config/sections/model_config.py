@@ -27,6 +27,14 @@ _NOT_EMBEDDED = UsedWhen(
 LATER_ADAPTERS = ("multimodal",)
 
 
+_ALL_LINEAR = UsedWhen(
+    lambda config: (
+        config.model.lora_config is None or config.model.lora_config.target_modules == "all-linear"
+    ),
+    "model.lora_config.target_modules names what gets LoRA, experts by the names of their weights",
+)
+
+
 def _modules(value: object) -> object:
     """A text other than "all-linear" is a list of module names."""
     if not isinstance(value, str) or value == "all-linear":
@@ -49,6 +57,32 @@ class LoraConfig(ConfigSection):
         BeforeValidator(_modules),
         Allowed('"all-linear" or a list of module names such as "q_proj,v_proj"'),
     ] = Field(default="all-linear", description="Which linear layers get LoRA matrices.")
+    use_dora: bool = Field(
+        default=False, description="DoRA: lengths of the weights' rows train beside the matrices."
+    )
+    use_rslora: bool = Field(
+        default=False, description="rsLoRA: scale by alpha / sqrt(r), for high ranks."
+    )
+    init_lora_weights: Literal["default", "pissa", "loftq"] = Field(
+        default="default",
+        description="First values: no change; pissa: largest part of the weights; loftq: of 4-bit.",
+    )
+    experts: Annotated[bool, _ALL_LINEAR] = Field(
+        default=True, description="all-linear reaches the experts of a mixture of experts, too."
+    )
+    router: bool = Field(
+        default=False, description="The routers of a mixture of experts train, in full."
+    )
+
+
+def variants_of(lora: LoraConfig) -> dict[str, bool]:
+    """By field, whether each variant of LoRA that only PEFT has is on."""
+    return {
+        "use_dora": lora.use_dora,
+        "use_rslora": lora.use_rslora,
+        "init_lora_weights": lora.init_lora_weights != "default",
+        "router": lora.router,
+    }
 
 
 class EmbeddedModelConfig(ConfigSection):

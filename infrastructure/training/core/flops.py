@@ -42,16 +42,25 @@ def arithmetic_of(model: torch.nn.Module) -> FlopsEstimate:
 
     Forward takes two for each weight, backward two for the gradient of what flows through it, and
     two for the gradient of each weight that trains. A table of embeddings is looked up, which is no
-    arithmetic, unless it is the output layer too.
+    arithmetic, unless it is the output layer too. Of the experts of a layer a token goes through a
+    few.
     """
-    weights = {id(p): p for p in model.parameters()}
+    config = getattr(model, "config", None)
+    weights = {id(p): (p, _share_used(name, p, config)) for name, p in model.named_parameters()}
     if (table := _lookup_table(model)) is not None:
         weights.pop(id(table), None)
-    numbers = sum(weight.numel() for weight in weights.values())
-    trained = sum(weight.numel() for weight in weights.values() if weight.requires_grad)
-    config = getattr(model, "config", None)
+    numbers = sum(share * weight.numel() for weight, share in weights.values())
+    trained = sum(share * w.numel() for w, share in weights.values() if w.requires_grad)
     layers, width = (_size(config, n) for n in ("num_hidden_layers", "hidden_size"))
     return FlopsEstimate(4.0 * numbers + 2.0 * trained, 12.0 * layers * width)
+
+
+def _share_used(name: str, weight: torch.Tensor, config: "PreTrainedConfig | None") -> float:
+    """Of a weight that holds all experts, (experts, out, in), the share that a token meets."""
+    chosen = _size(config, "num_experts_per_tok")
+    if weight.ndim != 3 or ".experts." not in name or not chosen:
+        return 1.0
+    return min(1.0, chosen / len(weight))
 
 
 def _lookup_table(model: torch.nn.Module) -> torch.Tensor | None:

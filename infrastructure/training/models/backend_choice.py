@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 
 from infrastructure.config.auto import attention_for, trains_from_scratch
-from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.model_config import ModelConfig, variants_of
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.core.json_text import as_object, parse_json
@@ -96,6 +96,8 @@ def _not_supported(
         return "it recomputes activations in a way of its own"
     if attention_for(model_config, training) not in ("auto", "sdpa"):
         return "it chooses the attention itself"
+    if model_config.lora_config is not None and any(variants_of(model_config.lora_config).values()):
+        return "it has no such variant of LoRA"
     source = find_source(model_config.name)
     if source.kind not in (SourceKind.HUB, SourceKind.FOLDER, SourceKind.LORA_FOLDER):
         return f"{model_config.name} is a registered model"

@@ -80,10 +80,14 @@ def check_same_lora(model: torch.nn.Module, wanted: LoraConfig | None, folder: s
             ("r", wanted.r, has.r),
             ("alpha", wanted.alpha, has.lora_alpha),
             ("dropout", wanted.dropout, has.lora_dropout),
+            ("use_dora", wanted.use_dora, has.use_dora),
+            ("use_rslora", wanted.use_rslora, has.use_rslora),
+            ("router", wanted.router, bool(has.modules_to_save)),
         )
         if ours != theirs
     ]
-    if target_paths(base, wanted.target_modules) != adapted_paths(base):
+    targets = target_paths(base, wanted.target_modules, experts=wanted.experts)
+    if targets != adapted_paths(base):
         differing.append(f"target_modules={wanted.target_modules} (there {_leaves(has)})")
     if differing:
         raise ValueError(
@@ -123,7 +127,20 @@ def _describe_lora(lora: "PeftLora") -> JsonObject:
         "alpha": lora.lora_alpha,
         "dropout": lora.lora_dropout,
         "target_modules": _leaves(lora),
+        **_variants(lora),
     }
+
+
+def _variants(lora: "PeftLora") -> JsonObject:
+    """What is special about a LoRA; nothing of an ordinary one."""
+    found: JsonObject = {
+        "use_dora": lora.use_dora,
+        "use_rslora": lora.use_rslora,
+        "init": lora.init_lora_weights if isinstance(lora.init_lora_weights, str) else None,
+        "experts": [*sorted({n.rpartition(".")[2] for n in lora.target_parameters or []})],
+        "trains_in_full": [*sorted({n.rpartition(".")[2] for n in lora.modules_to_save or []})],
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def _leaves(lora: "PeftLora") -> JsonValue:

@@ -1,12 +1,18 @@
 """LoRA by PEFT, and what is counted and ordered by parameter names. No training here.
 
 Method: Hu et al. 2021, arXiv 2106.09685. The base is frozen; LoRA matrices are held in fp32
-whatever the base's format, so that small updates are not rounded away.
+whatever the base's format, so that small updates are not rounded away. Variants, all by PEFT: DoRA
+(2402.09353), rsLoRA (2312.03732), PiSSA (2404.02948), LoftQ (2310.08659).
+
+Experts of a mixture of experts are one parameter of three dimensions for all of them, (experts,
+out, in); PEFT puts matrices of rank r beside each expert's part. Routers stay as they are, or train
+in full.
 """
 
 import math
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -14,10 +20,11 @@ from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core.optional import require
 from infrastructure.training.models.model_inputs import language_model
 
-if TYPE_CHECKING:
-    pass
-
 HEAD_LAYER = 1_000_000
+# The attribute of a model that holds the matrices that PiSSA began with: what is saved is the
+# difference, so that it belongs to the base model as it is everywhere else.
+PISSA_START = "pissa_start"
+NAMES_OF_OLD_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 _BLOCK = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output|score)\.")
 _EMBEDDING = re.compile(r"(?:^|\.)(?:wte|wpe|\w*embed\w*)\.")
@@ -42,25 +49,86 @@ def apply_lora(model: torch.nn.Module, lora_config: LoraConfig) -> torch.nn.Modu
     targets = lora_config.target_modules
     if targets != "all-linear":
         check_target_modules(model, targets)
-    return peft.get_peft_model(
+    tuned = peft.get_peft_model(
         model,
         peft.LoraConfig(
             r=lora_config.r,
             lora_alpha=lora_config.alpha,
             lora_dropout=lora_config.dropout,
-            target_modules=targets,
             fan_in_fan_out=_has_transposed_weights(model),
+            use_dora=lora_config.use_dora,
+            use_rslora=lora_config.use_rslora,
+            # LoftQ is of quantised weights, which PEFT looks at once they have matrices
+            init_lora_weights="pissa" if lora_config.init_lora_weights == "pissa" else True,
             task_type="CAUSAL_LM",
+            **_targets_for_peft(model, lora_config),
         ),
         # which version of a hub model these matrices belong to
         revision=getattr(getattr(model, "config", None), "_commit_hash", None),
     )
+    if lora_config.init_lora_weights == "loftq":
+        peft.replace_lora_weights_loftq(tuned, model_path=_folder_of(model))
+    if lora_config.init_lora_weights == "pissa":
+        setattr(tuned, PISSA_START, peft.get_peft_model_state_dict(tuned))
+        for name, tensor in getattr(tuned, PISSA_START).items():
+            getattr(tuned, PISSA_START)[name] = tensor.detach().clone()
+    return tuned
+
+
+def _targets_for_peft(model: torch.nn.Module, lora_config: LoraConfig) -> dict[str, object]:
+    """What of `model` gets LoRA, as arguments for PEFT.
+
+    Of a mixture of experts every layer is named in full: PEFT takes some names ("down_proj") for
+    those that experts had before transformers 5, and would leave a dense layer of that name out.
+
+    Raises:
+        ValueError: PEFT has no such LoRA for experts.
+    """
+    experts = set(expert_parameters(model))
+    if not experts:
+        if lora_config.router:
+            raise ValueError(
+                f"model.lora_config.router: {type(model).__name__} is no mixture of experts, and"
+                " has no router; leave it out"
+            )
+        return {"target_modules": lora_config.target_modules}
+    paths = target_paths(model, lora_config.target_modules, experts=lora_config.experts)
+    as_parameters = {f"{p}.weight" for p in paths - experts if _leaf(p) in NAMES_OF_OLD_EXPERTS}
+    as_modules = {p for p in paths - experts if _leaf(p) not in NAMES_OF_OLD_EXPERTS}
+    as_parameters |= paths & experts
+    for name, value in (
+        ("dropout", lora_config.dropout),
+        ("use_dora", lora_config.use_dora),
+        ("init_lora_weights", lora_config.init_lora_weights != "default"),
+    ):
+        if value and as_parameters:
+            names = sorted({_leaf(path.removesuffix(".weight")) for path in as_parameters})
+            raise ValueError(
+                f"model.lora_config.{name}: PEFT has none for {', '.join(names)} of"
+                f" {type(model).__name__}; leave it out, or set model.lora_config.experts to false"
+                " and name other layers in target_modules"
+            )
+    return {
+        "target_modules": sorted(as_modules),
+        "target_parameters": sorted(as_parameters) or None,
+        "modules_to_save": routers(model) if lora_config.router else None,
+    }
+
+
+def _folder_of(model: torch.nn.Module) -> str:
+    """Where the files of a model lie that was loaded from a folder or the hub."""
+    name = str(getattr(model, "name_or_path", ""))
+    if Path(name).is_dir():
+        return name
+    hub = require("huggingface_hub", "loading a model from the hub")
+    commit = getattr(getattr(model, "config", None), "_commit_hash", None)
+    return str(hub.snapshot_download(name, revision=commit, local_files_only=True))
 
 
 def check_target_modules(model: torch.nn.Module, names: list[str]) -> None:
     """Raise ValueError unless every name is a linear layer; PEFT ignores a wrong one beside a right
     one, and that layer would silently not train."""
-    there = linear_paths(model)
+    there = linear_paths(model) | set(expert_parameters(model))
     known = sorted({path.rpartition(".")[2] for path in there})
     wrong = [name for name in names if not any(_is_called(path, name) for path in there)]
     if wrong or not names:
@@ -71,24 +139,61 @@ def check_target_modules(model: torch.nn.Module, names: list[str]) -> None:
         )
 
 
-def target_paths(model: torch.nn.Module, targets: str | list[str]) -> set[str]:
-    """The full names of the layers that `targets` ("all-linear" or names) means in `model`."""
-    paths = linear_paths(model)
+def target_paths(
+    model: torch.nn.Module, targets: str | list[str], *, experts: bool = True
+) -> set[str]:
+    """The full names of the layers that `targets` ("all-linear" or names) means in `model`, and of
+    the parameters that are weights of experts.
+
+    Args:
+        experts: "all-linear" means experts, too.
+    """
+    paths, of_experts = linear_paths(model), set(expert_parameters(model))
     if targets == "all-linear":
         head = language_model(model).get_output_embeddings()
-        return {path for path in paths if model.get_submodule(path) is not head}
-    return {path for path in paths if any(_is_called(path, name) for name in targets)}
+        linear = {path for path in paths if model.get_submodule(path) is not head}
+        return linear | of_experts if experts else linear
+    return {p for p in paths | of_experts if any(_is_called(p, name) for name in targets)}
 
 
 def adapted_paths(model: torch.nn.Module) -> set[str]:
-    """The full names of the layers that have LoRA matrices beside them."""
-    return {path for path, module in model.named_modules() if hasattr(module, "lora_A")}
+    """The full names of the layers, and weights of experts, that have LoRA matrices beside them."""
+    paths = set()
+    for path, module in model.named_modules():
+        if hasattr(module, "lora_A"):
+            name = getattr(module, "parameter_name", "weight")
+            plain = path.replace(".base_layer", "")
+            paths.add(plain if name == "weight" else f"{plain}.{name}")
+    return paths
+
+
+def expert_parameters(model: torch.nn.Module) -> list[str]:
+    """The full names of the weights that hold all experts of a layer, LoRA beside them or not."""
+    return [
+        name.replace(".base_layer", "")
+        for name, parameter in model.named_parameters()
+        if parameter.ndim == 3 and ".experts." in name and ".lora_" not in name
+    ]
+
+
+def routers(model: torch.nn.Module) -> list[str]:
+    """The full names of the modules that choose experts."""
+    beside = {name.rpartition(".experts.")[0] for name in expert_parameters(model)}
+    return sorted(
+        name
+        for name, module in model.named_modules()
+        if name.rpartition(".")[0] in beside and type(module).__name__.endswith("Router")
+    )
 
 
 def linear_paths(model: torch.nn.Module) -> set[str]:
     """The full names of the linear layers, whether or not LoRA is beside them already."""
     paths = {name for name, module in model.named_modules() if _is_linear(module)}
     return {path.removesuffix(".base_layer") for path in paths if ".lora_" not in path}
+
+
+def _leaf(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def _is_called(path: str, name: str) -> bool:

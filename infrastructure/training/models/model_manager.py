@@ -205,6 +205,12 @@ class ModelManager:
         for key, (is_set, has_effect, reason) in refusals.items():
             if is_set and not has_effect:
                 raise ValueError(f"model.{key}: model {config.name!r} {reason}; leave it out")
+        lora = config.lora_config
+        if lora is not None and lora.init_lora_weights == "loftq" and self.device.type == "cpu":
+            raise ValueError(
+                "model.lora_config.init_lora_weights loftq: PEFT computes it on a GPU, and this"
+                " training is on a CPU; leave it out"
+            )
         trains_lora = config.lora_config is not None or source.kind is SourceKind.LORA_FOLDER
         if config.quantization is not None and not trains_lora:
             raise ValueError(

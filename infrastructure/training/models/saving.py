@@ -7,6 +7,10 @@ exists nowhere else. A registered module: `temper_model.json` + `model.safetenso
 lies beside. Never pickle.
 """
 
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +21,7 @@ from safetensors.torch import save_model as save_module
 from infrastructure.core.checksums import write_sums
 from infrastructure.core.files import whole_directory, write_json, write_text
 from infrastructure.core.lookup import look_up
-from infrastructure.training.models.lora import count_parameters
+from infrastructure.training.models.lora import PISSA_START, count_parameters
 from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.saved_model import (
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = "model.safetensors"
 HOW_IT_WAS_LOADED = ("is_local", "local_files_only")  # transformers writes these down, too
+LORA_WEIGHTS = "adapter_model.safetensors"
 BASE = "base"
 TRAINING_ONLY = "training_only"  # the attribute of a model that holds what is never saved with it
 
@@ -147,7 +152,10 @@ def _save_pretrained(
 
 def _save_lora(model: Any, tokenizer: "PreTrainedTokenizerBase | None", part: Path) -> None:
     # "auto" would ask the hub whether the vocabulary has grown; it never does here
-    model.save_pretrained(part, save_embedding_layers=False)
+    with _start_of_pissa(model) as start:
+        model.save_pretrained(
+            part, save_embedding_layers=False, path_initial_model_for_weight_conversion=start
+        )
     base = model.get_base_model()
     if not base.name_or_path:
         _save_pretrained(base, part / BASE, state_dict=_without_lora(base))
@@ -157,6 +165,28 @@ def _save_lora(model: Any, tokenizer: "PreTrainedTokenizerBase | None", part: Pa
         config["base_model_name_or_path"] = f"./{BASE}"  # wherever the folder lies; no hub name
         write_json(part / "adapter_config.json", config)
     write_lora_card(part)
+
+
+@contextmanager
+def _start_of_pissa(model: Any) -> Iterator[str | None]:
+    """A folder with the matrices that PiSSA began with, from which PEFT makes an ordinary LoRA of
+    twice the rank beside the base model as it was; None of any other LoRA."""
+    start = getattr(model, PISSA_START, None)
+    if start is None:
+        yield None
+        return
+    config = model.peft_config["default"]
+    with tempfile.TemporaryDirectory() as folder:
+        config.init_lora_weights = True  # PEFT would take it out of the base once more
+        try:
+            config.save_pretrained(folder)
+        finally:
+            config.init_lora_weights = "pissa"
+        save_file({n: t.contiguous() for n, t in start.items()}, f"{folder}/{LORA_WEIGHTS}")
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            # PEFT loads it beside, as a second LoRA, for as long as it takes
+            warnings.filterwarnings("ignore", "PiSSA changes the base weights")
+            yield folder
 
 
 def write_lora_card(folder: Path) -> None:
@@ -178,9 +208,9 @@ def write_lora_card(folder: Path) -> None:
 def _without_lora(base: torch.nn.Module) -> dict[str, torch.Tensor]:
     """The state of a model as it was before LoRA was put beside its layers."""
     return {
-        name.replace(".base_layer.", "."): tensor
+        name.replace(".base_layer", "").replace(".original_module", ""): tensor
         for name, tensor in base.state_dict().items()
-        if "lora_" not in name
+        if "lora_" not in name and ".modules_to_save." not in name
     }
 
 

@@ -24,7 +24,11 @@ from packaging.version import Version
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.core.optional import PIP_LINES, is_installed, require
-from infrastructure.training.models.lora import check_target_modules, target_paths
+from infrastructure.training.models.lora import (
+    check_target_modules,
+    expert_parameters,
+    target_paths,
+)
 from infrastructure.training.models.quantization import quantized_layers
 from infrastructure.training.models.saved_model import (
     ModelSource,
@@ -193,7 +197,13 @@ def apply_unsloth_lora(
     unsloth = require("unsloth", "model.backend=unsloth")
     if lora_config.target_modules != "all-linear":
         check_target_modules(model, lora_config.target_modules)
-    paths = target_paths(model, lora_config.target_modules)
+    if lora_config.experts and expert_parameters(model):
+        raise ValueError(
+            f"model.lora_config.experts: unsloth's LoRA does not reach the experts of"
+            f" {type(model).__name__} as transformers holds them; set it to false, or use"
+            " model.backend=transformers"
+        )
+    paths = target_paths(model, lora_config.target_modules, experts=False)
     names = sorted({path.rpartition(".")[2] for path in paths})
     with prints_to_stderr():
         return unsloth.FastLanguageModel.get_peft_model(
