@@ -18,7 +18,8 @@ COLUMNS = {
     "colab": ["requirements-colab.txt", "constraints-colab.txt"],
 }
 OPTIONAL = [
-    f"requirements-{extra}.txt" for extra in ("unsloth", "quantum", "eval", "export", "dev")
+    f"requirements-{extra}.txt"
+    for extra in ("unsloth", "quantum", "eval", "export", "sweep", "dev")
 ]
 FILES = [*COLUMNS["tested"], *COLUMNS["colab"], *OPTIONAL]
 KERNEL_FILE = "requirements-colab-kernel.txt"  # of tests alone, so no extra

@@ -38,6 +38,7 @@ COMMANDS = {
     "optimize": "find the fastest way to answer with a model",
     "check": "try out model, data and machine; trains nothing",
     "tune": "measure which settings are fastest on this machine",
+    "sweep": "trainings that look for the best settings",
     "quantum": "the quantum step by itself, and what it is worth",
     "config": "show every setting and where it came from",
     "checkpoints": "list or verify checkpoints",

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from infrastructure.commands.output import show_in_flags
@@ -35,15 +35,24 @@ def run(options: argparse.Namespace) -> int:
     config.note_environment(given["environment_notes"])
     take_effect(config)
     run_path = None if given["run"] is None else Path(given["run"])
-    return train(Path(options.folder), config, given["accept"], run_path)
+    return train(Path(options.folder), config, given["accept"], run_path, given.get("trial"))
 
 
 def train(
-    folder: Path, config: DeploymentConfig, accept: Collection[str], run_path: Path | None = None
+    folder: Path,
+    config: DeploymentConfig,
+    accept: Collection[str],
+    run_path: Path | None = None,
+    trial: Mapping[str, object] | None = None,
 ) -> int:
     """Train, or go on with the run in `run_path`; `folder` is told which run it is, and what is
-    said goes to that run's directory."""
+    said goes to that run's directory.
+
+    Args:
+        trial: which trial of a sweep it is; None: of none.
+    """
     from infrastructure.deployment.deploy_training import TrainingDeployment
+    from infrastructure.deployment.sweep_trial import trial_observer
 
     def begun(run_path: Path) -> None:
         _move_output(folder / OUTPUT_NAME, run_path / OUTPUT_FILE)
@@ -51,7 +60,8 @@ def train(
 
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it outlives the terminal, that is what it is for
     with interrupt_on_signals():
-        deployment = TrainingDeployment(config, show_in_flags, accept, begun)
+        observers = [] if trial is None else [trial_observer(trial)]
+        deployment = TrainingDeployment(config, show_in_flags, accept, begun, observers=observers)
         summary = deployment.run() if run_path is None else deployment.go_on(RunDirectory(run_path))
     write_text(folder / RUN_NAME, str(Path(summary["paths"]["run"]).absolute()))
     return exit_code_of_training(summary)

@@ -203,7 +203,10 @@ def _duration_seconds(value: object) -> object:
 
 
 def _with_unit(value: object) -> object:
-    """A small number without a unit is hours or minutes for whoever writes it, not seconds."""
+    """A small number without a unit is hours or minutes for whoever writes it, not seconds. A
+    configuration holds seconds as a float, which is taken as it is: in run.json, say."""
+    if isinstance(value, float):
+        return value
     number = value.strip() if isinstance(value, str) else str(value)
     if not isinstance(value, bool) and re.fullmatch(r"\d+(\.0*)?", number) and float(number) < 60:
         raise ValueError("no unit")

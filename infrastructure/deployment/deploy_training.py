@@ -64,7 +64,7 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.data.preparation.doubts import check_meant
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.extensions.extension_hooks import Hook
+from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import MakeProgress, make_progress
@@ -101,6 +101,7 @@ class TrainingDeployment:
         make_progress: makes what shows each step, from the total steps, the step that it begins
             at, and what gives a further note.
         shown_elsewhere: what that shows already: sinks of metrics ("console"), or the RESULT.
+        observers: further ones of this training, such as that of a sweep.
 
     Raises:
         ValueError: `accept` holds an unknown name.
@@ -114,8 +115,10 @@ class TrainingDeployment:
         begun: Callable[[Path], None] = do_nothing,
         make_progress: MakeProgress = make_progress,
         shown_elsewhere: Collection[str] = (),
+        observers: Collection[Observer] = (),
     ) -> None:
         self.config = config
+        self.observers = tuple(observers)
         self.begun, self.make_progress = begun, make_progress
         self.shown_elsewhere = frozenset(shown_elsewhere)
         self.report = Report(say, config.verbose or config.log_level == "DEBUG")
@@ -346,7 +349,7 @@ class TrainingDeployment:
         progress = self.make_progress
         with lossy_output():
             return MethodTraining(
-                run, self.config, self.report, self.accepted, begun, progress
+                run, self.config, self.report, self.accepted, begun, progress, self.observers
             ).train()
 
     def _measure(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
@@ -497,7 +500,7 @@ class TrainingDeployment:
             ErrorsObserver(run.path),
             ReportObserver(run.path),
         ]
-        return hooks
+        return [*hooks, *self.observers]
 
 
 def short_warmup(config: DeploymentConfig, total_steps: int) -> list[str]:

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import write_json
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.json_text import as_object, parse_json
+from infrastructure.core.redact import redact
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_owner import (
     TrainerProcess,
@@ -45,6 +46,7 @@ FOLDER, RUN_NAME, PURPOSE_NAME, OUTPUT_NAME = ".detached", "run", "purpose.json"
 LOOK_SECONDS = 0.1
 STOP_SECONDS = 300.0  # saving, and copying to the place, may take long
 MAX_LINES_OF_FAILURE = 3
+LAST_BYTES = 4096  # of an output, where its last line stands
 
 ReportLine = Callable[[str], None]
 
@@ -85,6 +87,7 @@ def start(
     accept: Collection[str] = (),
     folder: Path | None = None,
     run_path: Path | None = None,
+    trial: Mapping[str, object] | None = None,
 ) -> DetachedTraining:
     """Begin to train in a process of its own, as `TrainingDeployment(config, accept).run()` does.
 
@@ -93,6 +96,7 @@ def start(
     Args:
         folder: where it tells of itself, which its caller keeps; None: a new one.
         run_path: go on with this very run; None: as `temper train` decides.
+        trial: which trial of a sweep it is (see `sweep_trial`); None: of none.
 
     Raises:
         ValueError: the configuration cannot be carried out, or the output folder not be written to.
@@ -120,6 +124,7 @@ def start(
         "configuration": _as_it_stands(config),
         "accept": list(accept),
         "run": None if run_path is None else str(run_path),
+        "trial": trial,
         "environment_notes": config.environment_notes,
     }
     assert process.stdin is not None
@@ -286,6 +291,22 @@ def fate(training: DetachedTraining) -> str | None:
     has started it."""
     process = _STARTED.get(training.folder)
     return None if process is None else process.fate()
+
+
+def last_line(training: DetachedTraining) -> str:
+    """The last that a process said, which is why it failed: before it had a run, or in that."""
+    outputs = [training.folder / OUTPUT_NAME]
+    outputs += [training.run_path / OUTPUT_FILE] if training.run_path is not None else []
+    for output in outputs:
+        try:
+            with output.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
+                lines = file.read().decode(errors="replace").split("\n")
+        except OSError:  # it has moved to the run, or the run was removed
+            continue
+        if words := [line.strip() for line in lines if line.strip()]:
+            return redact(words[-1].removeprefix("temper: "))
+    return "it said nothing"
 
 
 def how_to_look_on(run_path: Path) -> list[str]:

@@ -39,6 +39,7 @@ class MethodTraining:
         run: its directory need not be there yet.
         accepted: names of what may be different although it changes the result.
         begun: is told the run's directory when it trains.
+        observers: further ones of this training.
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class MethodTraining:
         accepted: Collection[str],
         begun: Begun,
         make_progress: MakeProgress,
+        observers: Collection[Observer] = (),
     ) -> None:
+        self.observers = observers
         self.files, self.config, self.report = run, config, report
         self.accepted, self.make_progress = accepted, make_progress
         self.measured = _Measured(run, begun)
@@ -110,6 +113,7 @@ class MethodTraining:
             self.measured,
             *early_stopping(config.training),
             ProgressObserver(lambda total, step: self.make_progress(total, step, short)),
+            *self.observers,
         ]
         return callback
 

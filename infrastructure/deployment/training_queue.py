@@ -11,7 +11,6 @@ torch.
 """
 
 import contextlib
-import os
 import shlex
 import shutil
 import time
@@ -34,7 +33,6 @@ from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment import detached
 from infrastructure.deployment.detached import DetachedTraining, ReportLine
 from infrastructure.deployment.given_paths import check_paths
-from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_owner import this_process
 from infrastructure.run.directory import RunDirectory, RunStatus
 from infrastructure.run.finalize import read_summary
@@ -43,7 +41,6 @@ from infrastructure.training.data.defaults import make_ready
 
 FOLDER, JOBS_NAME, LOCK_NAME, RUNNER_NAME = ".queue", "queue.json", "lock", "runner"
 LOOK_SECONDS = 0.1
-LAST_BYTES = 4096  # of an output, where its last line stands
 
 
 class JobState(StrEnum):
@@ -321,7 +318,7 @@ def _end_by_exit_code(place: DetachedTraining) -> tuple[JobState, str | None]:
         return JobState.FINISHED, "its copy is not confirmed: temper train-resume completes it"
     if code in (ExitCode.HUNG_UP, ExitCode.INTERRUPTED, ExitCode.TERMINATED):
         return JobState.STOPPED, _reason_of(place) or "before it began"
-    return JobState.FAILED, _last_line(place)
+    return JobState.FAILED, detached.last_line(place)
 
 
 def _end_by_summary(place: DetachedTraining, since: float) -> tuple[JobState, str | None] | None:
@@ -348,22 +345,6 @@ def _reason_of(place: DetachedTraining) -> str | None:
     if place.run_path is None:
         return None
     return read_summary(RunDirectory(place.run_path)).get("reason")
-
-
-def _last_line(place: DetachedTraining) -> str:
-    """The last that a process said, which is why it failed: before it had a run, or in that."""
-    outputs = [place.folder / detached.OUTPUT_NAME]
-    outputs += [place.run_path / OUTPUT_FILE] if place.run_path is not None else []
-    for output in outputs:
-        try:
-            with output.open("rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
-                lines = file.read().decode(errors="replace").split("\n")
-        except OSError:  # it has moved to the run, or the run was removed
-            continue
-        if words := [line.strip() for line in lines if line.strip()]:
-            return redact(words[-1].removeprefix("temper: "))
-    return "it said nothing"
 
 
 def _text(path: Path | None) -> str | None:

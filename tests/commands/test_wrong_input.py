@@ -1832,11 +1832,79 @@ FURTHER += [
     ),
 ]
 
+SWEEPS = [
+    Wrong("a sweep of nothing", "sweep", ["--search learning_rate="]),
+    Wrong("a search without values", "sweep --search lr", ["lr", "KEY=VALUES"]),
+    Wrong("a search of what there is not", "sweep --search learn_rate=1,2", ["learn_rate"]),
+    Wrong("a search twice", "sweep --search lr=1,2 --search lr=3,4", ["given twice"]),
+    Wrong("one value to search", "sweep --search lora_r=4", ["--search", "two values"]),
+    Wrong("a value that is none", "sweep --search lora_r=4,many", ["--lora-r", '"many"']),
+    Wrong("a range of words", "sweep --search optimizer=a..b", ["--search", "with commas"]),
+    Wrong("a range that falls", "sweep --search lr=1e-3..1e-5", ["--search", "not below"]),
+    Wrong("a range of no numbers", "sweep --search lr=1e-5..high", ["'high' is no number"]),
+    Wrong("a step too wide", "sweep --search num_epochs=1..3:9", ["--search", "width"]),
+    Wrong("a logarithm of zero", "sweep --search lora_dropout=0..0.5:log", ["above 0"]),
+    Wrong("JSON to search", ["sweep", "--search", "lora_r=[4,"], ["--search", "JSON"]),
+    Wrong("a search without effect", "sweep --search log_level=INFO,DEBUG", ["nothing"]),
+    Wrong("a search of what is fixed", "sweep --lr 1 --search lr=1,2", ["--lr fixes"]),
+    Wrong("other rows in each trial", "sweep --search seed=1,2", ["rows are held out"]),
+    Wrong("other tokens in each trial", "sweep --search max_length=64,128", ["tokens"]),
+    Wrong("no trials", "sweep --search lr=1,2 --trials 0", ["--trials 0", "at least 1"]),
+    Wrong("a metric of nobody", "sweep --search lr=1,2 --metric f1", ["--metric f1"]),
+    Wrong(
+        "a metric that goes either way",
+        "sweep --search lr=1,2 --metrics math:exp --metric eval_math:exp",
+        ["--direction"],
+    ),
+    Wrong("a loss to make large", "sweep --search lr=1,2 --direction maximize", ["--direction"]),
+    Wrong(
+        "exact matches on the way",
+        "sweep --search lr=1,2 --metric exact_match --pruner median",
+        ["--pruner median", "at the end"],
+    ),
+    Wrong(
+        "exact matches of no prompts",
+        "sweep --search lr=1,2 --metric exact_match --validation-prompts 0",
+        ["--validation-prompts"],
+    ),
+    Wrong("a new run of a sweep", "sweep --search lr=1,2 --new-run", ["--new-run", "--name"]),
+    Wrong(
+        "a sweep without held-out data",
+        "sweep --search lr=1,2 --validation-split 0",
+        ["--validation-split", "--eval-data"],
+    ),
+    Wrong(
+        "a grid of endlessly many",
+        "sweep --search lr=1e-5..1e-3 --sampler grid",
+        ["endlessly many"],
+    ),
+    Wrong(
+        "a grid of too many",
+        "sweep --search lora_r=1..2000 --sampler grid",
+        ["--sampler grid", "1000"],
+    ),
+    Wrong(
+        "an architecture of a model that has its own",
+        "sweep --model some/model --search embedded_num_layers=2..4",
+        ["--embedded-num-layers", "no effect"],
+    ),
+]
+
 TABLE = (
-    CONVERSATIONS + CONFIGURATION + DATA + MODEL + CHECKPOINT + MEASURE + EXPORT + FURTHER + METHODS
+    SWEEPS
+    + CONVERSATIONS
+    + CONFIGURATION
+    + DATA
+    + MODEL
+    + CHECKPOINT
+    + MEASURE
+    + EXPORT
+    + FURTHER
+    + METHODS
 )
 # What one line of the project answers counts once: the row, and the row that has its cause.
 SAME_CAUSE = {
+    "a value that is none": "text for a number",
     "number out of range": "text for a number",
     "share out of range": "text for a number",
     "unknown choice": "text for a number",

@@ -146,6 +146,8 @@ def test_a_secret_is_no_name_of_a_run(name: str) -> None:
 def test_a_deadline_has_a_unit() -> None:
     for given, seconds in (("11h", 39600.0), ("30s", 30.0), (7200, 7200.0), (0.5, 0.5)):
         assert TrainingConfig(deadline=given).deadline == seconds
+    short = DeploymentConfig(training={"deadline": "30s"})
+    assert DeploymentConfig.from_dict(short.to_dict()).training.deadline == 30  # of a run.json
     for wrong in ("11", 11, "-1h", "0"):
         with pytest.raises(ValueError, match="deadline must be a duration with its unit"):
             TrainingConfig(deadline=wrong)

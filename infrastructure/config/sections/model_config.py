@@ -1,14 +1,17 @@
 """Which model is trained and how it is loaded. Does not load anything."""
 
+import re
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from infrastructure.config.base import ConfigSection, ConfigurationError
 from infrastructure.config.registries import ADAPTERS
 from infrastructure.config.types import (
     Allowed,
     Count,
+    FromJson,
     PathText,
     Planned,
     Positive,
@@ -42,6 +45,22 @@ def _modules(value: object) -> object:
     return [part.strip() for part in value.split(",") if part.strip()]
 
 
+def _text_keys(value: object) -> object:
+    """A layer's number may be written as one."""
+    if not isinstance(value, Mapping):
+        return value
+    return {str(k) if isinstance(k, int) else k: rank for k, rank in value.items()}
+
+
+def _patterns(value: dict[str, int]) -> dict[str, int]:
+    for pattern in value:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no pattern") from error
+    return value
+
+
 class LoraConfig(ConfigSection):
     """Low-rank adaptation (PEFT): small matrices train, the base model stays as it is."""
 
@@ -73,6 +92,16 @@ class LoraConfig(ConfigSection):
     router: bool = Field(
         default=False, description="The routers of a mixture of experts train, in full."
     )
+    rank_pattern: Annotated[
+        dict[str, Count],
+        AfterValidator(_patterns),
+        BeforeValidator(_text_keys),
+        FromJson,
+        Allowed('a mapping from layer to rank, such as {"0": 4, "q_proj": 8}'),
+    ] = Field(
+        default={},
+        description="Ranks of some layers, by block number or PEFT's pattern; the others have r.",
+    )
 
 
 def variants_of(lora: LoraConfig) -> dict[str, bool]:
@@ -82,6 +111,7 @@ def variants_of(lora: LoraConfig) -> dict[str, bool]:
         "use_rslora": lora.use_rslora,
         "init_lora_weights": lora.init_lora_weights != "default",
         "router": lora.router,
+        "rank_pattern": bool(lora.rank_pattern),
     }
 
 

@@ -75,6 +75,7 @@ SETTINGS: dict[str, Treatment] = {
         ),
         _MODEL,
     ),
+    "model.lora_config.rank_pattern": _refused("LoRA has one rank in TRL's trainers here"),
     "model.backend": _refused("TRL's trainers load models by transformers here", "transformers"),
     "model.adapter": _refused("TRL talks to the model itself"),
     "model.embedded.": _nothing("a method begins with a trained model"),

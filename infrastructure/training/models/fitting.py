@@ -7,7 +7,12 @@ import torch
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.core.json_text import JsonObject, JsonValue
-from infrastructure.training.models.lora import adapted_paths, count_parameters, target_paths
+from infrastructure.training.models.lora import (
+    adapted_paths,
+    count_parameters,
+    peft_ranks,
+    target_paths,
+)
 from infrastructure.training.models.model_inputs import inner_model, language_model
 
 if TYPE_CHECKING:
@@ -83,6 +88,7 @@ def check_same_lora(model: torch.nn.Module, wanted: LoraConfig | None, folder: s
             ("use_dora", wanted.use_dora, has.use_dora),
             ("use_rslora", wanted.use_rslora, has.use_rslora),
             ("router", wanted.router, bool(has.modules_to_save)),
+            ("rank_pattern", peft_ranks(wanted), has.rank_pattern or {}),
         )
         if ours != theirs
     ]
@@ -122,7 +128,8 @@ def lora_of(model: torch.nn.Module) -> "PeftLora":
 
 
 def _describe_lora(lora: "PeftLora") -> JsonObject:
-    return {
+    ranks: JsonObject = {"rank_pattern": dict(lora.rank_pattern)} if lora.rank_pattern else {}
+    return ranks | {
         "r": lora.r,
         "alpha": lora.lora_alpha,
         "dropout": lora.lora_dropout,

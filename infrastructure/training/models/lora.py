@@ -25,7 +25,8 @@ HEAD_LAYER = 1_000_000
 # difference, so that it belongs to the base model as it is everywhere else.
 PISSA_START = "pissa_start"
 NAMES_OF_OLD_EXPERTS = ("gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
-_BLOCK = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
+_BLOCKS = "layers|layer|h|blocks|block"
+_BLOCK = re.compile(rf"(?:^|\.)(?:{_BLOCKS})\.(\d+)\.")
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out|output|score)\.")
 _EMBEDDING = re.compile(r"(?:^|\.)(?:wte|wpe|\w*embed\w*)\.")
 
@@ -43,16 +44,19 @@ def apply_lora(model: torch.nn.Module, lora_config: LoraConfig) -> torch.nn.Modu
     The matrices come from torch's global generator: seed it before.
 
     Raises:
-        ValueError: a target module is no linear layer of this model; lists those there are.
+        ValueError: a target module is no linear layer of this model, or a pattern of ranks means
+            none of them; lists those there are.
     """
     peft = require("peft", "model.lora_config")
     targets = lora_config.target_modules
     if targets != "all-linear":
         check_target_modules(model, targets)
+    check_rank_pattern(model, lora_config)
     tuned = peft.get_peft_model(
         model,
         peft.LoraConfig(
             r=lora_config.r,
+            rank_pattern=peft_ranks(lora_config),
             lora_alpha=lora_config.alpha,
             lora_dropout=lora_config.dropout,
             fan_in_fan_out=_has_transposed_weights(model),
@@ -137,6 +141,30 @@ def check_target_modules(model: torch.nn.Module, names: list[str]) -> None:
             f"model.lora_config.target_modules: {what} of {type(model).__name__}"
             f' (there are: {", ".join(known)}; or "all-linear")'
         )
+
+
+def peft_ranks(lora_config: LoraConfig) -> dict[str, int]:
+    """`rank_pattern` as PEFT matches it: a number means all layers of that block."""
+    return {
+        rf"(?:{_BLOCKS})\.{key}\..*" if key.isdecimal() else key: rank
+        for key, rank in lora_config.rank_pattern.items()
+    }
+
+
+def check_rank_pattern(model: torch.nn.Module, lora_config: LoraConfig) -> None:
+    """Raise ValueError unless every pattern means a layer that gets LoRA matrices; PEFT would pass
+    over a wrong one without a word."""
+    of_experts = set(expert_parameters(model))  # which PEFT knows by the name of their module
+    targets = target_paths(model, lora_config.target_modules, experts=lora_config.experts)
+    paths = {path.rpartition(".")[0] if path in of_experts else path for path in targets}
+    for given, pattern in zip(lora_config.rank_pattern, peft_ranks(lora_config), strict=True):
+        if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in paths):
+            blocks = {int(found[1]) for path in paths if (found := _BLOCK.search(path))}
+            last = f"; its blocks are 0 to {max(blocks)}" if blocks else ""
+            raise ValueError(
+                f"model.lora_config.rank_pattern: {given!r} means no layer of"
+                f" {type(model).__name__} that gets LoRA matrices{last}"
+            )
 
 
 def target_paths(

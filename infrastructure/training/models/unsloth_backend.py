@@ -192,8 +192,14 @@ def apply_unsloth_lora(
     """LoRA by `FastLanguageModel.get_peft_model`, which wants names of layers.
 
     Raises:
-        ValueError: a target module is no linear layer of this model; lists those there are.
+        ValueError: a target module is no linear layer of this model; lists those there are. Or the
+            layers are to have several ranks.
     """
+    if lora_config.rank_pattern:
+        raise ValueError(
+            "model.lora_config.rank_pattern: Unsloth gives all layers one rank; use"
+            " model.backend=transformers"
+        )
     unsloth = require("unsloth", "model.backend=unsloth")
     if lora_config.target_modules != "all-linear":
         check_target_modules(model, lora_config.target_modules)

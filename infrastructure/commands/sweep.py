@@ -1,0 +1,212 @@
+"""`temper sweep`: trainings that look for the best settings, with Optuna."""
+
+import argparse
+import shlex
+from functools import partial
+from typing import Any
+
+from infrastructure.commands.arguments import add_data, add_json
+from infrastructure.commands.output import progress, show
+from infrastructure.commands.settings import configure
+from infrastructure.config.base import ConfigurationError
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.field_help import plain
+from infrastructure.config.merging.effect import refused_without_effect
+from infrastructure.config.schema import schema_of
+from infrastructure.config.sources.flags import (
+    add_config_flags,
+    add_preset_flag,
+    flag_names,
+    flags_given,
+    is_truth,
+)
+from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.optional import refuse_missing
+from infrastructure.deployment.search_space import (
+    Dimension,
+    check_comparable,
+    parse_search,
+    settings_of,
+)
+from infrastructure.deployment.sweep import Sweep, TrialResult, grid
+from infrastructure.deployment.sweep_study import DIRECTIONS, PRUNERS, SAMPLERS, Goal
+from infrastructure.monitoring.drawing.formatting import format_duration, format_number
+from infrastructure.monitoring.drawing.tables import render_table
+from infrastructure.training.data.defaults import make_ready
+
+LOSS, EXACT_MATCH = "eval_loss", "exact_match"
+NUM_TRIALS = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    add_data(parser)
+    parser.add_argument(
+        "--search",
+        action="append",
+        default=[],
+        metavar="KEY=VALUES",
+        help="what is tried: learning_rate=1e-5..1e-3:log, lora_r=4,8,16, num_layers=2..8:2;"
+        " give one for each setting",
+    )
+    parser.add_argument(
+        "--trials", type=int, default=NUM_TRIALS, metavar="N", help="how many (default: 20)"
+    )
+    parser.add_argument(
+        "--metric",
+        metavar="NAME",
+        default=LOSS,
+        help="held-out number that decides: eval_loss, exact_match, eval_NAME of --metrics",
+    )
+    parser.add_argument(
+        "--direction", choices=DIRECTIONS, help="of a metric of one's own: which way is better"
+    )
+    parser.add_argument(
+        "--sampler", choices=SAMPLERS, default="tpe", help="what draws the values (default: tpe)"
+    )
+    parser.add_argument(
+        "--pruner", choices=PRUNERS, help="what ends a trial that is behind (default: median)"
+    )
+    add_json(parser)
+    add_preset_flag(parser)
+    add_config_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """DONE when a best trial is found, INTERRUPTED when there is more to train, or FAILED."""
+    from infrastructure.deployment.given_paths import check_given
+
+    dimensions = parse_search(options.search)
+    config = configure(options, {"data.path": options.data})
+    goal = goal_of(options, config)
+    check(dimensions, config, goal, options.trials)
+    make_ready(config)
+    check_given(config)
+    refuse_missing("optuna", "temper sweep")
+    sweep = Sweep(config, dimensions, goal)
+    is_over = sweep.run(options.trials, partial(progress, options.json), config.training.deadline)
+    results, best = sweep.results(), sweep.best()
+    command = None if best is None else command_of(options, sweep, best)
+    facts = {
+        "sweep": str(sweep.folder),
+        **goal.to_dict(),
+        "is_over": is_over,
+        "best": None if best is None else best.to_dict(),
+        "command": command,
+        "trials": [one.to_dict() for one in results],
+    }
+    lines = [table(results, best, dimensions, goal)] if results else []
+    if best is not None:
+        lines += [f"The best trial: {best.run}/final", f"The same again: {command}"]
+    show(options.json, facts, *lines)
+    if not is_over:
+        return ExitCode.INTERRUPTED
+    return ExitCode.FAILED if best is None else ExitCode.DONE
+
+
+def goal_of(options: argparse.Namespace, config: DeploymentConfig) -> Goal:
+    """What decides which trial is best.
+
+    Raises:
+        ConfigurationError: nobody measures it, or it is not known which way is better.
+    """
+    measured = [LOSS, EXACT_MATCH, *(f"eval_{name}" for name in config.training.metrics)]
+    metric, direction, pruner = options.metric, options.direction, options.pruner
+    if metric not in measured:
+        raise ConfigurationError(
+            f"--metric {metric} is not measured; these are: {', '.join(measured)}, and what"
+            " --metrics adds"
+        )
+    usual = {LOSS: "minimize", EXACT_MATCH: "maximize"}.get(metric)
+    if direction is None and usual is None:
+        raise ConfigurationError(
+            f"--metric {metric} is one's own: --direction says which way is better"
+        )
+    if usual is not None and direction not in (None, usual):
+        raise ConfigurationError(f"--direction {direction}: {metric} is better the other way")
+    if metric == EXACT_MATCH and pruner not in (None, "none"):
+        raise ConfigurationError(
+            f"--pruner {pruner} looks at evaluations on the way, and exact_match is measured at the"
+            " end alone: leave it out"
+        )
+    if metric == EXACT_MATCH and config.training.validation_prompts == 0:
+        raise ConfigurationError("--metric exact_match needs --validation-prompts above 0")
+    usual_pruner = "none" if metric == EXACT_MATCH else "median"
+    return Goal(metric, direction or str(usual), options.sampler, pruner or usual_pruner)
+
+
+def check(
+    dimensions: list[Dimension], config: DeploymentConfig, goal: Goal, num_trials: int
+) -> None:
+    """Refuse what could not be searched, before anything takes time.
+
+    Raises:
+        ConfigurationError: says what, and what to do.
+    """
+    if num_trials < 1:
+        raise ConfigurationError(f"--trials {num_trials}: at least 1 is trained")
+    if config.new_run:
+        raise ConfigurationError(
+            "--new-run has no effect on a sweep: another --name begins one beside it"
+        )
+    if not config.data.holds_out:
+        raise ConfigurationError(
+            "a sweep compares what is measured on held-out data, and there is none: set"
+            " --validation-split or --eval-data"
+        )
+    check_comparable(dimensions, config, goal.metric)
+    if goal.sampler == "grid":
+        grid(dimensions)
+    first = {one.name: one.choices[0] if one.choices else one.low for one in dimensions}
+    try:
+        tried = config.changed(settings_of(dimensions, first, config))
+    except ConfigurationError:  # these do not go together, and others may
+        return
+    keys = {one.key for one in dimensions}
+    in_vain = [
+        sentence
+        for sentence in refused_without_effect(tried, tried.source)
+        if sentence.split(" ", 1)[0] in keys
+    ]
+    if in_vain:
+        raise ConfigurationError("; ".join(in_vain))
+
+
+def table(
+    results: list[TrialResult], best: TrialResult | None, dimensions: list[Dimension], goal: Goal
+) -> str:
+    """All trials, a line each; the best one is marked."""
+    names = [one.name for one in dimensions]
+    rows = []
+    for one in results:
+        mark = " *" if best is not None and one.number == best.number else ""
+        value = "" if one.value is None else format_number(one.value)
+        seconds = f"as {one.same_as}" if one.same_as is not None else ""
+        seconds = seconds or ("" if one.seconds is None else format_duration(one.seconds))
+        state = {"complete": "", "fail": "failed"}.get(one.state, one.state)
+        shown = [_short(one.values.get(name, "")) for name in names]
+        rows.append([f"{one.number}{mark}", *shown, value, state, seconds])
+    last_parts = [name.removeprefix("training.").removeprefix("model.") for name in names]
+    return render_table(["trial", *last_parts, goal.metric, "", "time"], rows)
+
+
+def command_of(options: argparse.Namespace, sweep: Sweep, best: TrialResult) -> str:
+    """The command that trains with the best values."""
+    words = ["temper", "train", *([options.data] if options.data is not None else [])]
+    for flag, value in flags_given(options).items():
+        if flag in (*flag_names("run_name"), *flag_names("training.deadline")):
+            continue
+        words += [flag] if isinstance(value, bool) else [flag, str(value)]
+    words += ["--config", options.config] if options.config else []
+    fields = schema_of(DeploymentConfig).fields
+    for setting in sweep.settings_of(best):
+        name = flag_names(setting.key)[0]
+        if is_truth(fields[setting.key]):
+            words.append(name if setting.value else name.replace("--", "--no-", 1))
+        else:
+            words += [name, plain(setting.value)]
+    return shlex.join(words)
+
+
+def _short(value: Any) -> str:
+    return format_number(value) if isinstance(value, float) else plain(value)

@@ -1,0 +1,301 @@
+"""What a sweep tries: `--search KEY=VALUES` as dimensions whose values the configuration takes.
+
+    training.learning_rate=1e-5..1e-3:log      a range, drawn on a logarithmic scale
+    model.embedded.num_layers=2..8             whole numbers; 2..8:2 goes in steps of 2
+    model.lora_config.r=4,8,16                 one of these
+    model.lora_config.rank_pattern.0=4,8,16    an entry of a setting that is a mapping
+    model.lora_config.target_modules=[["q_proj"], "all-linear"]     JSON, for values with a comma
+
+Loads neither torch nor Optuna.
+"""
+
+import json
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_origin
+
+from infrastructure.config.base import ConfigurationError, kinds
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.field_help import allowed_values, leaves, plain
+from infrastructure.config.fingerprint import affects_result
+from infrastructure.config.merging.precedence import Layer, Setting, Source, parse_truth
+from infrastructure.config.schema import FieldSpec, schema_of
+from infrastructure.config.sources.flags import key_of_flag
+from infrastructure.core.json_text import parse_json
+
+SEARCH = Source(Layer.FLAG, "--search")
+MOST_VALUES = 1000  # of a grid
+_RANGE = re.compile(r"(?P<low>[^.,\s]\S*?)\.\.(?P<high>[^:\s]+)(?::(?P<how>\S+))?")
+# They decide which rows are held out: numbers of two trials would be of different questions.
+OTHER_ROWS = (
+    *("data.eval_path", "data.validation_split", "data.format", "data.encoding", "data.shape"),
+    *("data.prompt_column", "data.answer_column", "data.context_column", "data.text_column"),
+    *("data.streaming", "training.seed", "training.method"),
+)
+# They decide which tokens of these rows are measured, or how: so are losses per token.
+OTHER_TOKENS = (
+    *("model.name", "model.revision", "model.adapter", "model.embedded.vocab_size"),
+    *("data.max_length", "data.over_length", "data.train_on", "data.chat_template"),
+    "training.loss",
+)
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """One setting, and the values that are tried for it.
+
+    Attributes:
+        key: the setting's canonical key.
+        entry: its name inside the setting, which is a mapping; None: the setting itself.
+        choices: the values; empty for a range.
+        low, high: the ends of a range, which belong to it.
+        step: between two values of a range; None: any number, or the next whole one.
+    """
+
+    key: str
+    entry: str | None = None
+    choices: tuple[Any, ...] = ()
+    low: float = 0
+    high: float = 0
+    step: float | None = None
+    is_log: bool = False
+    is_whole: bool = False
+
+    @property
+    def name(self) -> str:
+        """As tables and Optuna's journal call it."""
+        return self.key if self.entry is None else f"{self.key}.{self.entry}"
+
+    def suggest(self, trial: Any) -> Any:
+        """The value that Optuna's `trial` tries."""
+        if self.choices:
+            stored = [_stored(value) for value in self.choices]
+            return self.value_of(trial.suggest_categorical(self.name, stored))
+        if self.is_whole:
+            step = int(self.step or 1)
+            return trial.suggest_int(
+                self.name, int(self.low), int(self.high), step=step, log=self.is_log
+            )
+        return trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.is_log)
+
+    def value_of(self, stored: Any) -> Any:
+        """The value that Optuna's journal has as `stored`."""
+        return next((value for value in self.choices if _stored(value) == stored), stored)
+
+    def values(self) -> list[Any] | None:
+        """All values; None: there are endlessly many."""
+        if self.choices:
+            return [*self.choices]
+        step = self.step or (1 if self.is_whole else None)
+        if step is None:
+            return None
+        number = math.floor((self.high - self.low) / step + 1e-9) + 1
+        return [self.low + n * step for n in range(number)]
+
+    def stored_values(self) -> list[Any] | None:
+        """`values` as Optuna's journal has them."""
+        values = self.values()
+        return None if values is None else [_stored(value) for value in values]
+
+    def describe(self) -> str:
+        """As it is typed."""
+        if not self.choices:
+            how = ":log" if self.is_log else f":{plain(self.step)}" if self.step else ""
+            return f"{self.name}={plain(self.low)}..{plain(self.high)}{how}"
+        if all(isinstance(value, int | float | str | None) for value in self.choices):
+            return f"{self.name}={','.join(plain(value) for value in self.choices)}"
+        return f"{self.name}={json.dumps(self.choices)}"
+
+
+def _stored(value: Any) -> Any:
+    """Optuna's journal holds plain values alone."""
+    is_plain = value is None or isinstance(value, bool | int | float | str)
+    return value if is_plain else json.dumps(value, sort_keys=True)
+
+
+def parse_search(texts: Sequence[str]) -> list[Dimension]:
+    """The dimensions that were typed, each once.
+
+    Raises:
+        ConfigurationError: there is none, a setting is unknown or given twice, or a value is none
+            that it takes.
+    """
+    if not texts:
+        raise ConfigurationError(
+            "a sweep needs something to search: --search learning_rate=1e-5..1e-3:log, or"
+            " --search lora_r=4,8,16"
+        )
+    dimensions = [_parse(text) for text in texts]
+    names = [dimension.name for dimension in dimensions]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigurationError(f"--search {name} is given twice: give all its values in one")
+    return dimensions
+
+
+def _parse(text: str) -> Dimension:
+    given, equals, values = text.partition("=")
+    if not equals or not values.strip():
+        raise ConfigurationError(
+            f"--search {text}: KEY=VALUES is needed, such as {given or 'lora_r'}=4,8,16 or"
+            f" {given or 'learning_rate'}=1e-5..1e-3:log"
+        )
+    spec, entry = _field_of(given.strip())
+    if not affects_result(spec.key):
+        raise ConfigurationError(
+            f"--search {given}: it does not change what a training comes to, so there is nothing"
+            " to find: give it once, as a flag"
+        )
+    found = _RANGE.fullmatch(values.strip())
+    if found is not None:
+        return _range(spec, entry, text, found)
+    choices = tuple(_checked(spec, entry, value) for value in _listed(values.strip(), text))
+    if len({_stored(choice) for choice in choices}) < max(2, len(choices)):
+        raise ConfigurationError(
+            f"--search {text}: at least two values, each once, make a search; a single one is"
+            " given as a flag"
+        )
+    return Dimension(spec.key, entry, choices)
+
+
+def _field_of(given: str) -> tuple[FieldSpec, str | None]:
+    """The field that a key, a flag's name or an entry of a mapping means."""
+    schema = schema_of(DeploymentConfig)
+    parts = given.split(".")
+    for count in range(len(parts), 0, -1):
+        name, entry = ".".join(parts[:count]), ".".join(parts[count:])
+        flag = key_of_flag("--" + name.removeprefix("--").replace("_", "-"))
+        key = schema.spellings.get(name) or flag
+        if key is None or key not in schema.fields:
+            continue
+        spec = schema.fields[key]
+        if not entry:
+            return spec, None
+        if any(get_origin(leaf) is dict for leaf in leaves(spec.info.annotation)):
+            return spec, entry
+    raise ConfigurationError(f"--search {given}: {schema.unknown_key(given)}")
+
+
+def _range(spec: FieldSpec, entry: str | None, text: str, found: re.Match[str]) -> Dimension:
+    types = kinds(spec.info.annotation)
+    if spec.is_switch or (entry is None and not types & {int, float}):
+        raise ConfigurationError(
+            f"--search {text}: a range is of numbers, and it takes {allowed_values(spec.info)}:"
+            " list the values, with commas"
+        )
+    low, high = (_number(found[name], text) for name in ("low", "high"))
+    if low >= high:
+        raise ConfigurationError(f"--search {text}: {plain(low)} is not below {plain(high)}")
+    is_whole = isinstance(low, int) and isinstance(high, int) and (entry or float not in types)
+    how = found["how"]
+    is_log = how == "log"
+    step = None if how is None or is_log else _number(how, text)
+    if step is not None and not 0 < step <= high - low:
+        raise ConfigurationError(
+            f"--search {text}: a step lies between 0 and the width of the range,"
+            f" {plain(high - low)}"
+        )
+    if is_log and low <= 0:
+        raise ConfigurationError(
+            f"--search {text}: a logarithmic scale begins above 0: let the range begin there"
+        )
+    for value in (low, high):
+        _checked(spec, entry, value)
+    return Dimension(spec.key, entry, (), low, high, step, is_log, bool(is_whole))
+
+
+def _number(text: str, given: str) -> int | float:
+    for read in (int, float):
+        try:
+            value = read(text)
+        except ValueError:
+            continue
+        if math.isfinite(value):
+            return value
+    raise ConfigurationError(
+        f"--search {given}: {text!r} is no number; LOW..HIGH, LOW..HIGH:log and LOW..HIGH:STEP are"
+        " ranges"
+    )
+
+
+def _listed(values: str, text: str) -> list[Any]:
+    """What is written with commas, or as a JSON list."""
+    if not values.startswith("["):
+        return [part.strip() for part in values.split(",") if part.strip()]
+    try:
+        listed = parse_json(values)
+    except ValueError as error:
+        raise ConfigurationError(f"--search {text}: this JSON cannot be read: {error}") from error
+    assert isinstance(listed, list)  # it begins with a bracket
+    return listed
+
+
+def _checked(spec: FieldSpec, entry: str | None, value: Any) -> Any:
+    """The value as the configuration holds it.
+
+    Raises:
+        ConfigurationError: the field does not take it.
+    """
+    try:
+        if spec.is_switch:
+            return value if isinstance(value, bool) else parse_truth(str(value))
+        if entry is None:
+            return spec.section.check_value(spec.name, value)
+        inside: Any = spec.section.check_value(spec.name, {entry: _scalar(value)})
+        return inside[entry]
+    except ValueError as error:
+        raise ConfigurationError(f"{error} (--search)") from error
+
+
+def _scalar(value: Any) -> Any:
+    """A text as JSON reads it, where it does: numbers and truth values of a mapping's entries."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_json(value)
+    except ValueError:
+        return value
+
+
+def check_comparable(
+    dimensions: Collection[Dimension], config: DeploymentConfig, metric: str
+) -> None:
+    """Refuse to search what would make the measured numbers answers to different questions.
+
+    Raises:
+        ConfigurationError: says which dimension, and why.
+    """
+    for dimension in dimensions:
+        given = config.source(dimension.key)
+        if given.layer is Layer.FLAG and dimension.entry is None:
+            raise ConfigurationError(
+                f"{given.place} fixes what --search {dimension.name} looks for: give one of them"
+            )
+        other_rows = dimension.key in OTHER_ROWS
+        if other_rows or (dimension.key == "data.path" and config.data.eval_path is None):
+            raise ConfigurationError(
+                f"--search {dimension.name}: it decides which rows are held out, so the trials"
+                " could not be compared; to try other data, hold the same rows out with --eval-data"
+            )
+        if dimension.key in OTHER_TOKENS and metric != "exact_match":
+            raise ConfigurationError(
+                f"--search {dimension.name}: it decides which tokens are measured, so {metric} of"
+                " two trials could not be compared; --metric exact_match can"
+            )
+
+
+def settings_of(
+    dimensions: Sequence[Dimension], values: Mapping[str, Any], config: DeploymentConfig
+) -> list[Setting]:
+    """What a trial with these values, by the dimensions' names, changes in `config`."""
+    settings: list[Setting] = []
+    mappings: dict[str, dict[str, Any]] = {}
+    for dimension in dimensions:
+        if dimension.entry is None:
+            settings.append(Setting(dimension.key, values[dimension.name], SEARCH))
+            continue
+        inside = mappings.setdefault(dimension.key, dict(config.value(dimension.key) or {}))
+        inside[dimension.entry] = values[dimension.name]
+    return [*settings, *(Setting(key, value, SEARCH) for key, value in mappings.items())]

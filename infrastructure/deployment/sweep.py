@@ -1,0 +1,493 @@
+"""Trainings that look for the best settings: each is a durable run, one after another.
+
+    <output_dir>/<sweep>/sweep.json · journal.jsonl   what is searched, what is known: `sweep_study`
+                        /<run>/                       the run of each trial, as of `temper train`
+                        /.trials/<number>/            where its process tells of itself (`detached`)
+                        /runner                       held by the process that runs the sweep
+
+Optuna draws the values and says which trial is behind; here a trial is a process of its own, and
+its run goes on where it was killed, as the sweep itself does. Loads no torch.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.fingerprint import differing_keys, result_settings
+from infrastructure.config.merging.precedence import Setting
+from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.errors import DamagedFileError, TemperError
+from infrastructure.core.files import make_directory
+from infrastructure.core.json_text import as_object
+from infrastructure.core.lock import Lock
+from infrastructure.core.redact import redact
+from infrastructure.core.stop_signals import interrupt_on_signals
+from infrastructure.deployment import detached
+from infrastructure.deployment.detached import DetachedTraining, ReportLine
+from infrastructure.deployment.search_space import (
+    MOST_VALUES,
+    SEARCH,
+    Dimension,
+    settings_of,
+)
+from infrastructure.deployment.sweep_study import (
+    PRUNED,
+    REASON,
+    RECORD_NAME,
+    RUN,
+    SAME_AS,
+    SECONDS,
+    Goal,
+    mend_journal,
+    open_study,
+)
+from infrastructure.monitoring.drawing.formatting import format_duration, format_number, is_number
+from infrastructure.monitoring.records.run_owner import this_process
+from infrastructure.run.directory import RunDirectory, RunStatus
+from infrastructure.run.finalize import read_summary
+from infrastructure.run.output_dir import writable
+from infrastructure.training.data.readers.sources import data_files_hash
+
+if TYPE_CHECKING:
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial, Trial
+
+TRIALS, RUNNER_NAME = ".trials", "runner"
+LOOK_SECONDS = 0.1
+LEAST_SECONDS = 1.0  # that a trial gets before a deadline
+MOST_KILLS = 3  # of one trial's process, in one call
+MOST_FAILURES = 3  # of the first trials
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """How a trial stands.
+
+    Attributes:
+        state: running, complete, pruned or fail, as Optuna has it.
+        value: of the metric; of a pruned trial the last that was measured.
+        values: what was tried, by the dimensions' names.
+        seconds: that its processes took.
+        run: its run's directory.
+        same_as: an earlier trial of the same values, which was not trained again.
+    """
+
+    number: int
+    state: str
+    value: float | None
+    values: Mapping[str, Any]
+    seconds: float | None = None
+    run: str | None = None
+    reason: str | None = None
+    same_as: int | None = None
+
+    def to_dict(self) -> dict[str, object]:
+        """Ready for JSON."""
+        return asdict(self)
+
+
+class _Interrupted(Exception):  # noqa: N818 (nothing went wrong)
+    """A trial was stopped from outside; the sweep ends, and goes on with it the next time."""
+
+
+class Sweep:
+    """The search for the best values of some settings.
+
+    Args:
+        config: the settings that all trials share; `run_name` names the sweep.
+
+    Raises:
+        ValueError: another sweep has this name.
+    """
+
+    def __init__(self, config: DeploymentConfig, dimensions: Sequence[Dimension], goal: Goal):
+        self.config, self.dimensions, self.goal = config, dimensions, goal
+        self.record = self._record()
+        spelled = json.dumps(self.record, sort_keys=True, default=str)
+        name = config.run_name or hashlib.sha256(spelled.encode()).hexdigest()[:8]
+        self.folder = Path(config.output_dir).absolute() / f"sweep-{name}"
+        self._check_record()
+
+    def _record(self) -> dict[str, object]:
+        """What two calls of one sweep have in common."""
+        searched = tuple(one.key for one in self.dimensions if one.entry is None)
+        settings = result_settings(self.config)
+        return {
+            "search": sorted(one.describe() for one in self.dimensions),
+            "goal": self.goal.to_dict(),
+            "settings": {key: v for key, v in settings.items() if key not in searched},
+        }
+
+    def _check_record(self) -> None:
+        """Refuse to go on with a sweep that looks for something else."""
+        try:
+            recorded = read_record(self.folder / RECORD_NAME)
+        except FileNotFoundError:
+            return
+        except DamagedFileError as error:
+            raise ValueError(
+                f"{error}: bring it back, or begin another sweep with --name"
+            ) from error
+        both = as_object(recorded["settings"]), as_object(self.record["settings"])  # type: ignore[arg-type]
+        differing = [*differing_keys(*both)]
+        differing += [key for key in ("search", "goal") if recorded[key] != self.record[key]]
+        if differing:
+            raise ValueError(
+                f"the sweep in {self.folder} was begun with another {', '.join(differing)}: repeat"
+                " its command, or give another --name"
+            )
+        if recorded.get("data") != data_files_hash(self.config.data):
+            raise ValueError(
+                f"the data has changed since the sweep in {self.folder} began, and its trials could"
+                " not be compared: bring the data back, or give another --name"
+            )
+
+    def run(
+        self,
+        num_trials: int,
+        report: ReportLine = print,
+        deadline_seconds: float | None = None,
+    ) -> bool:
+        """Train until there are so many trials, or time is up; go on with what was killed.
+
+        Returns:
+            Whether nothing is left to be trained.
+
+        Raises:
+            MissingPackageError: Optuna is not installed.
+            ValueError: another process runs it, or none of the first trials could be trained.
+            KeyboardInterrupt: a signal asked to stop; the trial is saved, and goes on next time.
+        """
+        ends = None if deadline_seconds is None else time.monotonic() + deadline_seconds
+        writable(self.folder.parent)
+        make_directory(self.folder)
+        with self._only_runner(), interrupt_on_signals():
+            self._begin(report)
+            while (trial := self._next(num_trials)) is not None:
+                seconds_left = None if ends is None else ends - time.monotonic()
+                if seconds_left is not None and seconds_left < LEAST_SECONDS:
+                    report("The deadline is here: the same command goes on")
+                    return False
+                try:
+                    self._try(trial, seconds_left, report)
+                except _Interrupted as end:
+                    report(f"Trial {trial.number} {end}: the same command goes on with it")
+                    return False
+                self._tell_progress(trial.number, num_trials, report)
+            return True
+
+    def results(self) -> list[TrialResult]:
+        """All trials so far, in their order."""
+        if not (self.folder / RECORD_NAME).exists():
+            return []
+        return [_result(trial) for trial in self._begun(self._study())]
+
+    def best(self) -> TrialResult | None:
+        """The trial with the best value that was trained to its end."""
+        complete = [one for one in self.results() if one.state == "complete"]
+        sign = 1 if self.goal.direction == "minimize" else -1
+        return min(complete, key=lambda one: sign * (one.value or 0.0), default=None)
+
+    def settings_of(self, result: TrialResult) -> list[Setting]:
+        """What a trial has set."""
+        values = {one.name: one.value_of(result.values[one.name]) for one in self.dimensions}
+        return settings_of(self.dimensions, values, self.config)
+
+    def _begin(self, report: ReportLine) -> None:
+        place = self._living()
+        if place is None:
+            mend_journal(self.folder)
+        if not (self.folder / RECORD_NAME).exists():
+            record = {**self.record, "data": data_files_hash(self.config.data)}
+            write_record(self.folder / RECORD_NAME, record)
+        study = self._study()
+        if self.goal.sampler == "grid":
+            for values in grid(self.dimensions):
+                study.enqueue_trial(values, skip_if_exists=True)
+        done = [one for one in self._begun(study) if one.state.is_finished()]
+        report(
+            f"Sweep {self.folder}: {len(done)} trials are there" if done else f"Sweep {self.folder}"
+        )
+
+    def _living(self) -> DetachedTraining | None:
+        """A trial whose process has outlived the sweep that started it."""
+        places = [DetachedTraining(path) for path in (self.folder / TRIALS).glob("*/")]
+        return next((place for place in places if place.is_alive), None)
+
+    def _study(self, number: int | None = None) -> "Study":
+        return open_study(self.folder, self.goal, self.config.training.seed, number)
+
+    def _begun(self, study: "Study") -> "list[FrozenTrial]":
+        """Without those that a grid has still to come."""
+        return [one for one in study.get_trials(deepcopy=False) if one.state.name != "WAITING"]
+
+    def _next(self, num_trials: int) -> "Trial | None":
+        """The trial that was killed, or a new one; None: there are enough, or no other values."""
+        from optuna.trial import Trial
+
+        trials = self._begun(self._study())
+        running = next((one for one in trials if one.state.name == "RUNNING"), None)
+        if running is not None:
+            return Trial(self._study(running.number), running._trial_id)
+        if len(trials) >= num_trials or self._are_all_tried(trials):
+            return None
+        return self._study(len(trials)).ask()
+
+    def _are_all_tried(self, trials: "Sequence[FrozenTrial]") -> bool:
+        tried = {json.dumps(one.params, sort_keys=True) for one in trials}
+        return len(tried) >= self._num_combinations()
+
+    def _num_combinations(self) -> float:
+        values = [one.values() for one in self.dimensions]
+        return math.prod(math.inf if some is None else len(some) for some in values)
+
+    def _try(self, trial: "Trial", seconds_left: float | None, report: ReportLine) -> None:
+        """Train it, and write down how it ended."""
+        values = {one.name: one.suggest(trial) for one in self.dimensions}
+        shown = " ".join(f"{name}={_short(value)}" for name, value in values.items())
+        report(f"Trial {trial.number}: {shown}")
+        earlier = self._trained_before(trial)
+        if earlier is not None:
+            self._tell_the_same(trial, earlier)
+            report(f"Trial {trial.number}: as trial {earlier.number}, which was trained already")
+            return
+        try:
+            place = self._trained(trial, values, seconds_left, report)
+        except (ValueError, TemperError, OSError) as error:
+            self._failed(trial, redact(str(error)))
+            return
+        self._tell_end(trial, place)
+
+    def _trained_before(self, trial: "Trial") -> "FrozenTrial | None":
+        others = self._begun(trial.study)[: trial.number]
+        ended = [one for one in others if one.state.name in ("COMPLETE", "PRUNED")]
+        return next((one for one in ended if one.params == trial.params), None)
+
+    def _tell_the_same(self, trial: "Trial", earlier: "FrozenTrial") -> None:
+        trial.set_user_attr(SAME_AS, earlier.user_attrs.get(SAME_AS, earlier.number))
+        trial.set_user_attr(RUN, earlier.user_attrs.get(RUN))
+        if earlier.state.name == "COMPLETE":
+            trial.study.tell(trial, earlier.value)
+        else:
+            trial.study.tell(trial, state=earlier.state)
+
+    def _trained(
+        self,
+        trial: "Trial",
+        values: Mapping[str, Any],
+        seconds_left: float | None,
+        report: ReportLine,
+    ) -> DetachedTraining:
+        """The training of a trial, which has ended; its own run goes on, where it has begun one.
+
+        Raises:
+            _Interrupted: it is not at its end.
+            ValueError, TemperError: it cannot be trained.
+        """
+        place = DetachedTraining(self.folder / TRIALS / str(trial.number))
+        began = time.monotonic()
+        try:
+            if place.is_alive:
+                report(f"Trial {trial.number}: {place.trainer} trains it still; waiting for that")
+                self._wait(place)
+            for _ in range(MOST_KILLS):
+                if self._has_ended(trial, place):
+                    return place
+                if place.run_path is not None:
+                    report(f"Trial {trial.number}: it goes on with {place.run_path}")
+                make_directory(place.folder)
+                config = self._config_of(trial.number, values, seconds_left)
+                given = {
+                    "folder": str(self.folder),
+                    "number": trial.number,
+                    "goal": self.goal.to_dict(),
+                }
+                detached.start(config, (), place.folder, place.run_path, given)
+                self._wait(place)
+                if place.exit_code() >= 0:
+                    break
+                report(f"Trial {trial.number}: {detached.fate(place)}")
+        except KeyboardInterrupt:
+            if place.is_alive:
+                report(f"Trial {trial.number}: it is saved, and goes on with the same command")
+                detached.end(place)
+            raise
+        finally:
+            self._add_seconds(trial, time.monotonic() - began)
+        if place.exit_code() < 0:
+            raise ValueError(f"it was ended {MOST_KILLS} times: {detached.fate(place)}")
+        return place
+
+    def _config_of(
+        self, number: int, values: Mapping[str, Any], seconds_left: float | None
+    ) -> DeploymentConfig:
+        config = self.config.changed(
+            [
+                *settings_of(self.dimensions, values, self.config),
+                Setting("output_dir", str(self.folder), SEARCH),
+                Setting("run_name", f"trial-{number}", SEARCH),
+            ]
+        )
+        if seconds_left is not None:
+            config = config.changed([Setting("training.deadline", f"{seconds_left:.3f}s", SEARCH)])
+        return config
+
+    def _wait(self, place: DetachedTraining) -> None:
+        while place.is_alive:
+            time.sleep(LOOK_SECONDS)
+
+    def _has_ended(self, trial: "Trial", place: DetachedTraining) -> bool:
+        """Whether there is nothing more to train of it."""
+        if place.run_path is None:
+            return False
+        is_pruned = PRUNED in self._frozen(trial).user_attrs
+        return is_pruned or RunDirectory(place.run_path).is_finished()
+
+    def _frozen(self, trial: "Trial") -> "FrozenTrial":
+        """As the journal has it by now: the trial's process writes there too."""
+        return self._study().get_trials(deepcopy=False)[trial.number]
+
+    def _tell_end(self, trial: "Trial", place: DetachedTraining) -> None:
+        """How a training has ended that is at its end, or failed.
+
+        Raises:
+            _Interrupted: it was stopped from outside.
+        """
+        from optuna.trial import TrialState
+
+        if place.run_path is None:
+            self._failed(trial, detached.last_line(place))
+            return
+        trial.set_user_attr(RUN, str(place.run_path))
+        if PRUNED in self._frozen(trial).user_attrs:
+            trial.study.tell(trial, state=TrialState.PRUNED)
+            return
+        summary = read_summary(RunDirectory(place.run_path))
+        status = summary.get("status")
+        if status == RunStatus.STOPPED:
+            raise _Interrupted(f"was stopped ({summary.get('reason') or summary.get('signal')})")
+        if status != RunStatus.FINISHED:
+            self._failed(trial, str(summary.get("error") or detached.last_line(place)))
+            return
+        value = _measured(summary.get("after") or {}, self.goal.metric)
+        if value is None:
+            self._failed(trial, f"it has measured no {self.goal.metric} that is a number")
+        else:
+            trial.study.tell(trial, value)
+
+    def _failed(self, trial: "Trial", reason: str) -> None:
+        from optuna.trial import TrialState
+
+        trial.set_user_attr(REASON, reason)
+        trial.study.tell(trial, state=TrialState.FAIL)
+
+    def _add_seconds(self, trial: "Trial", seconds: float) -> None:
+        before = self._frozen(trial).user_attrs.get(SECONDS, 0.0)
+        trial.set_user_attr(SECONDS, round(before + seconds, 3))
+
+    def _tell_progress(self, number: int, num_trials: int, report: ReportLine) -> None:
+        """What has become of a trial, and how long the others will take.
+
+        Raises:
+            ValueError: the first trials have all failed.
+        """
+        results = self.results()
+        result, best = results[number], self.best()
+        line = f"Trial {number}: {outcome(result, self.goal)}"
+        if best is not None and best.number != number:
+            line += f"; the best is {format_number(best.value or 0.0)} by trial {best.number}"
+        trained = [one.seconds for one in results if one.seconds and one.state != "fail"]
+        left = min(num_trials, self._num_combinations()) - len(results)
+        if trained and left > 0:
+            mean = sum(trained) / len(trained)
+            line += f"; {left:g} more take about {format_duration(mean * left)}"
+        report(line)
+        if len(results) >= MOST_FAILURES and all(one.state == "fail" for one in results):
+            raise ValueError(
+                f"none of the first {len(results)} trials could be trained; the last:"
+                f" {result.reason}"
+            )
+
+    @contextlib.contextmanager
+    def _only_runner(self) -> Iterator[None]:
+        lock = Lock(self.folder / RUNNER_NAME)
+        try:
+            if not lock.take(wait=False, where_there_are_none=True):
+                holder = (self.folder / RUNNER_NAME).read_text() or "another process"
+                raise ValueError(
+                    f"the sweep in {self.folder} is run by {holder} already; --name begins another"
+                    " beside it"
+                )
+            (self.folder / RUNNER_NAME).write_text(this_process())
+            yield
+        finally:
+            lock.release()
+
+
+def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Any]]:
+    """All combinations of values, as Optuna's journal has them.
+
+    Raises:
+        ValueError: there are endlessly many, or more than anybody trains.
+    """
+    combinations: list[dict[str, Any]] = [{}]
+    for dimension in dimensions:
+        values = dimension.stored_values()
+        if values is None:
+            raise ValueError(
+                f"--search {dimension.describe()} has endlessly many values: a grid needs a list of"
+                " them, or a range with a step"
+            )
+        combinations = [{**one, dimension.name: value} for one in combinations for value in values]
+        if len(combinations) > MOST_VALUES:
+            raise ValueError(
+                f"this grid has more than {MOST_VALUES} combinations: search fewer values, or leave"
+                " --sampler grid out"
+            )
+    return combinations
+
+
+def outcome(result: TrialResult, goal: Goal) -> str:
+    """How a trial ended, in words."""
+    value = "" if result.value is None else f"{goal.metric} {format_number(result.value)}"
+    if result.state == "complete":
+        return value
+    if result.state == "pruned":
+        return f"pruned at {value}" if value else "pruned"
+    return f"failed: {result.reason}" if result.state == "fail" else "not at its end"
+
+
+def _result(trial: "FrozenTrial") -> TrialResult:
+    attributes = trial.user_attrs
+    known = trial.intermediate_values
+    last = known[max(known)] if known else None
+    has_value = trial.state.name == "COMPLETE"
+    return TrialResult(
+        number=trial.number,
+        state=trial.state.name.lower(),
+        value=trial.value if has_value else last,
+        values=dict(trial.params),
+        seconds=attributes.get(SECONDS),
+        run=attributes.get(RUN),
+        reason=attributes.get(REASON),
+        same_as=attributes.get(SAME_AS),
+    )
+
+
+def _measured(after: Mapping[str, Any], metric: str) -> float | None:
+    """A finite number of summary.json; of exact matches that over all tasks."""
+    value = after.get(metric)
+    if isinstance(value, Mapping):
+        value = value.get("all")
+    return float(value) if is_number(value) and math.isfinite(value) else None
+
+
+def _short(value: Any) -> str:
+    return format_number(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,84 @@
+"""What is typed behind --search is what is tried, and what cannot be is refused by name."""
+
+from typing import Any
+
+import pytest
+
+from infrastructure.config.base import ConfigurationError
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.deployment.search_space import (
+    Dimension,
+    check_comparable,
+    parse_search,
+    settings_of,
+)
+
+GIVEN: list[tuple[str, Dimension]] = [
+    (
+        "training.learning_rate=1e-5..1e-3:log",
+        Dimension("training.learning_rate", low=1e-5, high=1e-3, is_log=True),
+    ),
+    ("lr=0.5..1", Dimension("training.learning_rate", low=0.5, high=1)),
+    (
+        "model.embedded.num_layers=2..8:2",
+        Dimension("model.embedded.num_layers", low=2, high=8, step=2, is_whole=True),
+    ),
+    ("--lora-r=4,8,16", Dimension("model.lora_config.r", choices=(4, 8, 16))),
+    ("lora=true,false", Dimension("model.lora_config", choices=(True, False))),
+    ("batch_size=4,auto", Dimension("training.batch_size", choices=(4, "auto"))),
+    (
+        "model.lora_config.rank_pattern.0=4,8",
+        Dimension("model.lora_config.rank_pattern", "0", choices=(4, 8)),
+    ),
+    (
+        "settings.stages=1..3",
+        Dimension("training.settings", "stages", low=1, high=3, is_whole=True),
+    ),
+    (
+        'lora_target_modules=["all-linear", ["q_proj", "v_proj"]]',
+        Dimension("model.lora_config.target_modules", choices=("all-linear", ["q_proj", "v_proj"])),
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "meant"), GIVEN, ids=[text for text, _ in GIVEN])
+def test_what_is_typed_is_what_is_tried(text: str, meant: Dimension) -> None:
+    (dimension,) = parse_search([text])
+    assert dimension == meant
+    assert parse_search([dimension.describe()]) == [dimension]
+
+
+def test_ranks_of_layers_are_added_to_those_that_are_given() -> None:
+    dimensions = parse_search(["lora_rank_pattern.0=4,8", "lora_rank_pattern.1=4,8", "lr=1,2"])
+    config = DeploymentConfig(model={"lora_config": {"rank_pattern": {"q_proj": 2, "1": 32}}})
+    values: dict[str, Any] = {one.name: one.choices[0] for one in dimensions}
+    tried = config.changed(settings_of(dimensions, values, config))
+    assert tried.model.lora_config is not None
+    assert tried.model.lora_config.rank_pattern == {"q_proj": 2, "0": 4, "1": 4}
+    assert tried.training.learning_rate == 1
+    assert tried.source("training.learning_rate").place == "--search"
+
+
+def test_a_range_has_the_values_between_its_ends() -> None:
+    (whole, half) = parse_search(["num_epochs=1..7:3", "lora_dropout=0..0.5:0.1"])
+    assert whole.values() == [1, 4, 7]
+    assert half.values() == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5])
+    (endless,) = parse_search(["lr=1e-5..1e-3"])
+    assert endless.values() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("train_on=answers,all", "which tokens are measured"),
+        ("embedded_vocab_size=300,400", "which tokens are measured"),
+        ("validation_split=0.1,0.2", "which rows are held out"),
+        ("data_path=a.jsonl,b.jsonl", "which rows are held out"),
+    ],
+)
+def test_losses_that_cannot_be_compared_are_not_searched(text: str, words: str) -> None:
+    dimensions = parse_search([text])
+    with pytest.raises(ConfigurationError, match=words):
+        check_comparable(dimensions, DeploymentConfig(), "eval_loss")
+    if "tokens" in words:
+        check_comparable(dimensions, DeploymentConfig(), "exact_match")

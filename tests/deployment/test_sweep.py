@@ -1,0 +1,128 @@
+"""A sweep: real commands and processes. It is killed with its trial and goes on with that very run;
+a trial that is behind is pruned; the best one is what the command says that it is."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.core.files import make_directory
+from tests.deployment.queue_process import HOLD_AT
+from tests.deployment.runs import start_temper, when_saved, write_settings
+from tests.deployment.test_training_queue import kill_job
+from tests.forks import forked_python
+
+pytest.importorskip("optuna")
+RATES = "0.01,0.011,0.012,0.013,0.014,1e-9"  # a grid, so in this order
+SWEEP = ("sweep", "--search", f"learning_rate={RATES}", "--sampler", "grid", "--name", "rates")
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """The command in a fork, whose trials are forks."""
+    command = [sys.executable, "-m", "tests.deployment.queue_process", *arguments]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return forked_python(command, cwd=folder, **pipes)
+
+
+def outcome(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    process = start(folder, *arguments)
+    out, err = process.communicate(timeout=240)
+    return process.returncode, out, err
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    write_settings(tmp_path, num_epochs=2)
+    return tmp_path
+
+
+def weights(run: Path) -> str:
+    return hashlib.sha256((run / "final/model.safetensors").read_bytes()).hexdigest()
+
+
+def first_run(folder: Path, process: subprocess.Popen[str]) -> Path:
+    """The run of the first trial, as soon as it waits at HOLD_AT."""
+    make_directory(folder / "seen")
+    (folder / "seen/runs").symlink_to(folder / "runs/sweep-rates")
+    return when_saved(folder / "seen", HOLD_AT, process).resolve()
+
+
+def test_a_killed_sweep_goes_on_with_its_trial_and_ends_as_nobody_had_killed_it(
+    folder: Path,
+) -> None:
+    (folder / "hold").touch()
+    process = start(folder, *SWEEP)
+    run = first_run(folder, process)
+    code, _, error = outcome(folder, *SWEEP)
+    assert code == 2
+    assert "already; --name begins another" in error
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    kill_job(run)
+    (folder / "hold").unlink()
+
+    code, output, error = outcome(folder, *SWEEP, "--json")
+    assert code == 0, error
+    assert f"it goes on with {run}" in error
+    found = json.loads(output)
+    trials = found["trials"]
+    assert trials[0]["run"] == str(run)
+    assert [one["state"] for one in trials] == 5 * ["complete"] + ["pruned"]
+    assert len(list((folder / "runs/sweep-rates").glob("*/run.json"))) == 6
+    assert not (Path(trials[5]["run"]) / "final").exists()
+    best = min(trials[:5], key=lambda one: one["value"])
+    assert found["best"] == best
+    summary = json.loads((Path(best["run"]) / "summary.json").read_text())
+    assert summary["after"]["eval_loss"] == best["value"]
+
+    words = found["command"].split()
+    assert words[:3] == ["temper", "train", "--learning-rate"]
+    (folder / "alone").mkdir()
+    write_settings(folder / "alone", num_epochs=2)
+    out, err = start_temper(
+        "train", "--learning-rate", "0.01", folder=folder / "alone"
+    ).communicate(timeout=120)
+    (alone,) = (folder / "alone/runs").glob("*/run.json")
+    assert weights(run) == weights(alone.parent), out + err
+
+    code, output, error = outcome(folder, *SWEEP, "--trials", "40", "--json")  # all are there
+    assert code == 0, error
+    assert json.loads(output)["trials"] == trials
+
+
+def test_the_deadline_ends_the_sweep_and_another_search_is_not_mixed_in(folder: Path) -> None:
+    more = ("--epochs", "2000", "--deadline", "4s")
+    words = ("sweep", "--search", "embedded_num_layers=1..2", "--name", "short", "--json")
+    code, output, error = outcome(folder, *words, *more)
+    assert code == 130, error
+    (trial,) = json.loads(output)["trials"]
+    assert trial["state"] == "running"
+    assert json.loads(output)["is_over"] is False
+    code, _, error = outcome(folder, *words, *more, "--batch-size", "8")
+    assert code == 2
+    assert "begun with another --batch-size" in error
+    (folder / "rows.jsonl").write_text((folder / "rows.jsonl").read_text() + "\n")
+    code, _, error = outcome(folder, *words, *more)
+    assert code == 2
+    assert "the data has changed" in error
+
+
+def test_values_that_do_not_go_together_fail_by_name_and_the_others_are_trained(
+    folder: Path,
+) -> None:
+    """Width and number of heads of the embedded model: 3 heads do not divide 32."""
+    search = ("--search", "embedded_num_heads=2,3", "--search", "embedded_num_kv_heads=1,2")
+    words = ("sweep", *search, "--sampler", "grid", "--epochs", "1", "--metric", "exact_match")
+    code, output, error = outcome(folder, *words, "--validation-prompts", "2", "--json")
+    assert code == 0, error
+    trials = json.loads(output)["trials"]
+    assert [one["state"] for one in trials] == ["complete", "complete", "fail", "fail"]
+    assert "even multiple of" in trials[2]["reason"]
+    assert trials[0]["value"] is not None

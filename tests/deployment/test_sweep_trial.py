@@ -1,0 +1,111 @@
+"""A trial tells Optuna what it measures, and is stopped where it is behind the others."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.core.errors import MissingPackageError
+from infrastructure.deployment.sweep_study import (
+    JOURNAL_NAME,
+    PRUNED,
+    Goal,
+    mend_journal,
+    open_study,
+)
+from infrastructure.deployment.sweep_trial import TrialObserver
+from infrastructure.training.core.state import TrainingState
+
+optuna = pytest.importorskip("optuna")
+GOAL = Goal()
+RATE = {"training.learning_rate": optuna.distributions.FloatDistribution(1e-5, 1e-3, log=True)}
+
+
+def evaluated(state: TrainingState, step: int, loss: float) -> TrainingState:
+    state.step, state.total_steps, state.evaluation = step, 10, {"eval_loss": loss}
+    return state
+
+
+def state() -> TrainingState:
+    return TrainingState(torch.nn.Linear(1, 1))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Five trials are done, and the sixth is being trained."""
+    study = open_study(tmp_path, GOAL)
+    for number in range(5):
+        trial = study.ask(RATE)
+        trial.report(1.0 + number / 10, 1)
+        study.tell(trial, 1.0)
+    study.ask(RATE)
+    return tmp_path
+
+
+def test_a_trial_that_is_behind_is_pruned_and_a_good_one_is_not(folder: Path) -> None:
+    good, bad = state(), state()
+    observer = TrialObserver(folder, 5, GOAL)
+    observer.eval_end(evaluated(good, 0, 9.0))  # before the first step
+    observer.eval_end(evaluated(good, 5, 1.1))
+    assert not good.is_interrupted
+    again = TrialObserver(folder, 5, GOAL)  # it was killed, and goes on from before that
+    again.eval_end(evaluated(good, 5, 1.1))
+    assert not good.is_interrupted
+    study = open_study(folder, GOAL)
+    assert study.trials[5].intermediate_values == {1: 1.1}
+    study.tell(5, 1.1)
+    study.ask(RATE)
+    TrialObserver(folder, 6, GOAL).eval_end(evaluated(bad, 5, 3.0))
+    assert bad.is_interrupted
+    assert "pruned: eval_loss 3 at evaluation 1" in str(bad.stop_message)
+    assert open_study(folder, GOAL).trials[6].user_attrs == {PRUNED: 1}
+
+
+def test_evaluations_are_counted_across_a_restart(folder: Path) -> None:
+    observer = TrialObserver(folder, 5, GOAL)
+    observer.eval_end(evaluated(state(), 5, 1.0))
+    other = TrialObserver(folder, 5, GOAL)
+    other.load_state_dict(dict(observer.state_dict()))
+    other.eval_end(evaluated(state(), 8, 0.9))
+    assert open_study(folder, GOAL).trials[5].intermediate_values == {1: 1.0, 2: 0.9}
+
+
+def test_a_half_line_of_a_power_cut_is_taken_away(folder: Path) -> None:
+    path = folder / JOURNAL_NAME
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"op_code":7,"tri')
+    mend_journal(folder)
+    assert path.read_bytes() == whole
+    assert len(open_study(folder, GOAL).trials) == 6
+    path.write_bytes(whole.replace(b"{", b"[", 1))
+    with pytest.raises(ValueError, match="cannot be read"):
+        open_study(folder, GOAL)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_a_sweep_that_was_killed_draws_what_it_would_have_drawn(
+    sampler: str, tmp_path: Path
+) -> None:
+    def draw(folder: Path, restarts: bool) -> list[Any]:
+        folder.mkdir()
+        goal = Goal(sampler=sampler)
+        study = None
+        drawn = []
+        for number in range(14):  # TPE begins with ten at random
+            study = open_study(folder, goal, 3, number) if restarts or study is None else study
+            study.sampler = goal.make_sampler(3, number)
+            trial = study.ask(RATE)
+            drawn.append(trial.params)
+            study.tell(trial, abs(trial.params["training.learning_rate"] - 1e-4))
+        return drawn
+
+    assert draw(tmp_path / "a", True) == draw(tmp_path / "b", False)
+
+
+def test_without_optuna_the_command_that_installs_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("infrastructure.core.optional.is_installed", lambda package: False)
+    with pytest.raises(MissingPackageError, match=r"temper sweep needs .*-r requirements-sweep"):
+        open_study(tmp_path, GOAL)
