@@ -29,12 +29,11 @@ from infrastructure.deployment.search_space import (
     settings_of,
 )
 from infrastructure.deployment.sweep import Sweep, TrialResult, grid
-from infrastructure.deployment.sweep_study import DIRECTIONS, PRUNERS, SAMPLERS, Goal
+from infrastructure.deployment.sweep_study import PRUNERS, SAMPLERS, Goal
 from infrastructure.monitoring.drawing.formatting import format_duration, format_number
 from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.training.data.defaults import make_ready
 
-LOSS, EXACT_MATCH = "eval_loss", "exact_match"
 NUM_TRIALS = 20
 
 
@@ -53,19 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trials", type=int, default=NUM_TRIALS, metavar="N", help="how many (default: 20)"
     )
     parser.add_argument(
-        "--metric",
-        metavar="NAME",
-        default=LOSS,
-        help="held-out number that decides: eval_loss, exact_match, eval_NAME of --metrics",
-    )
-    parser.add_argument(
-        "--direction", choices=DIRECTIONS, help="of a metric of one's own: which way is better"
-    )
-    parser.add_argument(
         "--sampler", choices=SAMPLERS, default="tpe", help="what draws the values (default: tpe)"
     )
     parser.add_argument(
-        "--pruner", choices=PRUNERS, help="what ends a trial that is behind (default: median)"
+        "--pruner",
+        choices=PRUNERS,
+        default="median",
+        help="what ends a trial that is behind (default: median)",
     )
     add_json(parser)
     add_preset_flag(parser)
@@ -105,34 +98,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def goal_of(options: argparse.Namespace, config: DeploymentConfig) -> Goal:
-    """What decides which trial is best.
-
-    Raises:
-        ConfigurationError: nobody measures it, or it is not known which way is better.
-    """
-    measured = [LOSS, EXACT_MATCH, *(f"eval_{name}" for name in config.training.metrics)]
-    metric, direction, pruner = options.metric, options.direction, options.pruner
-    if metric not in measured:
-        raise ConfigurationError(
-            f"--metric {metric} is not measured; these are: {', '.join(measured)}, and what"
-            " --metrics adds"
-        )
-    usual = {LOSS: "minimize", EXACT_MATCH: "maximize"}.get(metric)
-    if direction is None and usual is None:
-        raise ConfigurationError(
-            f"--metric {metric} is one's own: --direction says which way is better"
-        )
-    if usual is not None and direction not in (None, usual):
-        raise ConfigurationError(f"--direction {direction}: {metric} is better the other way")
-    if metric == EXACT_MATCH and pruner not in (None, "none"):
-        raise ConfigurationError(
-            f"--pruner {pruner} looks at evaluations on the way, and exact_match is measured at the"
-            " end alone: leave it out"
-        )
-    if metric == EXACT_MATCH and config.training.validation_prompts == 0:
-        raise ConfigurationError("--metric exact_match needs --validation-prompts above 0")
-    usual_pruner = "none" if metric == EXACT_MATCH else "median"
-    return Goal(metric, direction or str(usual), options.sampler, pruner or usual_pruner)
+    """What decides which trial is best: what decides which checkpoint is."""
+    training = config.training
+    direction = "maximize" if training.best_is_greater else "minimize"
+    return Goal(training.best_metric_key, direction, options.sampler, options.pruner)
 
 
 def check(
@@ -154,7 +123,7 @@ def check(
             "a sweep compares what is measured on held-out data, and there is none: set"
             " --validation-split or --eval-data"
         )
-    check_comparable(dimensions, config, goal.metric)
+    check_comparable(dimensions, config)
     if goal.sampler == "grid":
         grid(dimensions)
     first = {one.name: one.choices[0] if one.choices else one.low for one in dimensions}

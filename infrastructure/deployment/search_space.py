@@ -38,7 +38,7 @@ OTHER_ROWS = (
 OTHER_TOKENS = (
     *("model.name", "model.revision", "model.adapter", "model.embedded.vocab_size"),
     *("data.max_length", "data.over_length", "data.train_on", "data.chat_template"),
-    "training.loss",
+    *("training.loss", "training.best_metric", "training.best_metric_mode"),
 )
 
 
@@ -259,9 +259,7 @@ def _scalar(value: Any) -> Any:
         return value
 
 
-def check_comparable(
-    dimensions: Collection[Dimension], config: DeploymentConfig, metric: str
-) -> None:
+def check_comparable(dimensions: Collection[Dimension], config: DeploymentConfig) -> None:
     """Refuse to search what would make the measured numbers answers to different questions.
 
     Raises:
@@ -279,10 +277,11 @@ def check_comparable(
                 f"--search {dimension.name}: it decides which rows are held out, so the trials"
                 " could not be compared; to try other data, hold the same rows out with --eval-data"
             )
-        if dimension.key in OTHER_TOKENS and metric != "exact_match":
+        if dimension.key in OTHER_TOKENS and not config.training.best_needs_answers:
             raise ConfigurationError(
-                f"--search {dimension.name}: it decides which tokens are measured, so {metric} of"
-                " two trials could not be compared; --metric exact_match can"
+                f"--search {dimension.name}: it decides which tokens are measured, so"
+                f" {config.training.best_metric} of two trials could not be compared; --best-metric"
+                " exact_match can"
             )
 
 

@@ -482,8 +482,8 @@ def _result(trial: "FrozenTrial") -> TrialResult:
 
 
 def _measured(after: Mapping[str, Any], metric: str) -> float | None:
-    """A finite number of summary.json; of exact matches that over all tasks."""
-    value = after.get(metric)
+    """A finite number of summary.json; exact matches stand there by task."""
+    value = after.get(metric, after.get(metric.removeprefix("eval_")))
     if isinstance(value, Mapping):
         value = value.get("all")
     return float(value) if is_number(value) and math.isfinite(value) else None

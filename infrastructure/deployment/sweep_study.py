@@ -24,7 +24,6 @@ RECORD_NAME, JOURNAL_NAME, JOURNAL_LOCK = "sweep.json", "journal.jsonl", "journa
 STUDY_NAME = "sweep"
 SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("median", "halving", "hyperband", "none")
-DIRECTIONS = ("minimize", "maximize")
 # Of a trial's journal.
 PRUNED, RUN, SECONDS, REASON, SAME_AS = "pruned", "run", "seconds", "reason", "same_as"
 
@@ -34,7 +33,8 @@ class Goal:
     """What a sweep looks for, and how.
 
     Attributes:
-        metric: of the held-out data, as summary.json calls it under `after`.
+        metric: what an evaluation calls the number that decides.
+        direction: minimize or maximize.
         sampler: draws the values: one of SAMPLERS.
         pruner: ends a trial that is behind the others: one of PRUNERS.
     """

@@ -1850,23 +1850,6 @@ SWEEPS = [
     Wrong("other rows in each trial", "sweep --search seed=1,2", ["rows are held out"]),
     Wrong("other tokens in each trial", "sweep --search max_length=64,128", ["tokens"]),
     Wrong("no trials", "sweep --search lr=1,2 --trials 0", ["--trials 0", "at least 1"]),
-    Wrong("a metric of nobody", "sweep --search lr=1,2 --metric f1", ["--metric f1"]),
-    Wrong(
-        "a metric that goes either way",
-        "sweep --search lr=1,2 --metrics math:exp --metric eval_math:exp",
-        ["--direction"],
-    ),
-    Wrong("a loss to make large", "sweep --search lr=1,2 --direction maximize", ["--direction"]),
-    Wrong(
-        "exact matches on the way",
-        "sweep --search lr=1,2 --metric exact_match --pruner median",
-        ["--pruner median", "at the end"],
-    ),
-    Wrong(
-        "exact matches of no prompts",
-        "sweep --search lr=1,2 --metric exact_match --validation-prompts 0",
-        ["--validation-prompts"],
-    ),
     Wrong("a new run of a sweep", "sweep --search lr=1,2 --new-run", ["--new-run", "--name"]),
     Wrong(
         "a sweep without held-out data",

@@ -79,6 +79,6 @@ def test_a_range_has_the_values_between_its_ends() -> None:
 def test_losses_that_cannot_be_compared_are_not_searched(text: str, words: str) -> None:
     dimensions = parse_search([text])
     with pytest.raises(ConfigurationError, match=words):
-        check_comparable(dimensions, DeploymentConfig(), "eval_loss")
+        check_comparable(dimensions, DeploymentConfig())
     if "tokens" in words:
-        check_comparable(dimensions, DeploymentConfig(), "exact_match")
+        check_comparable(dimensions, DeploymentConfig(training={"best_metric": "exact_match"}))
