@@ -28,17 +28,19 @@ from infrastructure.core.json_text import parse_json
 SEARCH = Source(Layer.FLAG, "--search")
 MOST_VALUES = 1000  # of a grid
 _RANGE = re.compile(r"(?P<low>[^.,\s]\S*?)\.\.(?P<high>[^:\s]+)(?::(?P<how>\S+))?")
-# They decide which rows are held out: numbers of two trials would be of different questions.
+# They decide which rows are held out, or what is measured: two trials could not be
+# compared.
 OTHER_ROWS = (
     *("data.eval_path", "data.validation_split", "data.format", "data.encoding", "data.shape"),
     *("data.prompt_column", "data.answer_column", "data.context_column", "data.text_column"),
     *("data.streaming", "training.seed", "training.method"),
+    *("training.best_metric", "training.best_metric_mode"),
 )
 # They decide which tokens of these rows are measured, or how: so are losses per token.
 OTHER_TOKENS = (
     *("model.name", "model.revision", "model.adapter", "model.embedded.vocab_size"),
     *("data.max_length", "data.over_length", "data.train_on", "data.chat_template"),
-    *("training.loss", "training.best_metric", "training.best_metric_mode"),
+    "training.loss",
 )
 
 
@@ -274,8 +276,9 @@ def check_comparable(dimensions: Collection[Dimension], config: DeploymentConfig
         other_rows = dimension.key in OTHER_ROWS
         if other_rows or (dimension.key == "data.path" and config.data.eval_path is None):
             raise ConfigurationError(
-                f"--search {dimension.name}: it decides which rows are held out, so the trials"
-                " could not be compared; to try other data, hold the same rows out with --eval-data"
+                f"--search {dimension.name}: it decides which rows are held out, or what is"
+                " measured of them, so the trials could not be compared; to try other data, hold"
+                " the same rows out with --eval-data"
             )
         if dimension.key in OTHER_TOKENS and not config.training.best_needs_answers:
             raise ConfigurationError(
