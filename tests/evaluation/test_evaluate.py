@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.evaluation.evaluate import (
+    _notes_of,
     evaluate_model,
     inherit_from_run,
     measure_model,
@@ -17,6 +18,8 @@ from infrastructure.evaluation.evaluate import (
     trained_on,
 )
 from infrastructure.evaluation.request import Request
+from infrastructure.evaluation.row_losses import RowLoss
+from infrastructure.evaluation.rows import MeasuredRow, ModelRows
 from infrastructure.training.data.readers.sources import data_files_hash
 
 
@@ -130,6 +133,7 @@ def test_a_saved_model_is_measured_by_task(saved_llama: Path, rows: Path, tmp_pa
     numbers = json.loads(Path(evaluation.file).read_text())
     assert set(numbers["exact_match"]) == {"all", "even", "odd"}
     assert numbers["num_questions"] == 4
+    assert numbers["example"]["prompt"] == "Reverse 10"
     assert lines[-1] == f"written to {evaluation.file}"
     assert any(line.startswith("4 of 9 prompts were answered") for line in lines)
     table = "\n".join(lines)
@@ -195,6 +199,20 @@ def test_two_models_are_compared_on_the_same_rows(
     assert page.count("<h3>Expected</h3>") == 9
 
 
+def rows_of(model: str, *num_tokens: int) -> ModelRows:
+    rows = [MeasuredRow(f"rows:{n}", loss=RowLoss(1.0, 0, m)) for n, m in enumerate(num_tokens)]
+    return ModelRows(model, {}, rows)
+
+
+def test_it_is_noted_what_of_two_models_cannot_be_compared() -> None:
+    first = rows_of("first", 3, 4)
+    assert _notes_of([first, rows_of("second", 3, 4)]) == []
+    [tokens] = _notes_of([first, rows_of("second", 3, 5)])
+    assert tokens.startswith("the two models learn different numbers of tokens")
+    [fewer] = _notes_of([first, rows_of("second", 3)])
+    assert fewer == "compared on the 1 rows that both can use (of 2 and 1)"
+
+
 def test_what_cannot_be_measured_is_refused_at_once(saved_llama: Path, rows: Path) -> None:
     with pytest.raises(ValueError, match=r"measure 'exakt_match'.*exact_match"):
         Request(measures=("exakt_match",))
@@ -220,3 +238,5 @@ def test_rows_that_were_trained_on_are_named(run: Path, tmp_path: Path) -> None:
         assert len(trained_on(config_for(model, path=str(copied)))) == 1
         assert trained_on(config_for(model, path=str(others))) == []
     assert trained_on(config_for(tmp_path, path=str(rows))) == []
+    rows.write_text('{"text": "a"}\n{"text": "c"}\n')
+    assert len(trained_on(config_for(run, path=str(rows)))) == 1  # it has grown since

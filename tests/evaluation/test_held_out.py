@@ -9,11 +9,13 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.evaluation.generation import Answer
 from infrastructure.evaluation.held_out import (
     MAX_ANSWER_TOKENS,
     HeldOut,
     affordable,
     answer_questions,
+    best_of_answers,
     measure,
 )
 from infrastructure.training.data.store.examples import GenerationPrompt
@@ -46,6 +48,10 @@ def test_as_many_prompts_are_answered_as_configured(trainer: EnhancedTrainer) ->
 def test_what_the_best_is_chosen_by_is_measured_of_the_answers(trainer: EnhancedTrainer) -> None:
     trainer.training_config.best_metric = "final_answer"
     assert measure(trainer).metrics["eval_final_answer"] == 0
+    question = GenerationPrompt("Half of 84?", [1], "#### 42", 5)
+    answers = [Answer(question, f"#### {number}") for number in (42, 41, 40, 39)]
+    assert best_of_answers(trainer, answers) == {"eval_final_answer": 0.25}
+    assert best_of_answers(trainer, []) == {}
 
 
 def test_no_prompts_no_generation(trainer: EnhancedTrainer) -> None:

@@ -1,6 +1,6 @@
 """When the loop saves besides its configured rhythm, and what a checkpoint says of itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -191,17 +191,23 @@ def test_a_long_evaluation_saves_the_steps_before_it(tmp_path: Path) -> None:
     assert torch.equal(resumed.weights, undisturbed.weights)
 
 
-def test_while_gradients_are_computed_a_step_may_be_broken_off_the_first_one_too() -> None:
+def test_while_data_or_gradients_are_prepared_a_step_may_be_broken_off_the_first_one_too() -> None:
     training = Training(max_steps=2)
-    loss, allowed = training.adapter.compute_loss, []
+    loss, batches = training.adapter.compute_loss, training.source.train_batches
+    allowed: list[bool] = []
+
+    def prepare(*position: int) -> Iterator[Sequence[int]]:
+        allowed.append(training.loop.may_break_off)
+        yield from batches(*position)
 
     def compute(model: torch.nn.Module, batch: dict[str, Any]) -> Any:
         allowed.append(training.loop.may_break_off)
         return loss(model, batch)
 
+    training.source.train_batches = prepare  # type: ignore[assignment, method-assign]
     training.step.strategy.compute_loss = compute
     training.run()
-    assert allowed == [True] * 6
+    assert allowed == [True] * 7
 
 
 def test_the_last_save_is_not_broken_off(tmp_path: Path) -> None:
