@@ -150,9 +150,9 @@ def _parse(text: str) -> Dimension:
             f"--search {given}: it does not change what a training comes to, so there is nothing"
             " to find: give it once, as a flag"
         )
-    found = _RANGE.fullmatch(values.strip())
-    if found is not None:
-        return _range(spec, entry, text, found)
+    match = _RANGE.fullmatch(values.strip())
+    if match is not None:
+        return _range(spec, entry, text, match)
     choices = tuple(_checked(spec, entry, value) for value in _listed(values.strip(), text))
     if len({_stored(choice) for choice in choices}) < max(2, len(choices)):
         raise ConfigurationError(
@@ -180,18 +180,18 @@ def _field_of(given: str) -> tuple[FieldSpec, str | None]:
     raise ConfigurationError(f"--search {given}: {schema.unknown_key(given)}")
 
 
-def _range(spec: FieldSpec, entry: str | None, text: str, found: re.Match[str]) -> Dimension:
+def _range(spec: FieldSpec, entry: str | None, text: str, match: re.Match[str]) -> Dimension:
     types = kinds(spec.info.annotation)
     if spec.is_switch or (entry is None and not types & {int, float}):
         raise ConfigurationError(
             f"--search {text}: a range is of numbers, and it takes {allowed_values(spec.info)}:"
             " list the values, with commas"
         )
-    low, high = (_number(found[name], text) for name in ("low", "high"))
+    low, high = (_number(match[name], text) for name in ("low", "high"))
     if low >= high:
         raise ConfigurationError(f"--search {text}: {plain(low)} is not below {plain(high)}")
     is_whole = isinstance(low, int) and isinstance(high, int) and (entry or float not in types)
-    how = found["how"]
+    how = match["how"]
     is_log = how == "log"
     step = None if how is None or is_log else _number(how, text)
     if step is not None and not 0 < step <= high - low:

@@ -180,7 +180,7 @@ class Sweep:
                 except _Interrupted as end:
                     report(f"Trial {trial.number} {end}: the same command goes on with it")
                     return False
-                self._tell_progress(trial.number, num_trials, report)
+                self._report_progress(trial.number, num_trials, report)
             return True
 
     def results(self) -> list[TrialResult]:
@@ -255,7 +255,7 @@ class Sweep:
         report(f"Trial {trial.number}: {shown}")
         earlier = self._trained_before(trial)
         if earlier is not None:
-            self._tell_the_same(trial, earlier)
+            self._end_as_earlier(trial, earlier)
             report(f"Trial {trial.number}: as trial {earlier.number}, which was trained already")
             return
         try:
@@ -263,14 +263,14 @@ class Sweep:
         except (ValueError, TemperError, OSError) as error:
             self._failed(trial, redact(str(error)))
             return
-        self._tell_end(trial, place)
+        self._record_end(trial, place)
 
     def _trained_before(self, trial: "Trial") -> "FrozenTrial | None":
         others = self._begun(trial.study)[: trial.number]
         ended = [one for one in others if one.state.name in ("COMPLETE", "PRUNED")]
         return next((one for one in ended if one.params == trial.params), None)
 
-    def _tell_the_same(self, trial: "Trial", earlier: "FrozenTrial") -> None:
+    def _end_as_earlier(self, trial: "Trial", earlier: "FrozenTrial") -> None:
         trial.set_user_attr(SAME_AS, earlier.user_attrs.get(SAME_AS, earlier.number))
         trial.set_user_attr(RUN, earlier.user_attrs.get(RUN))
         if earlier.state.name == "COMPLETE":
@@ -354,7 +354,7 @@ class Sweep:
         """As the journal has it by now: the trial's process writes there too."""
         return self._study().get_trials(deepcopy=False)[trial.number]
 
-    def _tell_end(self, trial: "Trial", place: DetachedTraining) -> None:
+    def _record_end(self, trial: "Trial", place: DetachedTraining) -> None:
         """How a training has ended that is at its end, or failed.
 
         Raises:
@@ -392,7 +392,7 @@ class Sweep:
         before = self._frozen(trial).user_attrs.get(SECONDS, 0.0)
         trial.set_user_attr(SECONDS, round(before + seconds, 3))
 
-    def _tell_progress(self, number: int, num_trials: int, report: ReportLine) -> None:
+    def _report_progress(self, number: int, num_trials: int, report: ReportLine) -> None:
         """What has become of a trial, and how long the others will take.
 
         Raises:

@@ -159,7 +159,7 @@ def check_rank_pattern(model: torch.nn.Module, lora_config: LoraConfig) -> None:
     paths = {path.rpartition(".")[0] if path in of_experts else path for path in targets}
     for given, pattern in zip(lora_config.rank_pattern, peft_ranks(lora_config), strict=True):
         if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in paths):
-            blocks = {int(found[1]) for path in paths if (found := _BLOCK.search(path))}
+            blocks = {int(match[1]) for path in paths if (match := _BLOCK.search(path))}
             last = f"; its blocks are 0 to {max(blocks)}" if blocks else ""
             raise ValueError(
                 f"model.lora_config.rank_pattern: {given!r} means no layer of"
