@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
+from infrastructure.evaluation import evaluate
 from infrastructure.evaluation.evaluate import (
     _notes_of,
     evaluate_model,
@@ -182,18 +183,22 @@ def worse(saved_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_models_are_compared_on_the_same_rows(
-    saved_llama: Path, worse: Path, rows: Path, tmp_path: Path
+    saved_llama: Path, worse: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(evaluate, "inherit_from_run", lambda config: {"data.train_on": "last"})
     config = measuring(saved_llama, rows, tmp_path, validation_prompts=9)
     evaluation, lines = measure_model(config, Request(against=str(worse)))
     differences = {one["measure"]: one for one in evaluation.against["differences"]["all"]}
     loss = differences["loss"]
     assert loss["num_rows"] == 9
     assert loss["verdict"] == "first is better"
+    assert evaluation.scores["all"]["loss"]["value"] == pytest.approx(loss["first"])
+    assert evaluation.metrics["eval_loss"] == pytest.approx(loss["first"], rel=1e-5)
     assert loss["difference"]["value"] == pytest.approx(loss["second"] - loss["first"])
     assert differences["final_answer"]["num_rows"] == 9
     assert differences["exact_match"]["chance"] == 1.0
     assert any("first is better" in line for line in lines)
+    assert lines.count("data.train_on as in the run: last") == 1  # both have it of their run
     page = Path(evaluation.page).read_text()
     assert "The second against the first" in page
     assert page.count("<h3>Expected</h3>") == 9
