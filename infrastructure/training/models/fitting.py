@@ -140,14 +140,14 @@ def _describe_lora(lora: "PeftLora") -> JsonObject:
 
 def _variants(lora: "PeftLora") -> JsonObject:
     """What is special about a LoRA; nothing of an ordinary one."""
-    found: JsonObject = {
+    variants: JsonObject = {
         "use_dora": lora.use_dora,
         "use_rslora": lora.use_rslora,
         "init": lora.init_lora_weights if isinstance(lora.init_lora_weights, str) else None,
         "experts": [*sorted({n.rpartition(".")[2] for n in lora.target_parameters or []})],
         "trains_in_full": [*sorted({n.rpartition(".")[2] for n in lora.modules_to_save or []})],
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in variants.items() if value}
 
 
 def _leaves(lora: "PeftLora") -> JsonValue:
