@@ -19,7 +19,10 @@ from infrastructure.config.types import SameResult
 SECTIONS_THAT_COUNT = ("model.", "data.", "training.", "quantum.")
 OF_THE_QUANTUM_STEP = "quantum."  # these only where there is one
 # Defaults that have changed, and what they were: a run that was begun with one keeps it.
-EARLIER_DEFAULTS: dict[str, object] = {"data.over_length": "quarantine"}
+EARLIER_DEFAULTS: dict[str, object] = {
+    "data.over_length": "quarantine",
+    "model.adapter": "standard",
+}
 # Where something lies. Equal content in another place is the same training.
 PLACES = (
     *("model.name", "data.path", "data.eval_path", "data.chat_template"),

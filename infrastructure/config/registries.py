@@ -23,7 +23,7 @@ QUANTIZATIONS: Registry[Any] = Registry(
 CACHES: Registry[Any] = Registry("activation cache", "temper.activation_caches", ("disk",))
 # training.model_adapters
 ADAPTERS: Registry[Any] = Registry(
-    "model adapter", "temper.adapters", ("standard", "dialogue", "tactical_mappo")
+    "model adapter", "temper.adapters", ("standard", "dialogue", "multimodal", "tactical_mappo")
 )
 # training.models.token_functions
 LOSSES: Registry[Any] = Registry("loss", "temper.losses", ("cross_entropy",))

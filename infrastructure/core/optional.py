@@ -18,6 +18,7 @@ PIP_LINES = {
     "lm_eval": 'pip install "lm_eval>=0.4.9,<0.5"',
     "matplotlib": "pip install matplotlib",
     "peft": "pip install peft",
+    "PIL": "pip install pillow",
     "prometheus_client": "pip install prometheus_client",
     "pyarrow": "pip install pyarrow",
     "jsonschema": "pip install jsonschema",

@@ -11,6 +11,7 @@ from infrastructure.monitoring.drawing.tables import before_after_table
 from infrastructure.run.record_types import Summary
 
 MAX_EXAMPLE_LINES = 8
+SEES = "processor_config.json"  # in the folder of a model that pictures are given to
 RESULT = "result"  # among what is shown elsewhere
 
 
@@ -53,7 +54,8 @@ def _result_lines(summary: Summary) -> list[str]:
 def _place_lines(run_path: Path, summary: Summary) -> list[str]:
     lines = ["", "Where everything lies"]
     lines += [f"  {name:<12} {_relative(path)}" for name, path in summary["paths"].items()]
-    if model := summary["paths"].get("model"):
+    model = summary["paths"].get("model")
+    if model and not (Path(model) / SEES).is_file():
         lines.append(f"  {'ask it':<12} temper ask {shlex.quote(_relative(model))}")
     backup = summary.get("backup", {})
     if "published" in backup:

@@ -82,7 +82,10 @@ def _missing_targets(subject: Subject, names: Iterable[str]) -> str:
     if wanted is None:
         return ""
     there = {name for name in names if "lora_A" in name}
-    paths = target_paths(inner_model(subject.model), wanted.target_modules)
+    within = subject.adapter.lora_within
+    paths = target_paths(
+        inner_model(subject.model), wanted.target_modules, experts=wanted.experts, within=within
+    )
     missing = sorted(path for path in paths if not any(f"{path}.lora_A" in name for name in there))
     return f"{_some(missing)} should have a LoRA and has none" if missing else ""
 

@@ -217,8 +217,10 @@ def kept_values(tensor: torch.Tensor, stride: int) -> torch.Tensor:
 
 
 def shortened(example: TokenizedExample, max_length: int) -> TokenizedExample:
-    """The last `max_length` tokens up to the last one that is learnt."""
-    if len(example.input_ids) <= max_length or not example.supervised.any():
+    """The last `max_length` tokens up to the last one that is learnt; one with pictures as it is,
+    of whose tokens none may be missing."""
+    is_short = len(example.input_ids) <= max_length
+    if is_short or example.pictures or not example.supervised.any():
         return example
     end = int(np.flatnonzero(example.supervised)[-1]) + 1
     kept = slice(max(0, end - max_length), end)

@@ -168,7 +168,7 @@ class EnhancedTrainer:
         own = {QUANTUM: QuantumExtension}
         self._declare_settings(model_adapter, training_strategy, own)
         self.adapter = model_adapter or get_model_adapter(
-            adapter_name(model_config), model_config, training_config, self.device
+            adapter_name(model_config, data_config), model_config, training_config, self.device
         )
         self.adapter.data_config = data_config
         self.adapter.memory_config = memory_config or self.adapter.memory_config
@@ -214,7 +214,9 @@ class EnhancedTrainer:
         """Before the parts are made: what makes them may read settings that they declare."""
         config, model_config = self.training_config, self.model_config
         parts = [
-            type(adapter) if adapter else ADAPTERS.get(adapter_name(model_config)),
+            type(adapter)
+            if adapter
+            else ADAPTERS.get(adapter_name(model_config, self.data_config)),
             type(strategy) if strategy else STRATEGIES.get(config.strategy_for(model_config)),
             *own_extensions(config.extensions, own),
         ]

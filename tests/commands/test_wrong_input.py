@@ -157,7 +157,7 @@ CONFIGURATION = [
     Wrong("a sink twice", "config --metrics-sinks csv,csv", ["--metrics-sinks", "once"]),
     Wrong("too many to count", f"config --batch-size {10**12}", ["--batch-size", "2147483647"]),
     Wrong("a setting without effect", "train --buffer-size 9", ["--buffer-size", "streaming"]),
-    Wrong("a value of later", "train --model-adapter multimodal", ["adapter", "not there yet"]),
+    Wrong("a value of later", "train --enabled-extensions memory", ["extensions", "not there yet"]),
     Wrong("a secret for a name", f"train --run-name hf_{'aB' * 17}", ["--run-name must be a name"]),
     Wrong("a mode that there is not", "train --mode sidewise", ["mode", "blockwise"]),
     Wrong(
@@ -663,8 +663,8 @@ CHECKPOINT = [
     ),
     Wrong(
         "evaluating with a setting of a later part",
-        "train-eval runs/a data.jsonl --model-adapter multimodal",
-        ["adapter", "not there yet"],
+        "train-eval runs/a data.jsonl --enabled-extensions memory",
+        ["extensions", "not there yet"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(

@@ -18,14 +18,15 @@ from tests.config.field_values import other_value
 FIELDS = schema_of(DeploymentConfig).fields
 # A new key fails the test below until somebody has decided on which side it is.
 COUNT = """
-model.name backend adapter quantization lora_config lora_config.r lora_config.alpha
+model.name backend adapter train_vision quantization lora_config lora_config.r
+lora_config.alpha
 lora_config.dropout lora_config.target_modules lora_config.use_dora lora_config.use_rslora
 lora_config.init_lora_weights lora_config.experts lora_config.router lora_config.rank_pattern
 dtype attention trust_remote_code revision
 embedded.hidden_size embedded.num_layers embedded.num_heads embedded.num_kv_heads
 embedded.intermediate_size embedded.vocab_size embedded.max_positions
 data.path eval_path format encoding shape prompt_column answer_column context_column text_column
-task_column
+image_column task_column
 max_length over_length packing train_on validation_split streaming buffer_size memory_limit
 balance_by augmentation chat_template
 training.method rewards teacher beta num_generations max_completion_length temperature

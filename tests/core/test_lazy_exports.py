@@ -13,7 +13,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(
         module,
         "__getattr__",
-        lazy_names("some_package", places, {"Later": "adapters"}),
+        lazy_names("some_package", places, {"Later": "extensions"}),
         raising=False,
     )
     monkeypatch.setitem(sys.modules, "some_package", module)

@@ -415,19 +415,15 @@ def test_resource_errors(context: TrainingContext) -> None:
 
 # 001
 
-TREE_LATER = {"multimodal_adapter.py"}
-
 
 @runs("001 File Structure")
 def test_the_files_of_001_are_there() -> None:
-    """But for one adapter, whose import says with which part it comes."""
     named = re.findall(r"(\w+\.py|\w+/)\s+#", text_of("001 File Structure"))
     there = {path.name for path in (ROOT / "training").rglob("*.py")}
     folders = {f"{path.name}/" for path in (ROOT / "training").iterdir() if path.is_dir()}
-    assert {name for name in named if name not in there | folders} == TREE_LATER
-    with pytest.raises(ImportError, match="the part on dialogue and multimodal models"):
-        exec("from infrastructure.training.model_adapters import MultimodalModelAdapter", {})
+    assert [name for name in named if name not in there | folders] == []
     for line in (
+        "from infrastructure.training.model_adapters import MultimodalModelAdapter",
         "from infrastructure.training.model_adapters import DialogueModelAdapter",
         "from infrastructure.training.checkpoints import CheckpointManager",
         "from infrastructure.training.metrics import MetricsLogger",

@@ -61,6 +61,10 @@ class DataConfig(ConfigSection):
         default=None, description="Column that a question is about; it is written below it."
     )
     text_column: str | None = Field(default=None, description="Column that holds plain text.")
+    image_column: str = Field(
+        default="auto",
+        description="Column of pictures; auto: by its name and what it holds, none: not used.",
+    )
     task_column: str | None = Field(
         default=None, description="Column that names the kind of task; results are shown by task."
     )

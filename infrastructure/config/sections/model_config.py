@@ -13,7 +13,6 @@ from infrastructure.config.types import (
     Count,
     FromJson,
     PathText,
-    Planned,
     Positive,
     RegisteredName,
     ShareBelowOne,
@@ -27,7 +26,6 @@ _EMBEDDED = UsedWhen(
 _NOT_EMBEDDED = UsedWhen(
     lambda config: config.model.name != "embedded", "the embedded model comes without code"
 )
-LATER_ADAPTERS = ("multimodal",)
 
 
 _ALL_LINEAR = UsedWhen(
@@ -162,9 +160,16 @@ class ModelConfig(ConfigSection):
     )
     adapter: Annotated[
         str,
-        RegisteredName(ADAPTERS, LATER_ADAPTERS, is_late=True),
-        Planned("adapters", LATER_ADAPTERS),
-    ] = Field(default="standard", description="Model adapter: how to talk to the model.")
+        RegisteredName(ADAPTERS, ("auto",), is_late=True),
+    ] = Field(
+        default="auto",
+        description="How to talk to the model; auto: multimodal where rows hold pictures, else"
+        " standard.",
+    )
+    train_vision: bool = Field(
+        default=False,
+        description="Of a model of image and text, train the part that sees too.",
+    )
     quantization: Literal["4bit", "8bit"] | None = Field(
         default=None, description="Load the base weights in 4 or 8 bits (bitsandbytes)."
     )

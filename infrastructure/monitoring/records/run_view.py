@@ -53,6 +53,7 @@ from infrastructure.monitoring.records.status_text import (
 
 MAX_COMMAND_CHARACTERS = 4000
 HELD_OUT_KEYS = ("data.eval_path", "data.path")
+SEES = "processor_config.json"  # in the folder of a model that pictures are given to
 WHAT_LIES_WHERE = {
     "final": "the trained model in the standard Hugging Face layout, with its tokenizer",
     "stacks": "each stack of layers by itself; all of them are the model",
@@ -397,7 +398,8 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
     if final.exists():
         held_out = next((v for k in HELD_OUT_KEYS if (v := config.get(k, (None, ""))[0])), None)
         data = _quoted(held_out) if held_out else "DATA"
-        steps.append(("Ask the model", f"temper ask {_quoted(final)}"))
+        if not (final / SEES).is_file():
+            steps.append(("Ask the model", f"temper ask {_quoted(final)}"))
         steps.append(("Evaluate the result", f"temper train-eval {_quoted(final)} {data}"))
     if (facts.directory / "tensorboard").exists():
         logs = facts.directory / "tensorboard"

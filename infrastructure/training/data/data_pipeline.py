@@ -22,6 +22,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
 from infrastructure.training.data.encoding.augmentation import Augmentation, get_augmentation
 from infrastructure.training.data.encoding.chat_format import special_tokens
+from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.encoding.tokenization import KEEP_START, ConversationEncoder
 from infrastructure.training.data.preparation.data_report import DataReport
 from infrastructure.training.data.preparation.plan import (
@@ -95,6 +96,7 @@ class DataPipeline:
         cache_config: where prepared data is kept, and how much of it.
         seed: of the order.
         memory_config: what processes that prepare data may take.
+        pictures: what makes tokens of pictures; None: rows that hold some are refused.
 
     Raises:
         ValueError: the chat template is neither a template nor a file.
@@ -108,10 +110,12 @@ class DataPipeline:
         cache_config: CacheConfig | None = None,
         seed: int = 0,
         memory_config: MemoryConfig | None = None,
+        pictures: PictureTokens | None = None,
     ) -> None:
         self.memory_config = memory_config or MemoryConfig()
         self.config = data_config
         self.tokenizer = tokenizer
+        self.pictures = pictures
         self.cache_config = cache_config or CacheConfig()
         self.seed = seed
         self._prepared: _Prepared | None = None
@@ -133,7 +137,7 @@ class DataPipeline:
             name = self.config.augmentation
             augment = get_augmentation(name) if name is not None else None
             worker_bytes = total_bytes_of(self.memory_config.worker_memory)
-            plan = plan_preparation(self.config, self.tokenizer, worker_bytes)
+            plan = plan_preparation(self.config, self.tokenizer, worker_bytes, self.pictures)
             cache = TokenCache(self.cache_config, memory_bytes(self.config))
             entry = cache.open(plan_key(plan), lambda folder: Preparation(plan, folder).run())
             try:
@@ -409,8 +413,10 @@ def first_examples(data: DataPipeline, count: int) -> list[TokenizedExample]:
 
 
 def _is_question(conversation: Conversation) -> bool:
-    """Whether a model can be asked for the last answer: it is text, and something is before it."""
+    """Whether a model can be asked for the last answer: it is text, and so is what is before it."""
     answer = conversation.answer
+    if conversation.num_pictures:
+        return False
     return bool(conversation.prompt) and bool(answer.text.strip()) and not answer.calls_tools
 
 

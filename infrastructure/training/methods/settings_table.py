@@ -78,6 +78,7 @@ SETTINGS: dict[str, Treatment] = {
     "model.lora_config.rank_pattern": _refused("LoRA has one rank in TRL's trainers here"),
     "model.backend": _refused("TRL's trainers load models by transformers here", "transformers"),
     "model.adapter": _refused("TRL talks to the model itself"),
+    "model.train_vision": _refused("methods train on text here"),
     "model.embedded.": _nothing("a method begins with a trained model"),
     **dict.fromkeys(
         (
@@ -90,6 +91,7 @@ SETTINGS: dict[str, Treatment] = {
     "data.shape": _refused("the columns tell what the rows are"),
     "data.context_column": _refused("write the context into the prompt"),
     "data.text_column": _refused("rows are answers to prompts here, no texts"),
+    "data.image_column": _refused("methods train on text here"),
     "data.task_column": _refused(_OWN_LOOP),
     "data.over_length": Treatment(
         Use.DATA, "TRL cuts the ends of longer rows", ("keep_start", "quarantine")

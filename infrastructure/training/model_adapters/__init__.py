@@ -11,13 +11,17 @@ import torch
 from infrastructure.config import registries
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.field_help import format_value
+from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.core.lazy_exports import lazy_names
 from infrastructure.core.registry import Registry
+from infrastructure.training.data.preparation.plan import pictures_in
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter as ModelAdapter
 from infrastructure.training.model_adapters.dialogue_adapter import (
     DialogueModelAdapter as DialogueModelAdapter,
+)
+from infrastructure.training.model_adapters.multimodal_adapter import (
+    MultimodalModelAdapter as MultimodalModelAdapter,
 )
 from infrastructure.training.model_adapters.standard_adapter import (
     StandardModelAdapter as StandardModelAdapter,
@@ -36,18 +40,34 @@ ADAPTERS.provide(
     {
         "standard": StandardModelAdapter,
         "dialogue": DialogueModelAdapter,
+        "multimodal": MultimodalModelAdapter,
         "tactical_mappo": TacticalMappoAdapter,
     },
     ModelAdapter,
 )
-_LATER = {"MultimodalModelAdapter": "adapters"}
-__getattr__ = lazy_names(__name__, {}, _LATER)
+TEXT_ADAPTERS = ("standard", "dialogue")
 
 
-def adapter_name(model_config: ModelConfig) -> str:
-    """A registered model says which adapter it needs; any other has the configured one."""
-    name = registered_name(model_config.name)
-    return MODELS[name].adapter if name in MODELS else model_config.adapter
+def adapter_name(model_config: ModelConfig, data_config: DataConfig | None = None) -> str:
+    """A registered model says which adapter it needs; any other has the configured one, where that
+    is "auto" the one that its first rows need.
+
+    Raises:
+        ValueError: the rows hold pictures, and the adapter is one for text.
+    """
+    registered = registered_name(model_config.name)
+    name = MODELS[registered].adapter if registered in MODELS else model_config.adapter
+    if name not in ("auto", *TEXT_ADAPTERS) or registered in MODELS:
+        return name
+    shown = pictures_in(data_config or DataConfig())
+    if shown and name != "auto":
+        raise ValueError(
+            f"model.adapter={name} reads text only, and the rows hold pictures ({shown}): leave"
+            " model.adapter out, or set data.image_column=none where a column of texts is enough"
+        )
+    if name != "auto":
+        return name
+    return "multimodal" if shown else "standard"
 
 
 def register_adapter(name: str, adapter: Callable[..., ModelAdapter]) -> None:
@@ -71,6 +91,7 @@ def get_model_adapter(
     Raises:
         ValueError: there is no such adapter (suggests the nearest one), or it cannot be used.
     """
+    name = adapter_name(model_config) if name == "auto" else name
     made: ModelAdapter = ADAPTERS.make(name, model_config, training_config, torch.device(device))
     return made
 

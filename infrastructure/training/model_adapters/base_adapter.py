@@ -73,6 +73,7 @@ class ModelAdapter(ABC):
         size_grid: how the lengths of its batches are rounded, where they vary.
         takes_token_functions: whether `compute_loss` computes `training.loss`, and `sum_metrics`
             what `training.metrics` names. Where not, both are refused.
+        lora_within: the part of the model whose layers a LoRA is beside; None: all of it.
     """
 
     model_config: ModelConfig
@@ -85,6 +86,7 @@ class ModelAdapter(ABC):
     memory_config: MemoryConfig
     size_grid: SizeGrid
     takes_token_functions: bool = False
+    lora_within: str | None = None
 
     def __init__(
         self, model_config: ModelConfig, training_config: TrainingConfig, device: torch.device

@@ -20,6 +20,7 @@ from infrastructure.optimization.gpu_capability import train_in_fp8
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.core.precision import choose_precision
 from infrastructure.training.data.data_pipeline import DataPipeline, training_texts
+from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.serving.collate import pack, pad, padded_length
 from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.model_adapters.base_adapter import (
@@ -30,7 +31,7 @@ from infrastructure.training.model_adapters.base_adapter import (
 )
 from infrastructure.training.models.bidirectional import check_bidirectional
 from infrastructure.training.models.model_inputs import inner_model
-from infrastructure.training.models.model_manager import ModelManager
+from infrastructure.training.models.model_manager import LoadedModel, ModelManager
 from infrastructure.training.models.packing_check import (
     chunk_size,
     prepare_packing,
@@ -86,6 +87,9 @@ class StandardModelAdapter(ModelAdapter):
             needs_mask_token=self.training_config.time_step_masking,
         )
 
+    def _load(self) -> LoadedModel:
+        return self._manager().load()
+
     def initialize_tokenizer(self) -> "PreTrainedTokenizerBase | None":
         tokenizer = self._manager().load_tokenizer()
         if tokenizer is not None:
@@ -93,7 +97,7 @@ class StandardModelAdapter(ModelAdapter):
         return tokenizer
 
     def initialize_model(self) -> torch.nn.Module:
-        loaded = self._manager().load()
+        loaded = self._load()
         assert loaded.tokenizer is not None
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.description = loaded.description
@@ -122,10 +126,13 @@ class StandardModelAdapter(ModelAdapter):
         if objective is not None:
             self.set_objective(objective)
         elif self.data_config.packing:
-            check = prepare_packing(model, self.data_config.max_length)
-            self.packs = check.isolated
-            if not check.isolated:
-                self._notes.append(check.reason)
+            self._prepare_packing(model)
+
+    def _prepare_packing(self, model: torch.nn.Module) -> None:
+        check = prepare_packing(model, self.data_config.max_length)
+        self.packs = check.isolated
+        if not check.isolated:
+            self._notes.append(check.reason)
 
     def _masks(self, model: torch.nn.Module) -> MaskedObjective | None:
         known = 1 + max(self.tokenizer.get_vocab().values())
@@ -225,6 +232,11 @@ class StandardModelAdapter(ModelAdapter):
         longest = max(len(example.input_ids) for example in examples)
         return len(examples) * padded_length(longest, self.size_grid, self.data_config.max_length)
 
+    @property
+    def pictures(self) -> PictureTokens | None:
+        """What makes tokens and pixels of pictures; None: the model sees none."""
+        return None
+
     def create_data_source(self, cache_config: CacheConfig, seed: int) -> DataSource:
         """The data files of the configuration, read and tokenised.
 
@@ -237,6 +249,7 @@ class StandardModelAdapter(ModelAdapter):
             cache_config=cache_config,
             seed=seed,
             memory_config=self.memory_config,
+            pictures=self.pictures,
         )
         pipeline.prepare()
         return pipeline

@@ -90,7 +90,7 @@ def _not_supported(
         return "it has no masked diffusion"
     if num_processes > 1:
         return "several processes train"
-    if model_config.adapter != "standard":
+    if model_config.adapter not in ("auto", "standard"):
         return f"the adapter {model_config.adapter} loads the model"
     if training.gradient_checkpointing and training.gradient_checkpointing_mode != "all":
         return "it recomputes activations in a way of its own"

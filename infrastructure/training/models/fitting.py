@@ -74,7 +74,9 @@ def check_vocabulary(
         )
 
 
-def check_same_lora(model: torch.nn.Module, wanted: LoraConfig | None, folder: str) -> None:
+def check_same_lora(
+    model: torch.nn.Module, wanted: LoraConfig | None, folder: str, within: str | None = None
+) -> None:
     """Raise ValueError when `lora_config` asks for another LoRA than the one that was loaded."""
     if wanted is None:
         return
@@ -92,7 +94,7 @@ def check_same_lora(model: torch.nn.Module, wanted: LoraConfig | None, folder: s
         )
         if ours != theirs
     ]
-    targets = target_paths(base, wanted.target_modules, experts=wanted.experts)
+    targets = target_paths(base, wanted.target_modules, experts=wanted.experts, within=within)
     if targets != adapted_paths(base):
         differing.append(f"target_modules={wanted.target_modules} (there {_leaves(has)})")
     if differing:

@@ -38,8 +38,13 @@ class ParameterCounts(NamedTuple):
     trainable: int
 
 
-def apply_lora(model: torch.nn.Module, lora_config: LoraConfig) -> torch.nn.Module:
+def apply_lora(
+    model: torch.nn.Module, lora_config: LoraConfig, within: str | None = None
+) -> torch.nn.Module:
     """Freeze `model` and put LoRA matrices beside its linear layers.
+
+    Args:
+        within: the name of the part whose layers get them; None: all.
 
     The matrices come from torch's global generator: seed it before.
 
@@ -65,7 +70,7 @@ def apply_lora(model: torch.nn.Module, lora_config: LoraConfig) -> torch.nn.Modu
             # LoftQ is of quantised weights, which PEFT looks at once they have matrices
             init_lora_weights="pissa" if lora_config.init_lora_weights == "pissa" else True,
             task_type="CAUSAL_LM",
-            **_targets_for_peft(model, lora_config),
+            **_targets_for_peft(model, lora_config, within),
         ),
         # which version of a hub model these matrices belong to
         revision=getattr(getattr(model, "config", None), "_commit_hash", None),
@@ -79,7 +84,20 @@ def apply_lora(model: torch.nn.Module, lora_config: LoraConfig) -> torch.nn.Modu
     return tuned
 
 
-def _targets_for_peft(model: torch.nn.Module, lora_config: LoraConfig) -> dict[str, object]:
+def _paths_within(model: torch.nn.Module, lora_config: LoraConfig, within: str | None) -> set[str]:
+    targets, experts = lora_config.target_modules, lora_config.experts
+    paths = target_paths(model, targets, experts=experts, within=within)
+    if within is not None and not paths:
+        raise ValueError(
+            f"model.lora_config.target_modules: {targets} are no layers of the language part; give"
+            " its layers, or set model.train_vision=true"
+        )
+    return paths
+
+
+def _targets_for_peft(
+    model: torch.nn.Module, lora_config: LoraConfig, within: str | None
+) -> dict[str, object]:
     """What of `model` gets LoRA, as arguments for PEFT.
 
     Of a mixture of experts every layer is named in full: PEFT takes some names ("down_proj") for
@@ -95,8 +113,10 @@ def _targets_for_peft(model: torch.nn.Module, lora_config: LoraConfig) -> dict[s
                 f"model.lora_config.router: {type(model).__name__} is no mixture of experts, and"
                 " has no router; leave it out"
             )
-        return {"target_modules": lora_config.target_modules}
-    paths = target_paths(model, lora_config.target_modules, experts=lora_config.experts)
+        if within is None:
+            return {"target_modules": lora_config.target_modules}
+        return {"target_modules": sorted(_paths_within(model, lora_config, within))}
+    paths = _paths_within(model, lora_config, within)
     as_parameters = {f"{p}.weight" for p in paths - experts if _leaf(p) in NAMES_OF_OLD_EXPERTS}
     as_modules = {p for p in paths - experts if _leaf(p) not in NAMES_OF_OLD_EXPERTS}
     as_parameters |= paths & experts
@@ -168,15 +188,23 @@ def check_rank_pattern(model: torch.nn.Module, lora_config: LoraConfig) -> None:
 
 
 def target_paths(
-    model: torch.nn.Module, targets: str | list[str], *, experts: bool = True
+    model: torch.nn.Module,
+    targets: str | list[str],
+    *,
+    experts: bool = True,
+    within: str | None = None,
 ) -> set[str]:
     """The full names of the layers that `targets` ("all-linear" or names) means in `model`, and of
     the parameters that are weights of experts.
 
     Args:
         experts: "all-linear" means experts, too.
+        within: the name of the part of the model that is meant; None: all of it.
     """
     paths, of_experts = linear_paths(model), set(expert_parameters(model))
+    if within is not None:
+        paths = {path for path in paths if path.startswith(f"{within}.")}
+        of_experts = {path for path in of_experts if path.startswith(f"{within}.")}
     if targets == "all-linear":
         head = language_model(model).get_output_embeddings()
         linear = {path for path in paths if model.get_submodule(path) is not head}

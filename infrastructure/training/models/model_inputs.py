@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 IGNORED_LABEL = -100
+VISION_TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "image_encoder")
 # What a model may raise when a probe asks of it what it was not made for.
 PROBE_ERRORS = (
     AttributeError,
@@ -59,6 +60,35 @@ class LanguageModel(Protocol):
 def language_model(model: torch.nn.Module) -> LanguageModel:
     """`inner_model`, of a model that is known to be one of transformers."""
     return cast(LanguageModel, inner_model(model))
+
+
+def language_part(model: torch.nn.Module) -> str:
+    """The name of the part of a model of image and text that reads and writes text.
+
+    Raises:
+        ValueError: it cannot be told.
+    """
+    inner = cast(Any, inner_model(model))
+    decoder = inner.get_decoder() if hasattr(inner, "get_decoder") else None
+    name = next((name for name, module in inner.named_modules() if module is decoder), "")
+    if not name:
+        raise ValueError(
+            f"which part of {type(inner).__name__} is its language model cannot be told: set"
+            " model.train_vision=true, so that all of it is trained"
+        )
+    return name
+
+
+def vision_tower(model: torch.nn.Module) -> torch.nn.Module | None:
+    """The part of a model of image and text that sees, without what joins it to the other."""
+    modules = dict(inner_model(model).named_modules())
+    towers = (
+        modules[name]
+        for suffix in VISION_TOWERS
+        for name in (suffix, f"model.{suffix}")
+        if name in modules
+    )
+    return next(towers, None)
 
 
 def accepted_arguments(

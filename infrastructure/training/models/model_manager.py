@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -29,7 +29,13 @@ from infrastructure.training.models.mask_token import (
     ensure_mask_token,
     mask_token_note,
 )
-from infrastructure.training.models.model_inputs import language_model
+from infrastructure.training.models.model_inputs import (
+    inner_model,
+    language_model,
+    language_part,
+    vision_tower,
+)
+from infrastructure.training.models.processor import has_processor, load_processor
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.saved_model import (
     TOKENIZER_FILES,
@@ -113,6 +119,10 @@ class ModelManager:
             training one; a resumed run goes on with its own.
         needs_mask_token: the training hides tokens, so tokenizer and model get a mask token where
             they have none.
+
+    Attributes:
+        sees: it is a model of image and text; set it before anything is loaded.
+        processor: of such a model, loaded with its tokenizer.
     """
 
     def __init__(
@@ -141,6 +151,8 @@ class ModelManager:
         self.tokenizer_texts = tokenizer_texts
         self.tokenizer_directory = tokenizer_directory
         self.needs_mask_token = needs_mask_token
+        self.sees = False
+        self.processor: Any = None
         self._notes: list[str] = []
 
     def load(self) -> LoadedModel:
@@ -188,7 +200,10 @@ class ModelManager:
         config = self.config
         is_trained = source.kind not in (*WITHOUT_TEXT, SourceKind.EMBEDDED)
         is_text = source.kind not in WITHOUT_TEXT
+        is_seeing = self.sees and is_trained
         refusals = {
+            "adapter": (self.sees, is_trained, "sees no pictures"),
+            "train_vision": (config.train_vision, is_seeing, "is not trained on pictures"),
             "quantization": (config.quantization, is_trained, "has no trained weights to quantise"),
             "backend": (config.backend == "unsloth", is_trained, "is not loaded by unsloth"),
             "trust_remote_code": (config.trust_remote_code, is_trained, "comes without code"),
@@ -197,6 +212,11 @@ class ModelManager:
             "dtype": (config.dtype != "auto", is_text, "is no language model"),
             "attention": (self.attention, is_text, "is no language model"),
         }
+        if self.sees and config.backend == "unsloth":
+            raise ValueError(
+                "model.backend=unsloth loads models of text here, and the training is on pictures:"
+                " set model.backend=transformers"
+            )
         if self.needs_mask_token and not is_text:
             raise ValueError(
                 f"training.time_step_masking: model {config.name!r} is no language model; leave it"
@@ -272,12 +292,34 @@ class ModelManager:
         if self.gradient_checkpointing:
             checkpoint_gradients(model, self.checkpointing_mode)
         model = load_lora(source.folder, model)
-        check_same_lora(model, self.config.lora_config, source.location)
+        check_same_lora(
+            model, self.config.lora_config, source.location, self._lora_within(inner_model(model))
+        )
         return model, tokenizer
+
+    def _lora_within(self, model: torch.nn.Module) -> str | None:
+        """The part of a model that gets LoRA matrices; None: all of it."""
+        return language_part(model) if self.sees and not self.config.train_vision else None
+
+    def _freeze_vision(self, model: torch.nn.Module) -> None:
+        """Full training leaves the part that sees as it is; what joins the two is trained."""
+        tower = vision_tower(model)
+        if tower is None:
+            raise ValueError(
+                f"model {self.config.name!r}: which part of {type(model).__name__} sees cannot be"
+                " told, so it cannot be frozen: set model.train_vision=true, or give"
+                " model.lora_config"
+            )
+        tower.requires_grad_(False)
 
     def _tokenizer_of(
         self, source: ModelSource, base: ModelSource, options: LoadOptions
     ) -> "PreTrainedTokenizerBase":
+        if self.sees:
+            own = source.kind is not SourceKind.HUB and has_processor(source.folder)
+            self.processor = load_processor(source if own else base, options)
+            tokenizer: PreTrainedTokenizerBase = self.processor.tokenizer
+            return tokenizer
         own_tokenizer = any((Path(source.location) / file).is_file() for file in TOKENIZER_FILES)
         return load_tokenizer(source if own_tokenizer else base, options)
 
@@ -317,9 +359,11 @@ class ModelManager:
         if self.gradient_checkpointing:
             checkpoint_gradients(model, self.checkpointing_mode)
         if self.config.lora_config is None:
+            if self.sees and not self.config.train_vision:
+                self._freeze_vision(model)
             return model
         torch.manual_seed(self.seed)
-        return apply_lora(model, self.config.lora_config)
+        return apply_lora(model, self.config.lora_config, self._lora_within(model))
 
     @property
     def _is_full(self) -> bool:
@@ -333,6 +377,7 @@ class ModelManager:
             quantization=self.config.quantization,
             trust_remote_code=self.config.trust_remote_code,
             revision=self.config.revision,
+            sees=self.sees,
         )
 
     def _identity(self, source: ModelSource, model: torch.nn.Module) -> JsonObject:

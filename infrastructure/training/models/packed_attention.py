@@ -34,6 +34,7 @@ from infrastructure.training.models.model_inputs import (
 )
 
 ATTENTION_NAME = "temper_packed"
+PICTURES = "pictures"  # the part of a batch with what the model is given of pictures, by argument
 UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "s_aux", "head_mask")
 
 _known_lengths = WeakTensorKeyDictionary()  # a mask's are forgotten with it
@@ -380,6 +381,7 @@ def model_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[st
         return arguments | packed_arguments(model, batch)
     passed_on = ("attention_mask", "position_ids", "token_type_ids")
     arguments |= {name: batch[name] for name in passed_on if name in batch}
+    arguments |= batch.get(PICTURES, {})
     if batch.get("is_bidirectional"):
         arguments["attention_mask"] = bidirectional_mask(model, batch["attention_mask"])
     return arguments

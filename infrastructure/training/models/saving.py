@@ -47,11 +47,11 @@ A LoRA, trained with Temper. Its base model is {where}.
 
 ```python
 from peft import PeftModel
-from transformers import AutoModelForCausalLM
+from transformers import {auto}
 
 folder = "."  # where this file lies
 base = {place}
-model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
+model = PeftModel.from_pretrained({auto}.from_pretrained(base), folder)
 ```
 """
 
@@ -62,18 +62,20 @@ def save_model(
     directory: Path,
     *,
     registered_name: str | None = None,
+    processor: Any = None,
 ) -> None:
     """Write the model and its tokenizer (if any) into `directory`, which is replaced if it exists.
 
     Args:
         model: a transformers or PEFT model, compiled or not, or a registered module.
         registered_name: under which name the module is registered; for registered modules only.
+        processor: of a model of image and text, with that tokenizer.
 
     Raises:
         ValueError: a module of no known kind without `registered_name`.
     """
     with whole_directory(directory.resolve()) as part:
-        write_model(model, tokenizer, part, registered_name=registered_name)
+        write_model(model, tokenizer, part, registered_name=registered_name, processor=processor)
         write_sums(part)
 
 
@@ -83,13 +85,14 @@ def write_model(
     part: Path,
     *,
     registered_name: str | None = None,
+    processor: Any = None,
 ) -> None:
     """As `save_model`, into a folder that its caller makes whole."""
     model = getattr(model, "_orig_mod", model)
     if registered_name is not None:
         _save_registered(model, part, registered_name)
     elif hasattr(model, "peft_config"):
-        _save_lora(model, tokenizer, part)
+        _save_lora(model, tokenizer, part, processor)
     elif hasattr(model, "save_pretrained"):
         _save_pretrained(model, part)
     else:
@@ -98,7 +101,7 @@ def write_model(
             " is registered under"
         )
     if tokenizer is not None:
-        save_tokenizer(tokenizer, part)
+        save_tokenizer(tokenizer, part, processor)
 
 
 def save_whole(
@@ -125,14 +128,17 @@ def save_whole(
         write_sums(part)
 
 
-def save_tokenizer(tokenizer: "PreTrainedTokenizerBase", directory: Path) -> None:
-    """Write a tokenizer the same way wherever it was loaded from: a run that was interrupted loads
-    its own, and ends with the same files as one that was not."""
+def save_tokenizer(
+    tokenizer: "PreTrainedTokenizerBase", directory: Path, processor: Any = None
+) -> None:
+    """Write a tokenizer, and the processor that it belongs to, the same way wherever it was loaded
+    from: a run that was interrupted loads its own, and ends with the same files as one that was
+    not."""
     loaded = {k: tokenizer.init_kwargs[k] for k in HOW_IT_WAS_LOADED if k in tokenizer.init_kwargs}
     for name in loaded:
         del tokenizer.init_kwargs[name]
     try:
-        tokenizer.save_pretrained(directory)
+        (tokenizer if processor is None else processor).save_pretrained(directory)
     finally:
         tokenizer.init_kwargs.update(loaded)
 
@@ -150,7 +156,9 @@ def _save_pretrained(
         model.save_pretrained(directory, **arguments)
 
 
-def _save_lora(model: Any, tokenizer: "PreTrainedTokenizerBase | None", part: Path) -> None:
+def _save_lora(
+    model: Any, tokenizer: "PreTrainedTokenizerBase | None", part: Path, processor: Any
+) -> None:
     # "auto" would ask the hub whether the vocabulary has grown; it never does here
     with _start_of_pissa(model) as start:
         model.save_pretrained(
@@ -160,11 +168,11 @@ def _save_lora(model: Any, tokenizer: "PreTrainedTokenizerBase | None", part: Pa
     if not base.name_or_path:
         _save_pretrained(base, part / BASE, state_dict=_without_lora(base))
         if tokenizer is not None:
-            save_tokenizer(tokenizer, part / BASE)
+            save_tokenizer(tokenizer, part / BASE, processor)
         config = read_json(part / "adapter_config.json")
         config["base_model_name_or_path"] = f"./{BASE}"  # wherever the folder lies; no hub name
         write_json(part / "adapter_config.json", config)
-    write_lora_card(part)
+    write_lora_card(part, sees=processor is not None)
 
 
 @contextmanager
@@ -189,7 +197,7 @@ def _start_of_pissa(model: Any) -> Iterator[str | None]:
             yield folder
 
 
-def write_lora_card(folder: Path) -> None:
+def write_lora_card(folder: Path, sees: bool = False) -> None:
     """Write README.md beside a LoRA: how plain PEFT loads it on any machine, whatever became of
     the one that it was trained on. Replaces PEFT's template, which nobody has filled in."""
     base = str(read_json(folder / "adapter_config.json").get("base_model_name_or_path") or "?")
@@ -201,8 +209,11 @@ def write_lora_card(folder: Path) -> None:
     else:
         where = f"not in this folder: it was `{base}` where this LoRA was trained"
         place = '"BASE"  # the folder of the same model here'
+    auto = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
     front = f"base_model: {base}\n" if is_of_hub else ""
-    write_text(folder / "README.md", LORA_CARD.format(front=front, where=where, place=place))
+    write_text(
+        folder / "README.md", LORA_CARD.format(front=front, where=where, place=place, auto=auto)
+    )
 
 
 def _without_lora(base: torch.nn.Module) -> dict[str, torch.Tensor]:

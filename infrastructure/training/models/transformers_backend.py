@@ -40,6 +40,7 @@ from infrastructure.training.models.source import (
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+SEEING = "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"
 CONNECT_SECONDS = 5.0
 # What transformers raises at a value that it did not expect in a configuration.
 WRONG_VALUE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -57,6 +58,7 @@ class LoadOptions:
         quantization: "4bit", "8bit" or None.
         trust_remote_code: run Python code that comes with the model.
         revision: branch, tag or commit of a hub model.
+        sees: it is a model of image and text.
     """
 
     device: torch.device
@@ -65,13 +67,15 @@ class LoadOptions:
     quantization: str | None = None
     trust_remote_code: bool = False
     revision: str | None = None
+    sees: bool = False
 
 
 def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module:
-    """The language model in a folder or on the hub, complete, on its device.
+    """The language model, or model of image and text, in a folder or on the hub, complete, on its
+    device.
 
     Raises:
-        ValueError: it is not there, not complete, damaged, or no causal language model.
+        ValueError: it is not there, not complete, damaged, or another kind of model.
     """
     transformers = require("transformers", "loading a model")
     config = load_config(source, options)
@@ -79,14 +83,14 @@ def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module
         weight_files(source.folder)
     try:
         with progress_bars_in_a_terminal():
-            model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            model, info = getattr(transformers, auto_class(options)).from_pretrained(
                 source.location,
                 config=config,
                 dtype=options.dtype,
                 use_safetensors=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # told below, by name
-                **_hub_arguments(source, options),
+                **hub_arguments(source, options),
                 **_placement(config, options),
             )
     except (*WRONG_VALUE, OSError, RuntimeError, ImportError, SafetensorError) as error:
@@ -128,7 +132,8 @@ def _check_quantizable(config: "PreTrainedConfig", options: LoadOptions) -> None
 
 
 def load_config(source: ModelSource, options: LoadOptions) -> "PreTrainedConfig":
-    """The model's configuration, checked to be of a causal language model.
+    """The model's configuration, checked to be of a causal language model, or of one of image and
+    text.
 
     Raises:
         ValueError: it cannot be had, or is of another kind of model.
@@ -138,7 +143,7 @@ def load_config(source: ModelSource, options: LoadOptions) -> "PreTrainedConfig"
         _check_config_file(source.folder / "config.json", options)
     try:
         config = transformers.AutoConfig.from_pretrained(
-            source.location, **_hub_arguments(source, options)
+            source.location, **hub_arguments(source, options)
         )
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(_cannot_load(source, error)) from error
@@ -166,17 +171,46 @@ def _check_config_file(path: Path, options: LoadOptions) -> None:
 
 def _check_causal(config: "PreTrainedConfig", source: ModelSource, options: LoadOptions) -> None:
     """An encoder such as BERT would load as a language model that sees the future."""
-    models = require("transformers.models.auto.modeling_auto", "loading a model")
-    known: set[str] = set()
-    for names in models.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        known.update([names] if isinstance(names, str) else names)
     saved_as = (getattr(config, "architectures", None) or [None])[0]
+    if options.sees:
+        _check_sees(config, source, saved_as)
+        return
+    known = _class_names("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
     is_code = options.trust_remote_code and getattr(config, "auto_map", None)
     is_encoder = getattr(config, "is_decoder", None) is False
     if not is_code and (is_encoder or (saved_as is not None and saved_as not in known)):
+        sees = saved_as in _class_names(SEEING)
+        hint = " for rows of text, give a model of text, or set model.adapter=multimodal" * sees
         raise ValueError(
             f"model {source.location}: is a {saved_as or config.model_type}, no causal language"
             " model; give one that writes text from left to right (…ForCausalLM)"
+            + (f";{hint}" if sees else "")
+        )
+
+
+def auto_class(options: LoadOptions) -> str:
+    """The name of the class of transformers that loads the model."""
+    return "AutoModelForImageTextToText" if options.sees else "AutoModelForCausalLM"
+
+
+def _class_names(mapping: str) -> set[str]:
+    """All classes of models in one of transformers' lists."""
+    models = require("transformers.models.auto.modeling_auto", "loading a model")
+    known: set[str] = set()
+    for names in getattr(models, mapping).values():
+        known.update([names] if isinstance(names, str) else names)
+    return known
+
+
+def _check_sees(config: "PreTrainedConfig", source: ModelSource, saved_as: str | None) -> None:
+    models = require("transformers.models.auto.modeling_auto", "loading a model")
+    is_known = config.model_type in getattr(models, SEEING)
+    if not is_known or (saved_as is not None and saved_as not in _class_names(SEEING)):
+        raise ValueError(
+            f"model {source.location}: is a {saved_as or config.model_type}, which reads text only,"
+            " and the training is on pictures (model.adapter=multimodal): give a model that sees,"
+            " such as a Llava, a Qwen-VL or a SmolVLM; or leave the pictures out"
+            " (data.image_column=none)"
         )
 
 
@@ -212,7 +246,7 @@ def _cannot_load(source: ModelSource, error: BaseException) -> str:
     if is_lookup:
         constants = require("huggingface_hub.constants", "loading a model from the hub")
         return not_found(source.location, hub_reachable=not constants.HF_HUB_OFFLINE)
-    return f"model {source.location}: cannot be loaded ({_shortened(reason)})"
+    return f"model {source.location}: cannot be loaded ({shortened(reason)})"
 
 
 def _reason(error: BaseException) -> str:
@@ -222,11 +256,13 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if is_terse else text
 
 
-def _shortened(text: str, length: int = 300) -> str:
+def shortened(text: str, length: int = 300) -> str:
+    """A reason of another library, no longer than a sentence may be."""
     return text if len(text) <= length else text[: length - 1] + "…"
 
 
-def _hub_arguments(source: ModelSource, options: LoadOptions) -> dict[str, object]:
+def hub_arguments(source: ModelSource, options: LoadOptions) -> dict[str, object]:
+    """What transformers is told of where a model is from."""
     arguments: dict[str, object] = {"trust_remote_code": options.trust_remote_code}
     if source.kind is SourceKind.HUB:
         arguments["revision"] = source.revision or options.revision or "main"
@@ -278,12 +314,12 @@ def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedToke
         check_tokenizer(source.folder)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(
-            source.location, **_hub_arguments(source, options)
+            source.location, **hub_arguments(source, options)
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(
             f"model {source.location}: its tokenizer cannot be loaded"
-            f" ({_shortened(' '.join(str(error).split()))}); save it there again"
+            f" ({shortened(' '.join(str(error).split()))}); save it there again"
         ) from error
     ensure_special_tokens(tokenizer, source.location)
     return tokenizer
@@ -312,7 +348,7 @@ def load_lora(folder: Path, base: torch.nn.Module) -> torch.nn.Module:
         return peft.PeftModel.from_pretrained(base, str(folder), is_trainable=True)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"LoRA {file}: does not fit its base model ({_shortened(' '.join(str(error).split()))})"
+            f"LoRA {file}: does not fit its base model ({shortened(' '.join(str(error).split()))})"
         ) from error
 
 

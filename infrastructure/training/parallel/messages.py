@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.training.data.store.examples import Picture, TokenizedExample
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -90,6 +90,11 @@ def packed_examples(examples: Sequence[Any]) -> Message:
             "lengths": [len(example.input_ids) for example in examples],
             "tasks": [example.task for example in examples],
         }
+        if any(example.pictures for example in examples):
+            values["pictures"] = [
+                [[p.sha256, p.num_bytes, p.path, p.start] for p in example.pictures]
+                for example in examples
+            ]
         tensors = {"ids": torch.from_numpy(ids), "supervised": torch.from_numpy(supervised)}
         return Message("tokens", values, tensors)
     if not _is_kept_by_json(list(examples)):
@@ -114,5 +119,10 @@ def unpacked_examples(message: Message) -> list[Any]:
     ends = np.cumsum(message.values["lengths"])[:-1]
     ids = np.split(message.tensors["ids"].numpy(), ends)
     supervised = np.split(message.tensors["supervised"].numpy(), ends)
-    parts = zip(ids, supervised, message.values["tasks"], strict=True)
-    return [TokenizedExample(*part) for part in parts]
+    tasks = message.values["tasks"]
+    pictures = message.values.get("pictures") or [()] * len(tasks)
+    parts = zip(ids, supervised, tasks, pictures, strict=True)
+    return [
+        TokenizedExample(row, mask, task, tuple(Picture(*one) for one in shown))
+        for row, mask, task, shown in parts
+    ]

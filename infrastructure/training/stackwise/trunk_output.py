@@ -4,6 +4,7 @@ A batch says which examples it holds (`example_ids`, one for each, and `example_
 they lie: one after the other in a packed row (`cu_seq_lens`), or a row each, from its beginning.
 """
 
+import hashlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -160,7 +161,13 @@ class TrunkCache:
 
 def identity_of(example: TokenizedExample) -> bytes:
     """What a tokenised example is known by."""
-    return example_id(example.input_ids, example.supervised)
+    known_by = example_id(example.input_ids, example.supervised)
+    if not example.pictures:
+        return known_by
+    digest = hashlib.blake2b(known_by, digest_size=len(known_by))
+    for picture in example.pictures:
+        digest.update(bytes.fromhex(picture.sha256))
+    return digest.digest()
 
 
 def places_of(batch: Batch) -> list[tuple[int, slice]]:

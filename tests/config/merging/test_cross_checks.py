@@ -241,7 +241,7 @@ def test_every_unused_setting_is_tried() -> None:
     "sections",
     [
         {"training": {"enabled_extensions": ["multimodal"]}},
-        {"model": {"adapter": "multimodal"}},
+        {"training": {"enabled_extensions": ["memory"]}},
     ],
 )
 def test_three_sections_are_checked_as_a_whole_configuration_is(

@@ -12,25 +12,34 @@
 Every row of a known shape becomes a `Conversation`, or a `BadRow` that says why not. Whole numbers
 are taken as text; any other type is refused rather than guessed at. What a message holds beside its
 role and its text (tool calls, thinking) goes to the chat template, as do the columns `tools` and
-`chat_template_kwargs`; a message of `weight` 0 is read and not learnt.
+`chat_template_kwargs`; a message of `weight` 0 is read and not learnt. Pictures are parts of
+messages, or in a column beside them.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from infrastructure.core.json_text import parse_json
+from infrastructure.training.data.readers.pictures import (
+    SOURCE_KEYS,
+    PictureError,
+    picture_source,
+)
 from infrastructure.training.data.readers.rows import (
     BROKEN_JSON,
     EMPTY,
     HALF_CHARACTER,
     MISSING_COLUMN,
     NOT_SUPERVISED,
+    PICTURE,
+    PICTURE_PART,
     TEXT_ROLE,
     WRONG_TYPE,
     BadRow,
     Conversation,
+    PictureSource,
     Row,
     RowValues,
     Turn,
@@ -54,6 +63,9 @@ LEARNT_KEYS = ("weight", "train")  # what of a message says whether it is traine
 CHAT_KEYS = {MESSAGES: ("role", "content"), SHAREGPT: ("from", "value")}
 OTHER_ROLE_KEYS = ("author",)  # of messages that have neither "role" nor "from"
 CONTENT_KEYS = ("content", "value", "parts", "text")
+PICTURES = "pictures"  # the part of a column that holds a picture, or a list of them
+PICTURE_TYPES = (PICTURE_PART, "image_url", "input_image")  # of a message's parts
+PICTURE_MARK = "<image>"  # where a picture stands in a text, beside a column of pictures
 CHOICES = "choices"  # the part of a column that lists the answers to choose from
 BY_TURNS = "turns"  # the part of a column that lists texts of user and assistant
 HISTORY = "history"
@@ -95,7 +107,8 @@ class RowSchema:
 
     Attributes:
         columns: part ("prompt", "answer", "context", "system", "chat", "text", "tools",
-            "options", "history", "choices", "turns") → column; `a.b` is b inside the object a.
+            "options", "history", "choices", "turns", "pictures") → column; `a.b` is b inside the
+            object a.
     """
 
     name: str
@@ -115,10 +128,40 @@ class RowSchema:
     def conversation(self, row: Row) -> Conversation:
         """The same; raises `ShapeError` where the row does not fit."""
         turns, num_given = self._turns(row.values)
+        pictures = self._pictures(row.values, turns)
         inputs = self._inputs(row.values)
         task, group = self._label(row, self.task_column), self._label(row, self.group_column)
         place = (row.source, row.line)
-        return Conversation(tuple(turns), task, group, *place, inputs, num_given)
+        return Conversation(tuple(turns), task, group, *place, inputs, num_given, pictures)
+
+    def _pictures(self, values: RowValues, turns: list[Turn]) -> tuple[PictureSource, ...]:
+        """The pictures of a row; each gets a part in `turns`, if it has none there yet.
+
+        Those of a column stand where messages have parts without a picture of their own; else where
+        the texts say <image>; else before the text of the first user message.
+        """
+        column = self.columns.get(PICTURES)
+        listed = _listed_pictures(value_of(values, column), column) if column else []
+        own = [source for part in self._chat_columns() for source in _own_pictures(values, part)]
+        if listed and not own:
+            turns[:] = map(_with_marked_parts, turns)
+            own = [None] * sum(turn.num_pictures for turn in turns)
+        if listed and not own:
+            first = next((n for n, turn in enumerate(turns) if turn.role == "user"), None)
+            if first is None:
+                raise ShapeError(PICTURE, f"column {column!r} has a picture, and no message asks")
+            text = [{"type": "text", "text": turns[first].text}]
+            turns[first] = _of_parts(turns[first], [{"type": PICTURE_PART}] * len(listed) + text)
+            own = [None] * len(listed)
+        if own.count(None) != len(listed):
+            has = f"column {column!r} has {len(listed)}" if column else "it has no column of them"
+            raise ShapeError(PICTURE, f"the text shows {own.count(None)} pictures, and {has}")
+        given = iter(listed)
+        return tuple(next(given) if source is None else source for source in own)
+
+    def _chat_columns(self) -> list[str]:
+        """The columns that may list messages."""
+        return [self.columns[part] for part in ("chat", "prompt", "answer") if part in self.columns]
 
     @property
     def used(self) -> frozenset[str | None]:
@@ -361,11 +404,15 @@ def _turn(message: object, where: str) -> Turn:
     others = {key: value for key, value in message.items() if key not in known}
     fields = {key: value for key, value in others.items() if value is not None}
     content = message.get(keys[1])
+    shows_pictures = isinstance(content, list) and any(map(_is_picture, content))
     if isinstance(content, list):
-        content = _joined_parts(content, where)
+        parts = [one for one in content if not _is_picture(one)]
+        if shows_pictures:
+            fields["content"] = [_plain_part(one, where) for one in content]
+        content = _joined_parts(parts, where)
     if content is None and calls:
         content, fields["content"] = "", None
-    text = _as_text(content, where, may_be_empty=role != "user")
+    text = _as_text(content, where, may_be_empty=role != "user" or shows_pictures)
     packed = json.dumps(fields, ensure_ascii=False, default=str) if fields else ""
     return Turn(role, text, packed, _is_learnt(message, where))
 
@@ -435,6 +482,64 @@ def _joined_parts(parts: Sequence[object], where: str) -> str:
     if not all(isinstance(text, str) for text in texts):
         raise ShapeError(WRONG_TYPE, f"{where} holds more than text")
     return "".join(map(str, texts))
+
+
+def _is_picture(part: object) -> bool:
+    return isinstance(part, dict) and part.get("type") in PICTURE_TYPES
+
+
+def _plain_part(part: object, where: str) -> dict[str, str]:
+    """A part of a message as chat templates take it; a picture without its content."""
+    if _is_picture(part):
+        return {"type": PICTURE_PART}
+    return {"type": "text", "text": _joined_parts([part], where)}
+
+
+def _of_parts(turn: Turn, parts: Sequence[Mapping[str, str]]) -> Turn:
+    fields = json.loads(turn.fields) if turn.fields else {}
+    return replace(turn, fields=json.dumps({**fields, "content": parts}, ensure_ascii=False))
+
+
+def _with_marked_parts(turn: Turn) -> Turn:
+    """A message whose text says <image>, in parts: the marks are for the reader, not learnt."""
+    if PICTURE_MARK not in turn.text or turn.parts:
+        return turn
+    texts = [text.strip("\n") for text in turn.text.split(PICTURE_MARK)]
+    parts: list[dict[str, str]] = []
+    for number, text in enumerate(texts):
+        parts += [{"type": PICTURE_PART}] if number else []
+        parts += [{"type": "text", "text": text}] if text else []
+    return _of_parts(replace(turn, text="".join(texts)), parts)
+
+
+def _listed_pictures(value: object, column: str) -> list[PictureSource]:
+    value = from_json_text(value, column)
+    if value in (None, "", b""):
+        return []
+    held = value if isinstance(value, list) else [value]
+    where = f"column {column!r}"
+    names = [f"picture {n} of {where}" for n in range(1, len(held) + 1)] if held[1:] else [where]
+    return [_source(one, name) for one, name in zip(held, names, strict=False)]
+
+
+def _own_pictures(values: RowValues, column: str) -> list[PictureSource | None]:
+    """The pictures of a list of messages, in order; None where a part holds none itself."""
+    messages = from_json_text(value_of(values, column), column)
+    sources: list[PictureSource | None] = []
+    for number, message in enumerate(messages if isinstance(messages, list) else [], 1):
+        content = message.get(message_keys(message)[1]) if isinstance(message, dict) else None
+        for part in filter(_is_picture, content if isinstance(content, list) else []):
+            has_own = any(part.get(key) is not None for key in SOURCE_KEYS)
+            where = f"the picture in message {number} of {column!r}"
+            sources.append(_source(part, where) if has_own else None)
+    return sources
+
+
+def _source(value: object, where: str) -> PictureSource:
+    try:
+        return picture_source(value, where)
+    except PictureError as error:
+        raise ShapeError(PICTURE, str(error)) from error
 
 
 def _with_answer(turns: list[Turn], column: str) -> list[Turn]:

@@ -21,6 +21,7 @@ from infrastructure.training.data.encoding.row_schema import (
     CHOICES,
     HISTORY,
     MESSAGES,
+    PICTURES,
     PROMPT,
     QA,
     SHAPES,
@@ -34,7 +35,8 @@ from infrastructure.training.data.encoding.row_schema import (
     message_keys,
     value_of,
 )
-from infrastructure.training.data.readers.rows import Row, excerpt
+from infrastructure.training.data.readers.pictures import looks_like_picture
+from infrastructure.training.data.readers.rows import Conversation, Row, excerpt
 
 PAIR_COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     PROMPT: (("prompt", "input"), ("completion", "response", "answer", "output", "target")),
@@ -45,6 +47,7 @@ CHAT_COLUMNS = ("messages", "conversations", "conversation", "dialogue", "dialog
 OTHER_CHAT_COLUMNS = ("contents", "turns", "utterances")
 TURNS_COLUMNS = (*CHAT_COLUMNS, *OTHER_CHAT_COLUMNS, "data")
 CHOICES_COLUMNS = ("choices", "options")
+PICTURE_COLUMNS = ("images", "image", "pictures", "picture", "image_path", "image_paths", "img")
 TEXT_COLUMNS = ("text", "content", "document")
 CONTEXT_COLUMNS = ("input", "context")
 LABEL_COLUMNS = ("label", "labels", "class", "sentiment", "target")
@@ -76,6 +79,7 @@ class ShapeRequest:
     text_column: str | None = None
     task_column: str | None = None
     group_column: str | None = None
+    image_column: str = "auto"
 
     def check(self) -> None:
         """Refuse requests that contradict themselves.
@@ -112,12 +116,15 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
         raise ValueError(f"the rows share no columns: {_seen(rows, request)}")
     for setting in ("prompt_column", "answer_column", "context_column", "text_column"):
         _check_exists(getattr(request, setting), f"data.{setting}", rows, columns)
+    if request.image_column not in ("auto", "none"):
+        _check_exists(request.image_column, "data.image_column", rows, columns)
     _check_exists(request.task_column, "data.task_column", rows, columns)
     _check_exists(request.group_column, "data.balance_by", rows, columns)
     candidates = _candidates(rows, columns, request)
     if pair := _preference_pair(columns, request):
         raise ValueError(_preferences(rows, columns, pair))
-    if request == ShapeRequest(task_column=request.task_column, group_column=request.group_column):
+    names = ("task_column", "group_column", "image_column")
+    if request == ShapeRequest(**{name: getattr(request, name) for name in names}):
         _refuse_known(rows, columns)
     if len(candidates) != 1:
         if _is_mixed(rows, request):
@@ -126,7 +133,41 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
     name, parts, reason = candidates[0]
     _refuse_labels(rows, candidates[0], columns, request)
     _refuse_truth_values(rows, parts)
+    if column := _picture_column(rows, columns, parts, request):
+        if name == TEXT:
+            raise ValueError(
+                f"column {column!r} has pictures and column {parts['text']!r} a text for each, and"
+                " nothing asks for it: add a column 'prompt', such as \"Describe the picture.\","
+                f" and set data.answer_column={parts['text']}"
+            )
+        parts[PICTURES] = column
+        reason += f", column {column!r} holds pictures"
     return RowSchema(name, parts, reason, request.task_column, request.group_column)
+
+
+def _picture_column(
+    rows: Sequence[Row], columns: list[str], parts: dict[str, str], request: ShapeRequest
+) -> str | None:
+    """The column of the pictures: the named one, or by its name and what it holds."""
+    if request.image_column != "auto":
+        return None if request.image_column == "none" else request.image_column
+    for column in matching(PICTURE_COLUMNS, columns):
+        held = (value_of(row.values, column) for row in rows)
+        values = [value for value in held if value not in (None, "", [])]
+        if column not in parts.values() and values and any(map(looks_like_picture, values)):
+            return column
+    return None
+
+
+def picture_words(rows: Sequence[Row], schema: RowSchema) -> str:
+    """Where rows of this shape hold pictures, in words; "" where they hold none."""
+    if PICTURES in schema.columns:
+        return f"column {schema.columns[PICTURES]!r}"
+    for row in rows:
+        conversation = schema.convert(row)
+        if isinstance(conversation, Conversation) and conversation.num_pictures:
+            return f"the messages of {conversation.place}"
+    return ""
 
 
 def advice(rows: Sequence[Row], schema: RowSchema) -> list[str]:

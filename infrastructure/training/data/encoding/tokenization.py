@@ -9,8 +9,9 @@ answer are tokenised apart.
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,18 +27,22 @@ from infrastructure.training.data.encoding.chat_format import (
     special_tokens,
     training_format,
 )
+from infrastructure.training.data.encoding.picture_tokens import PictureTokens
+from infrastructure.training.data.readers.pictures import PictureError
 from infrastructure.training.data.readers.rows import (
     CHAT_TEMPLATE,
     NOT_SUPERVISED,
     OVER_LONG,
+    PICTURE,
     BadRow,
     Conversation,
     Turn,
     excerpt,
 )
-from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.training.data.store.examples import Picture, TokenizedExample
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 # How it is decided what is learnt. 2: as TRL does where a chat template marks answers; before, the
@@ -79,6 +84,7 @@ class ConversationEncoder:
             "truncate" the beginnings of their prompts (see `truncate`).
         train_on: "answers", "last_answer" of each conversation, or "all" for every token but the
             first.
+        pictures: what makes tokens of pictures; None: the model sees none.
 
     Raises:
         ValueError: the tokenizer has no usable EOS token.
@@ -91,11 +97,13 @@ class ConversationEncoder:
         max_length: int,
         over_length: str = "quarantine",
         train_on: str = "answers",
+        pictures: PictureTokens | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.over_length = over_length
         self.train_on = train_on
+        self.pictures = pictures
         self.own_template = TemplateFormat(tokenizer) if tokenizer.chat_template else None
         self.plain = None if self.own_template else PlainFormat(tokenizer)
         self.special_tokens = special_tokens(tokenizer)
@@ -109,8 +117,14 @@ class ConversationEncoder:
             return None
         return training_format(self.tokenizer, self.own_template, self.train_on == LAST_ANSWER)
 
-    def encode(self, conversations: Sequence[Conversation]) -> list[Encoded | BadRow]:
-        """Each conversation as tokens, or why it cannot be used; in the given order."""
+    def encode(
+        self, conversations: Sequence[Conversation], folder: Path = Path()
+    ) -> list[Encoded | BadRow]:
+        """Each conversation as tokens, or why it cannot be used; in the given order.
+
+        Args:
+            folder: what the paths of pictures are relative to.
+        """
         results: dict[int, Encoded | BadRow] = {}
         written: dict[int, Written] = {}
         for index, conversation in enumerate(conversations):
@@ -121,8 +135,28 @@ class ConversationEncoder:
         tokens = self._tokenise(list(written.values()))
         for (index, one), (ids, mask) in zip(written.items(), tokens, strict=True):
             adds_end = not one.is_marked or self._needs_end()
-            results[index] = self._finish(conversations[index], ids, mask, adds_end)
+            conversation = conversations[index]
+            try:
+                pictures, ids, mask = self._with_pictures(conversation, one, ids, mask, folder)
+            except PictureError as error:
+                results[index] = _bad(conversation, PICTURE, str(error))
+            else:
+                results[index] = self._finish(conversation, ids, mask, adds_end, pictures)
         return [results[index] for index in range(len(conversations))]
+
+    def _with_pictures(
+        self, conversation: Conversation, written: Written, ids: list[int], mask: Mask, folder: Path
+    ) -> tuple[tuple[Picture, ...], list[int], Mask]:
+        """The pictures, and the tokens with theirs among them; raises `PictureError`."""
+        if self.pictures is None:
+            if conversation.num_pictures:
+                raise PictureError("this model reads text only")
+            return (), ids, mask
+        images: list[Image]
+        read, images = self.pictures.read(conversation.pictures, folder)
+        whole, whole_mask = self.pictures.in_place(ids, mask, images)
+        self.pictures.check(written.text, ids, whole, images)
+        return tuple(read), whole, whole_mask
 
     def prompt_ids(self, turns: Sequence[Turn], inputs: str = "") -> list[int]:
         """The tokens after which the model is to answer: as its own chat template writes them.
@@ -152,10 +186,20 @@ class ConversationEncoder:
         """
         if self.train_on == LAST_ANSWER and not conversation.is_text:
             conversation = conversation.with_last_answer
+        if self.own_template is None and self.pictures is not None:
+            turns = tuple(self._spelled_out(turn) for turn in conversation.turns)
+            conversation = replace(conversation, turns=turns)
         is_whole = self.train_on == "all" and all(turn.is_learnt for turn in conversation.turns)
         if is_whole and self.own_template and not conversation.is_text:
             return self.own_template.write_whole(conversation)
         return self._format(conversation).write(conversation)
+
+    def _spelled_out(self, turn: Turn) -> Turn:
+        """A message with the marks of its pictures in its text, where no template writes them."""
+        assert self.pictures is not None
+        mark = self.pictures.mark
+        texts = [str(part.get("text", mark)) for part in turn.parts]
+        return replace(turn, text="".join(texts)) if texts else turn
 
     def _needs_end(self) -> bool:
         return self.template is not None and not self.template.writes_end
@@ -259,7 +303,12 @@ class ConversationEncoder:
         return ids, self._learnt(owner >= 0, np.isin(owner, left_out))
 
     def _finish(
-        self, conversation: Conversation, ids: list[int], mask: Mask, adds_end: bool
+        self,
+        conversation: Conversation,
+        ids: list[int],
+        mask: Mask,
+        adds_end: bool,
+        pictures: tuple[Picture, ...] = (),
     ) -> Encoded | BadRow:
         if adds_end:
             ids, mask = self._with_end(ids, mask)
@@ -282,8 +331,16 @@ class ConversationEncoder:
             tokens, mask = truncate(tokens, mask, self.max_length, self.tokenizer.bos_token_id)
         if not mask.any():
             return _bad(conversation, NOT_SUPERVISED, "no token of an answer is left to learn")
-        example = TokenizedExample(tokens, mask, conversation.task)
+        if pictures and is_over_long and self._cuts_a_picture(ids, tokens):
+            detail = f"{len(ids)} tokens, and data.max_length={self.max_length} would cut a picture"
+            return _bad(conversation, OVER_LONG, detail)
+        example = TokenizedExample(tokens, mask, conversation.task, pictures)
         return Encoded(example, self._end_token(tokens, mask), is_over_long)
+
+    def _cuts_a_picture(self, whole: TokenIds, cut: TokenIds) -> bool:
+        assert self.pictures is not None
+        mark = self.pictures.mark_id
+        return int((np.asarray(cut) == mark).sum()) != int((np.asarray(whole) == mark).sum())
 
     def _with_end(self, ids: list[int], mask: Mask) -> tuple[list[int], Mask]:
         """Let the last answer end with a token that stops generation: EOS where there is none."""

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.types import amount_bytes
 from infrastructure.core.hardware import memory, processor
+from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.encoding.row_schema import ROWS_VERSION, RowSchema
 from infrastructure.training.data.encoding.schema_detection import (
     SAMPLE_ROWS,
     ShapeRequest,
     advice,
+    picture_words,
     recognise_shape,
 )
 from infrastructure.training.data.encoding.tokenization import LABELS_VERSION, ConversationEncoder
@@ -39,16 +41,25 @@ MAX_TOKENIZER_ROWS = 200_000
 TABLE_FORMATS = ("csv", "tsv", "excel")
 LONG_NAME = 40
 MOST_BYTES_AT_ONCE = 1 << 20  # of the files; read in far less time than torch is loaded in
+TEXT_ONLY = (
+    "the rows hold pictures ({shown}), and this model reads text only: give a model that sees, such"
+    " as a Llava, a Qwen-VL or a SmolVLM; or set data.image_column=none where a column of texts is"
+    " enough"
+)
 HELD_OUT = re.compile(r"(^|[-_.])(test|valid|validation|val|dev|eval)[-_.\d]", re.IGNORECASE)
 
 
 def plan_preparation(
-    config: DataConfig, tokenizer: "PreTrainedTokenizerBase", worker_bytes: int | None = None
+    config: DataConfig,
+    tokenizer: "PreTrainedTokenizerBase",
+    worker_bytes: int | None = None,
+    pictures: PictureTokens | None = None,
 ) -> PreparationPlan:
     """Look at files and columns; tokenises nothing yet.
 
     Args:
         worker_bytes: main memory that each process which prepares data may take.
+        pictures: what makes tokens of pictures; None: rows that hold some are refused.
 
     Raises:
         ValueError: the configuration contradicts itself, or the data is not there or not clear.
@@ -57,11 +68,14 @@ def plan_preparation(
     train, evaluation = files_of(config)
     shape, notes = understand(train, config)
     notes += [_about_split(file, file in evaluation) for file in held_out_beside(train)]
+    if shown := picture_words(_first_good_rows(train), shape):
+        _check_pictures(shown, config, pictures)
     encoder = ConversationEncoder(
         tokenizer,
         max_length=config.max_length,
         over_length=config.over_length,
         train_on=config.train_on,
+        pictures=pictures,
     )
     return PreparationPlan(
         files=(train, evaluation),
@@ -74,6 +88,30 @@ def plan_preparation(
         worker_bytes=worker_bytes,
         notes=tuple(notes),
     )
+
+
+def _check_pictures(shown: str, config: DataConfig, pictures: PictureTokens | None) -> None:
+    """Raise ValueError where rows with pictures cannot be used."""
+    if pictures is None:
+        raise ValueError(TEXT_ONLY.format(shown=shown))
+    for name in ("streaming", "augmentation"):
+        if getattr(config, name):
+            raise ValueError(
+                f"data.{name} changes or reads texts, and these rows hold pictures ({shown}): leave"
+                " it out"
+            )
+
+
+def pictures_in(config: DataConfig) -> str:
+    """Where the first rows of the training data hold pictures, in words; "" where they hold none,
+    or where there is no data that can be read."""
+    if config.path is None:
+        return ""
+    try:
+        rows, schema = first_rows(config)
+    except Exception:  # whatever reading raises is told where the data is prepared
+        return ""
+    return picture_words(rows, schema)
 
 
 def _check(config: DataConfig) -> None:
@@ -159,6 +197,7 @@ def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, li
         config.text_column,
         config.task_column,
         group,
+        config.image_column,
     )
     sample = _first_good_rows(files)
     try:
@@ -258,6 +297,9 @@ def plan_key(plan: PreparationPlan) -> str:
         "windows": plan.window_limits,
         "conversations": plan.keep_conversations,
     }
+    if encoder.pictures is not None:  # paths of pictures are kept as they are found here
+        parts["pictures"] = encoder.pictures.settings()
+        parts["folders"] = [str(file.path.absolute()) for files in plan.files for file in files]
     return text_hash(parts)
 
 

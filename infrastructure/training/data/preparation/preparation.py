@@ -109,7 +109,10 @@ class Preparation:
 
     def run(self) -> None:
         """Do everything."""
-        worker = RowWorker(self.plan.encoder, list(self.plan.shapes), self.plan.worker_bytes)
+        folders = [file.path if file.path.is_dir() else file.path.parent for file in self.files]
+        worker = RowWorker(
+            self.plan.encoder, list(self.plan.shapes), self.plan.worker_bytes, folders
+        )
         arrays = (self.conversation_ends.file, self.row_files.file, self.row_lines.file)
         with ExitStack() as opened:
             for file in (self.store, self.evaluation, self.conversations, *arrays):
@@ -168,7 +171,11 @@ class Preparation:
             self.report.truncated += 1
             self.report.truncated_examples += [row.conversation.place]
             del self.report.truncated_examples[NUM_PLACES:]
-        elif self.checked_prompts < NUM_PROMPTS_CHECKED and len(row.conversation.turns) > 1:
+        elif (
+            self.checked_prompts < NUM_PROMPTS_CHECKED
+            and len(row.conversation.turns) > 1
+            and not row.example.pictures  # whose tokens no chat template writes
+        ):
             self._check_prompt(row)
         if is_evaluation:
             self.evaluation.write(row.conversation.to_json() + "\n")

@@ -5,10 +5,11 @@ import logging
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Self
 
 from infrastructure.core.errors import DataError
@@ -88,14 +89,20 @@ class RowWorker:
 
     Args:
         max_bytes: private memory that the other process may take; a row that needs more kills it.
+        folders: where the files lie, which the paths of pictures are relative to.
     """
 
     def __init__(
-        self, encoder: ConversationEncoder, shapes: list[RowSchema], max_bytes: int | None = None
+        self,
+        encoder: ConversationEncoder,
+        shapes: list[RowSchema],
+        max_bytes: int | None = None,
+        folders: Sequence[Path] = (),
     ) -> None:
         self.encoder = encoder
         self.shapes = shapes
         self.max_bytes = max_bytes
+        self.folders = folders
         texts = [text for text in encoder.special_tokens.values() if text]
         self._special = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
@@ -103,7 +110,8 @@ class RowWorker:
         shape = self.shapes[chunk.shape]
         converted = [row if isinstance(row, BadRow) else shape.convert(row) for row in chunk.rows]
         good = [item for item in converted if isinstance(item, Conversation)]
-        encoded = iter(zip(good, self.encoder.encode(good), strict=True))
+        folder = self.folders[chunk.file] if self.folders else Path()
+        encoded = iter(zip(good, self.encoder.encode(good, folder), strict=True))
         rows: list[PreparedRow | BadRow] = []
         for row, item in zip(chunk.rows, converted, strict=True):
             if isinstance(item, BadRow):
@@ -115,9 +123,9 @@ class RowWorker:
                 continue
             rows.append(
                 PreparedRow(
-                    conversation,
+                    replace(conversation, pictures=()),
                     result.example,
-                    content_number(conversation.pairs()),
+                    content_number([*conversation.pairs(), *_seen(result.example)]),
                     result.end_token,
                     row.offset,
                     result.is_truncated,
@@ -153,6 +161,12 @@ class RowWorker:
     def _reads(self, name: str) -> bool:
         template = self.encoder.template
         return template is not None and template.reads(name)
+
+
+def _seen(example: TokenizedExample) -> list[list[str]]:
+    """What of an example is in its pictures."""
+    shown = [picture.sha256 for picture in example.pictures]
+    return [["pictures", *shown]] if shown else []
 
 
 _worker: RowWorker | None = None

@@ -28,6 +28,7 @@ OVER_LONG = "over-long"
 NOT_SUPERVISED = "no supervised token"
 KILLS_PROCESS = "kills its process"
 NO_PREFERENCE = "no preference"
+PICTURE = "picture"
 
 # What to do where many rows are set aside for one reason.
 REMEDIES = {
@@ -44,6 +45,8 @@ ANSWER_ROLES = frozenset({"assistant", TEXT_ROLE})
 
 
 RowValues = Mapping[str, object]  # column name → what the file has there, JSON or not
+PictureSource = str | bytes  # a path as the row writes it, or the encoded picture
+PICTURE_PART = "image"  # the type of a part of a message that stands for a picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,16 @@ class Turn:
         return {"role": self.role, "content": self.text, **fields}
 
     @property
+    def parts(self) -> list[dict[str, Any]]:
+        """What the message consists of, where pictures are among it; else nothing."""
+        content = json.loads(self.fields).get("content") if self.fields else None
+        return content if isinstance(content, list) else []
+
+    @property
+    def num_pictures(self) -> int:
+        return sum(part["type"] == PICTURE_PART for part in self.parts)
+
+    @property
     def calls_tools(self) -> bool:
         return bool(self.fields) and bool(json.loads(self.fields).get("tool_calls"))
 
@@ -131,6 +144,7 @@ class Conversation:
         inputs: what else a chat template is given (tools, its own options), as a JSON object; ""
             where there is nothing.
         num_given: so many turns are the row's prompt: answers among them are not learnt.
+        pictures: of the parts of messages that stand for one, in their order; not in `to_json`.
     """
 
     turns: tuple[Turn, ...]
@@ -140,6 +154,11 @@ class Conversation:
     line: int = 0
     inputs: str = ""
     num_given: int = 0
+    pictures: tuple[PictureSource, ...] = ()
+
+    @property
+    def num_pictures(self) -> int:
+        return sum(turn.num_pictures for turn in self.turns)
 
     @property
     def is_text(self) -> bool:
@@ -206,14 +225,14 @@ class Conversation:
         """One line of JSON."""
         turns = [[turn.role, turn.text, turn.fields, turn.is_learnt] for turn in self.turns]
         facts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return json.dumps(facts | {"turns": turns}, ensure_ascii=False)
+        return json.dumps(facts | {"turns": turns, "pictures": []}, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Conversation":
         """What `to_json` wrote."""
         facts = json.loads(text)
         turns = tuple(Turn(*turn) for turn in facts.pop("turns"))
-        return cls(turns, **facts)
+        return cls(turns, **{**facts, "pictures": tuple(facts.get("pictures", ()))})
 
 
 def excerpt(value: object, characters: int = EXCERPT_CHARACTERS) -> str:

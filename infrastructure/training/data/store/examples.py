@@ -1,10 +1,56 @@
 """What the data part gives to the others: token examples to train on, questions to ask."""
 
+import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from infrastructure.core.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture of an example, as it was when the data was prepared: where its encoded bytes (PNG,
+    JPEG and the like) are, and their hash.
+
+    Attributes:
+        path: the file that holds them; "" while they are in `content` alone.
+        start: at which byte of the file they begin.
+    """
+
+    sha256: str
+    num_bytes: int
+    path: str = ""
+    start: int = 0
+    content: bytes = b""
+
+    def read(self) -> bytes:
+        """The encoded picture.
+
+        Raises:
+            DataError: the file is gone, or holds another picture by now.
+        """
+        content = self.content or self._from_file()
+        if hashlib.sha256(content).hexdigest() != self.sha256:
+            raise DataError(
+                f"the picture in {self.path} was changed after the data was prepared: bring it back"
+                " and resume, or start anew with the cache of prepared data removed"
+            )
+        return content
+
+    def _from_file(self) -> bytes:
+        try:
+            with Path(self.path).open("rb") as file:
+                file.seek(self.start)
+                return file.read(self.num_bytes)
+        except OSError as error:
+            raise DataError(
+                f"the picture {self.path} cannot be read any more ({error.strerror or error}):"
+                " bring it back and resume"
+            ) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -15,11 +61,13 @@ class TokenizedExample:
         input_ids: int32 (n,).
         supervised: bool (n,); whether token i is a loss target. The first one never is.
         task: kind of task, or "".
+        pictures: in the order in which their tokens stand.
     """
 
     input_ids: npt.NDArray[np.int32]
     supervised: npt.NDArray[np.bool_]
     task: str = ""
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

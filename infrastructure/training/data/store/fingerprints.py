@@ -55,6 +55,8 @@ class ExampleHash:
         self._ids.update(example.input_ids.astype("<i4").data)
         self._masks.update(example.supervised.data)
         self._lengths.update(len(example.input_ids).to_bytes(8, "little"))
+        for picture in example.pictures:
+            self._lengths.update(bytes.fromhex(picture.sha256))
 
     def hexdigest(self) -> str:
         parts = (self._ids, self._masks, self._lengths)

@@ -89,6 +89,8 @@ def estimated_bytes(value: object) -> int:
     """Memory that a value of rows takes, by rules that do not depend on the Python version."""
     if isinstance(value, str):
         return OBJECT_BYTES + len(value) * _character_bytes(value)
+    if isinstance(value, bytes):
+        return OBJECT_BYTES + len(value)
     if isinstance(value, dict):
         items = [part for pair in value.items() for part in pair]
         return 4 * OBJECT_BYTES + sum(map(estimated_bytes, items))

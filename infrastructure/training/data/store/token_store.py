@@ -11,6 +11,9 @@ they lie, and each MiB is checked when it is first used.
 | supervised.npy | one bit a token: is it a loss target |
 | offsets.npy | int64 (n + 1): where each example begins |
 | tasks.npy | uint32 (n): index into `tasks` of meta.json |
+| picture_offsets.npy | int64 (n + 1): where each example's pictures begin; only where some are |
+| pictures.jsonl | of each picture: sha256, num_bytes, path ("": in pictures.bin), start |
+| pictures.bin | the pictures that the rows held themselves, one after the other |
 | row_files.npy, row_lines.npy | int32, int64 (n): which file of the report, and its line |
 """
 
@@ -29,7 +32,7 @@ from infrastructure.core.errors import DataError
 from infrastructure.core.files import write_json
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
-from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.training.data.store.examples import Picture, TokenizedExample
 
 # 3: conversations with tool calls and what is not to be learnt. An entry of another version is made
 # anew.
@@ -37,7 +40,8 @@ FORMAT_VERSION = 3
 CHUNK_BYTES = 1 << 20
 META = "meta.json"
 CONVERSATIONS_FILE = "conversations.jsonl"
-LARGE_FILES = ("input_ids.npy", "supervised.npy", CONVERSATIONS_FILE)
+PICTURES, PICTURE_OFFSETS, PICTURE_BYTES = "pictures.jsonl", "picture_offsets.npy", "pictures.bin"
+LARGE_FILES = ("input_ids.npy", "supervised.npy", CONVERSATIONS_FILE, PICTURE_BYTES)
 
 Array = npt.NDArray[Any]
 
@@ -91,6 +95,7 @@ class StoreWriter:
         self._task_indices: dict[str, int] = {}
         self._rest: npt.NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self._end = 0
+        self._num_pictures = [0]
 
     def __enter__(self) -> Self:
         return self
@@ -108,10 +113,28 @@ class StoreWriter:
         self.offsets.append(ends)
         self.input_ids.append(np.concatenate([example.input_ids for example in examples]))
         self._append_bits(np.concatenate([example.supervised for example in examples]))
+        self._append_pictures(examples)
         indices = self._task_indices
         self.tasks.append(
             np.array([indices.setdefault(example.task, len(indices)) for example in examples])
         )
+
+    def _append_pictures(self, examples: Sequence[TokenizedExample]) -> None:
+        pictures = [picture for example in examples for picture in example.pictures]
+        for example in examples:
+            self._num_pictures.append(self._num_pictures[-1] + len(example.pictures))
+        if not pictures:
+            return
+        with (
+            (self.folder / PICTURES).open("a", encoding="utf-8") as lines,
+            (self.folder / PICTURE_BYTES).open("ab") as contents,
+        ):
+            for picture in pictures:
+                start = picture.start if picture.path else contents.tell()
+                contents.write(b"" if picture.path else picture.read())
+                lines.write(
+                    json.dumps([picture.sha256, picture.num_bytes, picture.path, start]) + "\n"
+                )
 
     def _append_bits(self, mask: npt.NDArray[np.bool_]) -> None:
         mask = np.concatenate([self._rest, mask])
@@ -124,12 +147,16 @@ class StoreWriter:
         self.supervised.append(np.packbits(self._rest, bitorder="little"))
         for writer in self._writers:
             writer.close()
+        if self._num_pictures[-1]:
+            offsets = np.array(self._num_pictures, dtype=np.int64)
+            np.save(self.folder / PICTURE_OFFSETS, offsets, allow_pickle=False)
         write_meta(self.folder, {**meta, "tasks": list(self._task_indices)})
 
 
 def write_meta(folder: Path, meta: JsonObject) -> None:
     """Seal a folder: its meta.json, with the checksums of all other files."""
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".npy", ".jsonl"))
+    suffixes = (".npy", ".jsonl", ".bin")
+    files = sorted(path for path in folder.iterdir() if path.suffix in suffixes)
     sealed = {
         **meta,
         "format_version": FORMAT_VERSION,
@@ -269,7 +296,8 @@ class TokenStore:
     def __init__(self, folder: Path, memory_bytes: int) -> None:
         self.folder = folder
         self.meta = read_meta(folder)
-        self.num_bytes = sum(facts["num_bytes"] for facts in self.meta["files"].values())
+        sizes = {name: facts["num_bytes"] for name, facts in self.meta["files"].items()}
+        self.num_bytes = sum(sizes.values()) - sizes.get(PICTURE_BYTES, 0)  # never held in memory
         self.is_in_memory = self.num_bytes <= memory_bytes
         self._input_ids = self._open("input_ids.npy", self.is_in_memory)
         self._supervised = self._open("supervised.npy", self.is_in_memory)
@@ -279,6 +307,11 @@ class TokenStore:
             if name not in LARGE_FILES or (self.is_in_memory and name == CONVERSATIONS_FILE):
                 self._check(name)
         self._task_names: list[str] = self.meta["tasks"]
+        self._picture_offsets: Array | None = None
+        self._picture_lines: list[str] = []
+        if PICTURE_OFFSETS in self.meta["files"]:
+            self._picture_offsets = self._open(PICTURE_OFFSETS, in_memory=True).values
+            self._picture_lines = (folder / PICTURES).read_text("utf-8").splitlines()
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -320,7 +353,16 @@ class TokenStore:
             packed = self._supervised[first_byte : ceil_div(end, 8)]
         bits = np.unpackbits(packed, bitorder="little")
         mask = bits[start - 8 * first_byte : end - 8 * first_byte].view(np.bool_)
-        return TokenizedExample(ids.astype(np.int32), mask, self.task(index))
+        pictures = self._pictures(index)
+        return TokenizedExample(ids.astype(np.int32), mask, self.task(index), pictures)
+
+    def _pictures(self, index: int) -> tuple[Picture, ...]:
+        if self._picture_offsets is None:
+            return ()
+        start, end = self._picture_offsets[index : index + 2]
+        facts = (json.loads(line) for line in self._picture_lines[start:end])
+        inside = str(self.folder / PICTURE_BYTES)
+        return tuple(Picture(sha, size, path or inside, at) for sha, size, path, at in facts)
 
     def _check(self, name: str) -> None:
         facts = self.meta["files"][name]

@@ -1,0 +1,143 @@
+"""Pictures among tokens: what a processor of transformers writes in the place of a picture.
+
+A chat template writes one mark for a picture (`<image>`, `<|image_pad|>`). The model's processor
+makes as many tokens of it as the model has features for a picture of that size: these take the
+mark's place, and are never learnt.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from infrastructure.training.data.readers.pictures import PictureError, decode, read_picture
+from infrastructure.training.data.readers.rows import PictureSource
+from infrastructure.training.data.store.examples import Picture
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+NUM_CHECKED = 3
+MOST_SIZES = 256  # of pictures whose tokens are remembered
+
+
+class PictureTokens:
+    """The tokens and the pixels of pictures, as one processor makes them.
+
+    Args:
+        processor: of transformers, for pictures and text.
+        name: the model's, for sentences.
+
+    Raises:
+        ValueError: it does not say which token stands for a picture.
+    """
+
+    def __init__(self, processor: Any, name: str) -> None:
+        self.processor = processor
+        self.name = name
+        mark = getattr(processor, "image_token", None)
+        if not isinstance(mark, str):
+            raise ValueError(
+                f"model {name}: its {type(processor).__name__} names no image_token, so where its"
+                " pictures stand in a text cannot be known: take a model of another family"
+            )
+        self.mark: str = mark
+        self.mark_id = int(processor.tokenizer.convert_tokens_to_ids(self.mark))
+        self._ids: dict[tuple[int, int], list[int]] = {}
+        self._num_checked = 0
+
+    def settings(self) -> list[str]:
+        """What decides the tokens of a picture, beside the tokenizer."""
+        made_by = type(self.processor.image_processor).__name__
+        return [type(self.processor).__name__, made_by, self.processor.to_json_string()]
+
+    def read(
+        self, sources: Sequence[PictureSource], folder: Path
+    ) -> tuple[list[Picture], list["Image"]]:
+        """The pictures of a row and their pixels; raises `PictureError`."""
+        read = [read_picture(source, folder) for source in sources]
+        return [picture for picture, _ in read], [image for _, image in read]
+
+    def ids_of(self, image: "Image") -> list[int]:
+        """The tokens of a picture, which depend on its size alone.
+
+        Raises:
+            PictureError: the processor refuses it.
+        """
+        if image.size not in self._ids:
+            if len(self._ids) >= MOST_SIZES:
+                self._ids.clear()
+            self._ids[image.size] = self._written(self.mark, [image])
+        return self._ids[image.size]
+
+    def in_place(
+        self, ids: Sequence[int], mask: np.ndarray, images: Sequence["Image"]
+    ) -> tuple[list[int], np.ndarray]:
+        """Tokens with those of the pictures in the places of their marks.
+
+        Args:
+            mask: bool (len(ids),), what is learnt.
+
+        Raises:
+            PictureError: there are other marks than pictures.
+        """
+        places = [n for n, token in enumerate(ids) if token == self.mark_id]
+        if len(places) != len(images):
+            raise PictureError(
+                f"the text has {len(places)} marks of pictures ({self.mark}), and the row has"
+                f" {len(images)} pictures: chat template and text are to say {self.mark} once for"
+                " each, and nowhere else"
+            )
+        whole: list[int] = []
+        masks, start = [], 0
+        for place, image in zip(places, images, strict=True):
+            inside = self.ids_of(image)
+            whole += [*ids[start:place], *inside]
+            masks += [mask[start:place], np.zeros(len(inside), dtype=bool)]
+            start = place + 1
+        return [*whole, *ids[start:]], np.concatenate([*masks, mask[start:]])
+
+    def check(self, text: str, before: Sequence[int], after: Sequence[int], images: Any) -> None:
+        """Compare the first texts with what the processor makes of text and pictures at once.
+
+        Args:
+            before, after: the tokens of the text, and those with the pictures in their places.
+
+        Raises:
+            ValueError: they differ.
+        """
+        if self._num_checked >= NUM_CHECKED or not images:
+            return
+        self._num_checked += 1
+        tokenizer = self.processor.tokenizer
+        if tokenizer(text, add_special_tokens=False)["input_ids"] != list(before):
+            return  # its answers are tokenised apart, or something was put before it
+        if self._written(text, images) != list(after):
+            raise ValueError(
+                f"model {self.name}: its {type(self.processor).__name__} writes a picture otherwise"
+                " among text than alone, which cannot be trained here: take a model of another"
+                " family"
+            )
+
+    def _written(self, text: str, images: Sequence["Image"]) -> list[int]:
+        try:
+            written = self.processor(text=[text], images=[*images], add_special_tokens=False)
+        except (ValueError, TypeError, IndexError, ZeroDivisionError, RuntimeError) as error:
+            sizes = ", ".join(f"{image.width} x {image.height}" for image in images)
+            reason = " ".join(str(error).split())
+            raise PictureError(
+                f"the model's processor refuses a picture of {sizes} pixels ({reason})"
+            ) from error
+        return [int(token) for token in written["input_ids"][0]]
+
+    def pixels(self, pictures: Sequence[Picture]) -> dict[str, Any]:
+        """What the model is given of some pictures: tensors by argument name, in their order.
+
+        Raises:
+            DataError: one is not what it was when the data was prepared.
+        """
+        images = [decode(picture.read()) for picture in pictures]
+        made = self.processor.image_processor(images, return_tensors="pt")
+        names = self.processor.image_processor.model_input_names
+        return {name: made[name] for name in names if name in made}

@@ -1,0 +1,90 @@
+"""Models of image and text (Llava, Qwen-VL, SmolVLM and their like), on rows with pictures.
+
+What it has beside `StandardModelAdapter`: the model is loaded with its processor, which makes
+tokens of pictures when the data is prepared, and pixels of them for each micro-batch. Rows are
+padded: whether packed rows see each other's pictures cannot be measured by text alone.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from infrastructure.config.base import ConfigurationError
+from infrastructure.training.data.encoding.picture_tokens import PictureTokens
+from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.training.model_adapters.base_adapter import Batch
+from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
+from infrastructure.training.models.model_inputs import language_part
+from infrastructure.training.models.model_manager import LoadedModel, ModelManager
+from infrastructure.training.models.packed_attention import PICTURES
+from infrastructure.training.models.saving import save_model
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+KINDS_OF_TOKENS = ("mm_token_type_ids", "token_type_ids")  # 1 where a picture's tokens are
+PADDED = "rows with pictures are padded, not packed"
+
+
+class MultimodalModelAdapter(StandardModelAdapter):
+    """Any model that transformers' `AutoModelForImageTextToText` loads.
+
+    Attributes:
+        processor: of transformers, once tokenizer or model are there; saved with the model.
+    """
+
+    processor: Any = None
+
+    def _manager(self) -> ModelManager:
+        if self.training_config.time_step_masking:
+            raise ConfigurationError(
+                "training.time_step_masking hides tokens of text, and the rows hold pictures: leave"
+                " it out"
+            )
+        manager = super()._manager()
+        manager.sees = True
+        return manager
+
+    def initialize_tokenizer(self) -> "PreTrainedTokenizerBase | None":
+        manager = self._manager()
+        tokenizer = manager.load_tokenizer()
+        assert tokenizer is not None
+        self._take(manager.processor)
+        return tokenizer
+
+    def _load(self) -> LoadedModel:
+        manager = self._manager()
+        loaded = manager.load()
+        self._take(manager.processor)
+        if not self.model_config.train_vision and hasattr(loaded.model, "peft_config"):
+            self.lora_within = language_part(loaded.model)
+        return loaded
+
+    def _take(self, processor: Any) -> None:
+        self.processor, self.tokenizer = processor, processor.tokenizer
+        self._pictures = PictureTokens(processor, self.model_config.name)
+
+    @property
+    def pictures(self) -> PictureTokens:
+        return self._pictures
+
+    def _prepare_packing(self, model: torch.nn.Module) -> None:
+        self._notes.append(PADDED)
+
+    def prepare_batch(self, examples: Sequence[TokenizedExample]) -> Batch:
+        """Padded rows, and the pixels of their pictures, on the device."""
+        batch = super().prepare_batch(examples)
+        shown = [picture for example in examples for picture in example.pictures]
+        given = self.pictures.pixels(shown) if shown else {}
+        names = set(self.processor.model_input_names)
+        is_picture = (batch["input_ids"] == self.pictures.mark_id).long()
+        given |= {name: is_picture for name in KINDS_OF_TOKENS if name in names}
+        batch[PICTURES] = {name: self._to_device(value) for name, value in given.items()}
+        return batch
+
+    def save(self, directory: Path) -> None:
+        assert self.model is not None
+        self.processor.chat_template = self.tokenizer.chat_template
+        save_model(self.model, self.tokenizer, directory, processor=self.processor)

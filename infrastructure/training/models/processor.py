@@ -1,0 +1,69 @@
+"""The processor of a model that sees: it makes pixels and tokens of pictures, beside the tokenizer.
+
+transformers' own, loaded from where the model lies and saved with the model, so that both are used
+as they were trained.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from infrastructure.core.errors import MissingPackageError
+from infrastructure.core.optional import is_installed, require
+from infrastructure.training.models.source import ModelSource, SourceKind, check_tokenizer
+from infrastructure.training.models.transformers_backend import (
+    LoadOptions,
+    ensure_special_tokens,
+    hub_arguments,
+    shortened,
+)
+
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+
+
+def has_processor(folder: Path) -> bool:
+    """Whether a folder holds a processor."""
+    return any((folder / name).is_file() for name in PROCESSOR_FILES)
+
+
+def load_processor(source: ModelSource, options: LoadOptions) -> Any:
+    """The processor of a model, with an end and a padding token in its tokenizer, and with the chat
+    template in both.
+
+    Raises:
+        ValueError: there is none, or it is damaged.
+        MissingPackageError: it needs a package that is not installed.
+    """
+    transformers = require("transformers", "loading a processor")
+    require("PIL", "training on pictures")
+    if source.kind is not SourceKind.HUB:
+        check_tokenizer(source.folder)
+        if not has_processor(source.folder):
+            raise ValueError(
+                f"model {source.location}: has no processor (processor_config.json is missing), so"
+                " its pictures cannot be prepared; save the model's own there with"
+                " processor.save_pretrained"
+            )
+    try:
+        processor = transformers.AutoProcessor.from_pretrained(
+            source.location, **hub_arguments(source, options)
+        )
+    except (OSError, ValueError, KeyError, TypeError, ImportError, RecursionError) as error:
+        reason = shortened(" ".join(str(error).split()))
+        if "torchvision" in reason.lower() and not is_installed("torchvision"):
+            raise MissingPackageError(
+                f"model {source.location}: its processor needs the package torchvision: pip install"
+                " torchvision, from where torch was installed"
+            ) from error
+        raise ValueError(
+            f"model {source.location}: its processor cannot be loaded ({reason}); save it there"
+            " again"
+        ) from error
+    tokenizer = getattr(processor, "tokenizer", None)
+    if tokenizer is None or getattr(processor, "image_processor", None) is None:
+        raise ValueError(
+            f"model {source.location}: its {type(processor).__name__} makes no pixels and tokens of"
+            " pictures; give a model of image and text"
+        )
+    ensure_special_tokens(tokenizer, source.location)
+    tokenizer.chat_template = tokenizer.chat_template or processor.chat_template
+    return processor

@@ -1,0 +1,246 @@
+"""Pictures of rows: every way to give one, and what is set aside, each with file and line."""
+
+import base64
+import io
+import json
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from infrastructure.config.registries import AUGMENTATIONS
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.training.data.encoding.picture_tokens import PictureTokens
+from infrastructure.training.data.readers import pictures
+from infrastructure.training.data.readers.pictures import (
+    PictureError,
+    decode,
+    looks_like_picture,
+    picture_source,
+    read_picture,
+)
+from tests.training.seeing_models import encoded, llava_processor, picture
+
+RED = encoded(picture("red"))
+BASE64 = base64.b64encode(RED).decode()
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that says how large it is, and holds nothing."""
+    content = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunk = struct.pack(">I", 13) + content + struct.pack(">I", zlib.crc32(content))
+    return b"\x89PNG\r\n\x1a\n" + chunk + struct.pack(">I", 0) + b"IDAT"
+
+
+LARGE, HUGE = (base64.b64encode(png_header(n, n)).decode() for n in (9_000, 90_000))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        RED,
+        BASE64,
+        f"data:image/png;base64,{BASE64}",
+        {"bytes": RED, "path": None},
+        {"bytes": None, "path": "red.png"},
+        {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{BASE64}"}},
+        {"type": "image", "source": {"type": "base64", "data": BASE64}},
+        "red.png",
+        "file://red.png",
+    ],
+)
+def test_every_way_to_give_a_picture(value: object, tmp_path: Path) -> None:
+    (tmp_path / "red.png").write_bytes(RED)
+    found, image = read_picture(picture_source(value, "it"), tmp_path)
+    assert image.mode == "RGB"
+    assert list(image.get_flattened_data()) == list(picture("red").get_flattened_data())
+    assert found.read() == RED
+
+
+def test_a_photograph_is_turned_upright_as_transformers_does_it() -> None:
+    lying = Image.new("RGBA", (4, 2), (1, 2, 3, 255))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    file = io.BytesIO()
+    lying.save(file, "PNG", exif=exif)
+    upright = decode(file.getvalue())
+    assert (upright.size, upright.mode) == ((2, 4), "RGB")
+
+
+@pytest.mark.parametrize(
+    ("value", "is_one"),
+    [
+        ("a/b.JPG", True),
+        ("https://x.org/a.png?s=1", True),
+        (b"", True),
+        ([{"bytes": b"", "path": None}], True),
+        ("a sentence about a picture", False),
+        ([], False),
+        (3, False),
+        ({"a": 1}, False),
+    ],
+)
+def test_what_looks_like_a_picture(value: object, is_one: bool) -> None:
+    assert looks_like_picture(value) is is_one
+
+
+def part(picture: object = None) -> dict[str, object]:
+    return {"type": "image"} if picture is None else {"type": "image", "image": picture}
+
+
+def chat(*parts: object) -> dict[str, object]:
+    question = [*parts, {"type": "text", "text": "?"}]
+    return {
+        "messages": [{"role": "user", "content": question}, {"role": "assistant", "content": "red"}]
+    }
+
+
+def row_of(image: object, question: str = "?") -> dict[str, object]:
+    return {"image": image, "question": question, "answer": "red"}
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("missing", row_of("gone.png"), "there is no picture 'gone.png'"),
+    ("a folder", row_of("folder.png"), "there is no picture 'folder.png'"),
+    ("cut off", row_of(base64.b64encode(RED[:-40]).decode()), "is broken"),
+    ("a text", row_of("text.png"), "is none of BMP, GIF"),
+    ("large", row_of(f"data:;base64,{LARGE}"), "9000 x 9000 pixels, more than 64 million"),
+    ("huge", row_of(f"data:;base64,{HUGE}"), "more pixels than 64 million"),
+    ("an address", row_of("https://x.org/a.png"), "is an address: download"),
+    ("no base64", row_of(f"data:image/png;base64,{BASE64[:-1]}*"), "is no base64"),
+    ("a data URL of text", row_of("data:text/plain,red.png"), "data URL that is not base64"),
+    ("a number", row_of([1]), "is a number, not a picture"),
+    ("nothing in it", row_of({"path": None, "bytes": None}), "neither bytes nor a path"),
+    ("a list too long", row_of(["red.png"] * 2, "<image> ?"), "shows 1 pictures, and column"),
+    ("a mark too many", row_of("red.png", "<image> <image>"), "shows 2 pictures, and column"),
+    ("a mark without picture", row_of(None, "what is <image>?"), "1 marks of pictures"),
+    ("an empty path", row_of([" "]), "is empty"),
+]
+
+
+@pytest.fixture(scope="module")
+def tokens() -> PictureTokens:
+    return PictureTokens(llava_processor(), "llava")
+
+
+def pipeline(path: Path, tokens: PictureTokens | None, **settings: Any) -> DataPipeline:
+    config = DataConfig(
+        path=str(path), validation_split=0.0, max_bad_rows_percent=100, num_workers=0, **settings
+    )
+    tokenizer = tokens.processor.tokenizer if tokens else llava_processor().tokenizer
+    cache = CacheConfig(directory=str(path.parent / "cache"))
+    return DataPipeline(config, tokenizer, cache_config=cache, pictures=tokens)
+
+
+def test_each_wrong_picture_is_set_aside_with_its_line(
+    tokens: PictureTokens, tmp_path: Path
+) -> None:
+    (tmp_path / "red.png").write_bytes(RED)
+    (tmp_path / "text.png").write_text("red")
+    (tmp_path / "folder.png").mkdir()
+    rows = [row_of("red.png"), *(row for _, row, _ in WRONG)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = pipeline(file, tokens)
+    report = data.prepare()
+    set_aside = {row.line: row for row in report.quarantine.bad_rows}
+    assert report.num_train == 1
+    for line, (name, _, sentence) in enumerate(WRONG, 2):
+        assert sentence in str(set_aside[line]), name
+        assert set_aside[line].reason == "picture", name
+
+
+def test_pictures_of_messages_are_set_aside_too(tokens: PictureTokens, tmp_path: Path) -> None:
+    rows = [chat(part(BASE64)), chat(part()), chat(part("gone.png")), chat(part(BASE64), part())]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    report = pipeline(file, tokens).prepare()
+    assert [row.line for row in report.quarantine.bad_rows] == [2, 3, 4]
+    assert "it has no column of them" in str(report.quarantine.bad_rows[0])
+
+
+def test_bounds_are_on_bytes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "MAX_PICTURE_BYTES", 100)
+    (tmp_path / "red.png").write_bytes(RED)
+    for source in ("red.png", RED):
+        with pytest.raises(PictureError, match="more than 0 MiB"):
+            read_picture(source, tmp_path)
+
+
+def test_a_table_of_pictures_as_datasets_writes_it(tokens: PictureTokens, tmp_path: Path) -> None:
+    images = [{"bytes": encoded(picture("red", n)), "path": None} for n in range(4)]
+    table = pyarrow.table({"image": images, "question": ["?"] * 4, "answer": ["red"] * 4})
+    file = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(table, file)
+    data = pipeline(file, tokens)
+    assert data.prepare().num_train == 4
+    (batch,) = list(data.train_batches(0, 0, 9))
+    shown = sorted(example.pictures[0].read() for example in batch)
+    assert shown == sorted(image["bytes"] for image in images)
+    again = pipeline(file, tokens)
+    assert again.prepare().from_cache
+    assert again.fingerprint == data.fingerprint
+
+
+def test_rows_that_differ_in_the_picture_alone_are_other_rows(
+    tokens: PictureTokens, tmp_path: Path
+) -> None:
+    prints = set()
+    for colour in ("red", "blue"):
+        file = tmp_path / colour / "rows.jsonl"
+        file.parent.mkdir()
+        (file.parent / "it.png").write_bytes(encoded(picture(colour)))  # type: ignore[arg-type]
+        file.write_text(json.dumps(row_of("it.png")) + "\n")
+        data = pipeline(file, tokens, accept_small_data=True)
+        data.prepare()
+        prints.add(data.fingerprint)
+    assert len(prints) == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "sentence"),
+    [
+        (row_of("red.png"), {"streaming": True}, r"data\.streaming .* hold pictures"),
+        (row_of("red.png"), {"augmentation": "cut"}, r"data\.augmentation .* hold pictures"),
+        (row_of("red.png"), {"image_column": "imag"}, r"data\.image_column.*did you mean 'image'"),
+        ({"image": "red.png", "text": "a cat"}, {}, r"nothing asks for it: add a column 'prompt'"),
+    ],
+)
+def test_what_cannot_be_done_with_pictures_is_refused(
+    row: dict[str, object],
+    settings: dict[str, Any],
+    sentence: str,
+    tokens: PictureTokens,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "red.png").write_bytes(RED)
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps(row) + "\n")
+    with AUGMENTATIONS.registered("cut", lambda conversation, _: conversation):
+        data = pipeline(file, tokens, **settings)
+        with pytest.raises(ValueError, match=sentence):
+            data.prepare()
+
+
+def test_a_column_of_pictures_can_be_left_out_or_named(
+    tokens: PictureTokens, tmp_path: Path
+) -> None:
+    (tmp_path / "red.png").write_bytes(RED)
+    file = tmp_path / "rows.jsonl"
+    row = {"photo": "red.png", "question": "?", "answer": "red"}
+    file.write_text(json.dumps(row) + "\n")
+    for column, number in (("auto", 0), ("none", 0), ("photo", 1)):
+        data = pipeline(file, tokens, image_column=column)
+        data.prepare()
+        (batch,) = list(data.train_batches(0, 0, 1))
+        assert len(batch[0].pictures) == number
+    text_only = pipeline(file, None, image_column="photo")
+    with pytest.raises(ValueError, match=r"hold pictures \(column 'photo'\).* reads text only"):
+        text_only.prepare()

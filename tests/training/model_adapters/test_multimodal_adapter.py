@@ -1,0 +1,257 @@
+"""A model of image and text is trained on what only the pictures say; killed, resumed, saved."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.backup.format.retention import Retention
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.errors import DataError
+from infrastructure.testing.subject import shortened
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.model_adapters import (
+    MultimodalModelAdapter,
+    StandardModelAdapter,
+    adapter_name,
+    get_model_adapter,
+)
+from tests.training.seeing_models import (
+    COLOURS,
+    picture,
+    save_llava,
+    write_colours,
+)
+
+LEARNT = 0.2  # of a token; who guesses the colour has more than log(2) for each three tokens
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_llava(tmp_path_factory.mktemp("models") / "llava")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_colours(tmp_path_factory.mktemp("rows"))
+
+
+class Kill(Observer):
+    """Ends the process at a step, as a machine that is switched off."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def step_end(self, state: TrainingState) -> None:
+        if state.step == self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def trainer_of(
+    model: Path, data: Path, folder: Path, *, hooks: Any = (), **settings: Any
+) -> EnhancedTrainer:
+    values = {
+        "batch_size": 6,
+        "num_epochs": 3,
+        "learning_rate": 1e-2,
+        "warmup_steps": 2,
+        "mixed_precision": False,
+        "checkpoint_frequency": 2,
+        "keep_checkpoints": 9,
+        "early_stopping_patience": None,
+    }
+    of_model = {
+        key: settings.pop(key) for key in ("lora_config", "train_vision") if key in settings
+    }
+    return EnhancedTrainer(
+        ModelConfig(name=str(model), **of_model),
+        TrainingConfig(**{**values, **settings}),
+        DataConfig(path=str(data), max_length=256, validation_split=0.25, num_workers=0),
+        device="cpu",
+        cache_config=CacheConfig(directory=str(folder / "cache")),
+        checkpoint_directory=folder / "checkpoints",
+        hooks=hooks,
+    )
+
+
+def weights_of(trainer: EnhancedTrainer) -> dict[str, torch.Tensor]:
+    model = trainer.initialize_model()
+    return {n: p.detach().clone() for n, p in model.named_parameters()}
+
+
+def held_out_of(trainer: EnhancedTrainer) -> list[TokenizedExample]:
+    data = trainer.initialize_data()
+    return [example for batch in data.evaluation_batches(9) for example in batch]  # type: ignore
+
+
+def loss_of(trainer: EnhancedTrainer, examples: list[TokenizedExample]) -> float:
+    model = trainer.initialize_model().eval()
+    with torch.no_grad():
+        output = trainer.adapter.compute_loss(model, trainer.adapter.prepare_batch(examples))
+    return float(output.loss_sum) / output.num_items
+
+
+def exchanged(examples: list[TokenizedExample]) -> list[TokenizedExample]:
+    """Each with the picture of the next one, which is often of another colour."""
+    shown = [example.pictures for example in examples]
+    pairs = zip(examples, [*shown[1:], *shown[:1]], strict=True)
+    return [replace(example, pictures=other) for example, other in pairs]
+
+
+def same_answers_in_transformers(trainer: EnhancedTrainer, folder: Path) -> None:
+    """What is saved gives the same logits by the processor's own way from text to tensors."""
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    trainer.adapter.save(folder)
+    processor = AutoProcessor.from_pretrained(folder)
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+    (example,) = held_out_of(trainer)[:1]
+    batch = trainer.adapter.prepare_batch([example])
+    with torch.no_grad():
+        ours = (
+            trainer.initialize_model()
+            .eval()(
+                input_ids=batch["input_ids"],
+                attention_mask=batch["attention_mask"],
+                **batch["pictures"],
+            )
+            .logits
+        )
+    messages = [
+        {
+            "role": "user",
+            "content": [{"type": "image"}, {"type": "text", "text": "Which colour is it?"}],
+        }
+    ]
+    text = processor.apply_chat_template(messages, add_generation_prompt=True)
+    image = picture(*_colour_of(trainer, example))
+    inputs = processor(text=[text], images=[image], return_tensors="pt")
+    with torch.no_grad():
+        theirs = model(**inputs).logits
+    length = inputs["input_ids"].shape[1]
+    assert inputs["input_ids"][0].tolist() == batch["input_ids"][0, :length].tolist()
+    torch.testing.assert_close(theirs[0], ours[0, :length], rtol=1e-4, atol=1e-4)
+
+
+def _colour_of(trainer: EnhancedTrainer, example: TokenizedExample) -> tuple[str, int]:
+    number = int(Path(example.pictures[0].path).stem)
+    return [*COLOURS][number % 3], number
+
+
+def test_what_the_picture_alone_shows_is_learnt_killed_and_gone_on_with(
+    llava: Path, data: Path, tmp_path: Path
+) -> None:
+    whole = trainer_of(llava, data, tmp_path / "whole", num_epochs=20)
+    assert isinstance(whole.adapter, MultimodalModelAdapter)
+    before = weights_of(whole)
+    whole.train()
+    examples = held_out_of(whole)
+    assert loss_of(whole, examples) < LEARNT < loss_of(whole, exchanged(examples))
+    after = weights_of(whole)
+    moved = {n.split(".")[1] for n in after if not torch.equal(before[n], after[n])}
+    assert moved == {"language_model", "multi_modal_projector"} or moved >= {
+        "multi_modal_projector"
+    }
+    assert not any("vision_tower" in n for n in after if not torch.equal(before[n], after[n]))
+
+    if (child := os.fork()) == 0:
+        trainer_of(llava, data, tmp_path / "killed", num_epochs=20, hooks=[Kill(7)]).train()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    again = trainer_of(llava, data, tmp_path / "killed", num_epochs=20)
+    saved = CheckpointManager(tmp_path / "killed" / "checkpoints", Retention(9))
+    again.restore(saved.checkpoints()[-1])
+    assert again.state is not None
+    assert again.state.step == 6
+    again.train()
+    resumed = weights_of(again)
+    assert all(torch.equal(resumed[name], after[name]) for name in after)
+    same_answers_in_transformers(whole, tmp_path / "final")
+
+
+def test_a_lora_is_beside_the_language_part_alone_unless_vision_is_chosen(
+    llava: Path, data: Path, tmp_path: Path
+) -> None:
+    lora = {"lora_config": LoraConfig(r=2, alpha=4), "max_steps": 2}
+    trainer = trainer_of(llava, data, tmp_path, **lora)
+    trainer.train()
+    trained = [n for n, p in trainer.initialize_model().named_parameters() if p.requires_grad]
+    assert trained
+    assert all("language_model" in name and "lora_" in name for name in trained)
+    seeing = trainer_of(llava, data, tmp_path / "seeing", train_vision=True, **lora)
+    names = [n for n, p in seeing.initialize_model().named_parameters() if p.requires_grad]
+    assert any("vision_tower" in name for name in names)
+
+    trainer.adapter.save(tmp_path / "final")
+    more = trainer_of(tmp_path / "final", data, tmp_path / "more", **lora)
+    assert isinstance(more.adapter, MultimodalModelAdapter)
+    loaded = {n: p for n, p in more.initialize_model().named_parameters() if "lora_" in n}
+    mine = dict(trainer.initialize_model().named_parameters())
+    assert loaded
+    assert all(torch.equal(p, mine[name]) for name, p in loaded.items())
+    assert "AutoModelForImageTextToText" in (tmp_path / "final" / "README.md").read_text()
+
+
+def test_tokens_of_pictures_are_those_of_the_processor_and_never_learnt(
+    llava: Path, data: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(llava, data, tmp_path)
+    assert "padded" in " ".join((trainer.initialize_model(), trainer.adapter.notes())[1])
+    source = trainer.initialize_data()
+    assert isinstance(source, DataPipeline)
+    (batch,) = list(source.train_batches(0, 0, 99))
+    adapter = trainer.adapter
+    assert isinstance(adapter, MultimodalModelAdapter)
+    mark = adapter.pictures.mark_id
+    for example in batch:
+        assert (example.input_ids == mark).sum() == 4
+        assert not example.supervised[example.input_ids == mark].any()
+        learnt = adapter.tokenizer.decode(example.input_ids[example.supervised])
+        assert learnt == f"{_colour_of(trainer, example)[0]}<|end|>"
+    assert shortened(batch[0], 5) is batch[0]  # of its picture no token may be missing
+    whole = adapter.compute_loss(trainer.initialize_model().eval(), adapter.prepare_batch(batch))
+    halves = [
+        adapter.compute_loss(trainer.initialize_model(), adapter.prepare_batch(part))
+        for part in (batch[:5], batch[5:])
+    ]
+    together = sum(half.loss_sum.item() for half in halves)
+    assert whole.loss_sum.item() == pytest.approx(together, rel=1e-5)
+    assert whole.num_items == sum(half.num_items for half in halves)
+
+
+def test_a_picture_that_was_changed_after_the_preparation_is_noticed(
+    llava: Path, tmp_path: Path
+) -> None:
+    data = write_colours(tmp_path / "rows", 8)
+    trainer = trainer_of(llava, data, tmp_path)
+    examples = held_out_of(trainer)
+    Path(examples[0].pictures[0].path).write_bytes(b"another")
+    with pytest.raises(DataError, match=r"was changed after the data was prepared"):
+        trainer.adapter.prepare_batch(examples)
+
+
+def test_the_rows_choose_the_adapter(llava: Path, data: Path, tmp_path: Path) -> None:
+    model = ModelConfig(name=str(llava))
+    assert adapter_name(model, DataConfig(path=str(data))) == "multimodal"
+    text = tmp_path / "text.jsonl"
+    text.write_text('{"prompt": "a", "completion": "b"}\n')
+    assert adapter_name(model, DataConfig(path=str(text))) == "standard"
+    assert adapter_name(model, DataConfig(path=str(data), image_column="none")) == "standard"
+    made = get_model_adapter("multimodal", model, TrainingConfig())
+    assert isinstance(made, MultimodalModelAdapter)
+    for name in ("standard", "dialogue"):
+        with pytest.raises(ValueError, match=rf"model\.adapter={name} reads text only.*'image'"):
+            adapter_name(model.copy_with(adapter=name), DataConfig(path=str(data)))
+    assert isinstance(get_model_adapter("auto", model, TrainingConfig()), StandardModelAdapter)

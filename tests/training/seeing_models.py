@@ -1,0 +1,210 @@
+"""Tiny models of image and text, one of each family, and rows that only pictures answer."""
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    AutoModelForImageTextToText,
+    Idefics3Config,
+    LlamaConfig,
+    LlavaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2VLConfig,
+)
+
+COLOURS = {"red": (220, 20, 20), "green": (20, 200, 20), "blue": (20, 20, 220)}
+END = "<|end|>"
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {% if m['content'] is string %}{{ m['content'] }}"
+    "{% else %}{% for part in m['content'] %}{% if part['type'] == 'image' %}MARK"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+TEXT = {
+    "vocab_size": 400,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+
+def tiny_tokenizer(*marks: str) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with these special tokens beside its end token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    words = ["user: assistant: Which colour is it? red green blue"] * 9
+    trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, special_tokens=[END])
+    tokenizer.train_from_iterator(words, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END)
+    fast.add_special_tokens({"additional_special_tokens": list(marks)})
+    return fast
+
+
+def llava_processor() -> Any:
+    """One that makes four tokens of any picture."""
+    from transformers import LlavaProcessor
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    tokenizer = tiny_tokenizer("<image>")
+    image_processor = CLIPImageProcessorPil(
+        size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}
+    )
+    tokenizer.chat_template = TEMPLATE.replace("MARK", "<image>")
+    return LlavaProcessor(
+        image_processor=image_processor,
+        tokenizer=tokenizer,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=tokenizer.chat_template,
+    )
+
+
+def save_llava(folder: Path) -> Path:
+    """A Llava of two layers of each part, with its processor."""
+    processor = llava_processor()
+    vision = {
+        "model_type": "clip_vision_model",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 8,
+    }
+    config = LlavaConfig(
+        vision_config=vision,
+        text_config={"model_type": "llama", **TEXT},
+        image_token_index=processor.image_token_id,
+        vision_feature_layer=-1,
+    )
+    return _saved(folder, config, processor)
+
+
+def save_qwen_vl(folder: Path) -> Path:
+    """A Qwen2-VL: as many tokens as a picture has patches, positions in three dimensions."""
+    from transformers import Qwen2VLProcessor
+    from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+    from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
+
+    marks = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+    tokenizer = tiny_tokenizer(*marks)
+    sizes = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
+    limits = {"shortest_edge": 64, "longest_edge": 1024}
+    mark = "<|vision_start|><|image_pad|><|vision_end|>"
+    processor = Qwen2VLProcessor(
+        image_processor=Qwen2VLImageProcessor(**sizes, size=limits),
+        tokenizer=tokenizer,
+        video_processor=Qwen2VLVideoProcessor(**sizes, size=limits),
+        chat_template=TEMPLATE.replace("MARK", mark),
+    )
+    ids = dict(zip(marks, map(tokenizer.convert_tokens_to_ids, marks), strict=True))
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
+    config = Qwen2VLConfig(
+        vision_config={
+            "depth": 2,
+            "embed_dim": 32,
+            "hidden_size": 32,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "patch_size": 4,
+            "temporal_patch_size": 2,
+            "spatial_merge_size": 2,
+        },
+        text_config={**TEXT, "rope_parameters": rope, "bos_token_id": 0, "eos_token_id": 0},
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+    )
+    return _saved(folder, config, processor)
+
+
+def save_idefics3(folder: Path) -> Path:
+    """What SmolVLM is built of: a picture cut into tiles, each with its row and column named."""
+    from transformers import Idefics3Processor
+    from transformers.models.idefics3.image_processing_idefics3 import Idefics3ImageProcessor
+
+    tiles = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
+    tokenizer = tiny_tokenizer(
+        "<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", *tiles
+    )
+    processor = Idefics3Processor(
+        Idefics3ImageProcessor(
+            size={"longest_edge": 32}, max_image_size={"longest_edge": 16}, do_image_splitting=True
+        ),
+        tokenizer,
+        image_seq_len=1,
+        chat_template=TEMPLATE.replace("MARK", "<image>"),
+    )
+    config = Idefics3Config(
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 16,
+            "patch_size": 8,
+        },
+        text_config=LlamaConfig(**TEXT, pad_token_id=0),
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        scale_factor=2,
+        pad_token_id=0,
+    )
+    return _saved(folder, config, processor)
+
+
+def _saved(folder: Path, config: Any, processor: Any) -> Path:
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config)
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+def picture(colour: str, number: int = 0, size: tuple[int, int] = (20, 18)) -> Image.Image:
+    """A picture of one colour with a little noise: each number another one."""
+    noise = np.random.default_rng(number).integers(-15, 15, (size[1], size[0], 3))
+    pixels = np.clip(np.array(COLOURS[colour]) + noise, 0, 255)
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def encoded(image: Image.Image) -> bytes:
+    """As PNG."""
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def write_colours(folder: Path, count: int = 24, kind: str = "path") -> Path:
+    """Rows that ask for the colour of a picture, given as a path, base64 text or a data URL."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for number in range(count):
+        colour = [*COLOURS][number % 3]
+        content = encoded(picture(colour, number))
+        text = base64.b64encode(content).decode()
+        if kind == "path":
+            (folder / "pictures").mkdir(exist_ok=True)
+            (folder / "pictures" / f"{number}.png").write_bytes(content)
+        given = {
+            "path": f"pictures/{number}.png",
+            "base64": text,
+            "url": f"data:image/png;base64,{text}",
+        }[kind]
+        rows.append({"image": given, "question": "Which colour is it?", "answer": colour})
+    file = folder / "colours.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
