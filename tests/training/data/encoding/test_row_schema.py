@@ -271,7 +271,7 @@ BAD_CHATS: list[tuple[Any, str, str]] = [
         "weight of message 2 of 'messages' is 0.5; it can be 0 or 1",
     ),
     (
-        [{"role": "user", "content": [{"type": "image"}]}],
+        [{"role": "user", "content": [{"type": "audio"}]}],
         reasons.WRONG_TYPE,
         "message 1 of 'messages' holds more than text",
     ),
