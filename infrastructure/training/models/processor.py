@@ -9,7 +9,8 @@ from typing import Any
 
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.core.optional import is_installed, require
-from infrastructure.training.models.source import ModelSource, SourceKind, check_tokenizer
+from infrastructure.training.models.saved_model import check_tokenizer
+from infrastructure.training.models.source import ModelSource, SourceKind
 from infrastructure.training.models.transformers_backend import (
     LoadOptions,
     ensure_special_tokens,
