@@ -136,7 +136,9 @@ def check_saved_model(subject: Subject) -> CheckResult:
         except NotImplementedError as error:
             return CheckResult(SAVED, "skipped", str(error), group="integration")
         config = subject.trainer.model_config
-        loaded = load_saved(Path(folder) / "final", device=subject.device, model_config=config)
+        kind = config.quantization_aware  # it computes as what is written rounded beside it does
+        saved = Path(folder) / ("final" if kind is None else f"final-{kind}")
+        loaded = load_saved(saved, device=subject.device, model_config=config)
         difference = _difference(subject, loaded.model)
     numbers = {"relative_difference": difference}
     if difference > subject.tolerance:

@@ -298,6 +298,31 @@ CONFIGURATION = [
         ["--lora-router", "no mixture of experts"],
         {"d.jsonl": GOOD_DATA},
     ),
+    Wrong(
+        "rounded weights beside a LoRA",
+        "train d.jsonl --quantization-aware int4 --lora",
+        ["--quantization-aware int4", "--lora"],
+        {"d.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "rounded weights by unsloth",
+        "train d.jsonl --model org/m --quantization-aware int4 --backend unsloth",
+        ["--quantization-aware int4", "--backend unsloth"],
+        {"d.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "rounded weights stack by stack",
+        "train d.jsonl --quantization-aware int4 --strategy progressive",
+        ["--quantization-aware int4", "stack-wise"],
+        {"d.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "rows that share no scale",
+        "train d.jsonl --quantization-aware int4 --embedded-hidden-size 48"
+        " --embedded-num-heads 2 --embedded-num-kv-heads 2 --max-length 64",
+        ["--quantization-aware", "no multiple of 32"],
+        {"d.jsonl": GOOD_DATA},
+    ),
 ]
 
 DATA = [

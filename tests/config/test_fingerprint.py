@@ -18,7 +18,7 @@ from tests.config.field_values import other_value
 FIELDS = schema_of(DeploymentConfig).fields
 # A new key fails the test below until somebody has decided on which side it is.
 COUNT = """
-model.name backend adapter train_vision quantization lora_config lora_config.r
+model.name backend adapter train_vision quantization quantization_aware lora_config lora_config.r
 lora_config.alpha
 lora_config.dropout lora_config.target_modules lora_config.use_dora lora_config.use_rslora
 lora_config.init_lora_weights lora_config.experts lora_config.router lora_config.rank_pattern

@@ -22,6 +22,7 @@ from infrastructure.config.sections.quantum_config import (
     SAMPLER,
     QuantumConfig,
 )
+from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.config.sections.training_config import CURRICULUM, QUANTUM, TrainingConfig
 from infrastructure.core.errors import MissingPackageError, MissingSecretError
 from infrastructure.core.lookup import unknown_name
@@ -52,6 +53,7 @@ def contradictions(config: HasSections) -> Iterator[str]:
     yield from _missing_samplers(config)
     yield from _curriculum(config)
     yield from _lora_variants(config)
+    yield from _quantization_aware(config)
     yield from stackwise_contradictions(config.model, config.data, config.training)
 
 
@@ -204,6 +206,23 @@ def _curriculum(config: HasSections) -> Iterator[str]:
             "training.curriculum_by task takes a stage for each task: name two or more of them in"
             " training.curriculum_order, from easy to hard"
         )
+
+
+def _quantization_aware(config: HasSections) -> Iterator[str]:
+    """A sentence for what cannot train with weights that are rounded in each forward pass."""
+    model, training = config.model, config.training
+    if model.quantization_aware is None:
+        return
+    key = f"model.quantization_aware {model.quantization_aware}"
+    if model.lora_config is not None:
+        yield (
+            f"{key} rounds the weights that train, and model.lora_config trains matrices beside"
+            " them: leave one of them out"
+        )
+    if model.backend == "unsloth":
+        yield f"{key} is torchao's, and model.backend unsloth has layers of its own: leave it out"
+    if training.strategy_for(model) in STACKWISE:
+        yield f"{key} rounds all layers, and stack-wise training has forms of its own: leave it out"
 
 
 def _lora_variants(config: HasSections) -> Iterator[str]:

@@ -173,6 +173,10 @@ class ModelConfig(ConfigSection):
     quantization: Literal["4bit", "8bit"] | None = Field(
         default=None, description="Load the base weights in 4 or 8 bits (bitsandbytes)."
     )
+    quantization_aware: Literal["int4", "int8_int4"] | None = Field(
+        default=None,
+        description="Train with weights rounded to 4 bits, int8: and what flows; none: do not.",
+    )
     lora_config: LoraConfig | None = Field(
         default=None, description="Train LoRA matrices instead of all weights; none: all weights."
     )

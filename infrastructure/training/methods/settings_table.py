@@ -77,6 +77,7 @@ SETTINGS: dict[str, Treatment] = {
     ),
     "model.lora_config.rank_pattern": _refused("LoRA has one rank in TRL's trainers here"),
     "model.backend": _refused("TRL's trainers load models by transformers here", "transformers"),
+    "model.quantization_aware": _refused(_OWN_LOOP),
     "model.adapter": _refused("TRL talks to the model itself"),
     "model.train_vision": _refused("methods train on text here"),
     "model.embedded.": _nothing("a method begins with a trained model"),

@@ -37,6 +37,7 @@ from infrastructure.training.models.packing_check import (
     prepare_packing,
     token_embeddings,
 )
+from infrastructure.training.models.quantization_aware import save_rounded
 from infrastructure.training.models.saving import save_model
 from infrastructure.training.models.token_functions import metrics_by_key, own_loss
 from infrastructure.training.models.token_loss import TokenLoss, backbone, supervised_targets
@@ -266,3 +267,6 @@ class StandardModelAdapter(ModelAdapter):
     def save(self, directory: Path) -> None:
         assert self.model is not None
         save_model(self.model, self.tokenizer, directory)
+        if (kind := self.model_config.quantization_aware) is not None:
+            rounded = directory.with_name(f"{directory.name}-{kind}")
+            save_rounded(directory, rounded, kind, self.tokenizer)

@@ -98,6 +98,8 @@ def _not_supported(
         return "it chooses the attention itself"
     if model_config.lora_config is not None and any(variants_of(model_config.lora_config).values()):
         return "it has no such variant of LoRA"
+    if model_config.quantization_aware is not None:
+        return "it does not train for rounded weights"
     source = find_source(model_config.name)
     if source.kind not in (SourceKind.HUB, SourceKind.FOLDER, SourceKind.LORA_FOLDER):
         return f"{model_config.name} is a registered model"

@@ -15,6 +15,7 @@ import torch
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.json_text import JsonObject
 from infrastructure.optimization.checkpointing import checkpoint_gradients
+from infrastructure.training.models import quantization_aware
 from infrastructure.training.models.embedded import build_embedded_model
 from infrastructure.training.models.fitting import (
     check_length,
@@ -175,6 +176,8 @@ class ModelManager:
             model, tokenizer = make(source)
         if tokenizer is not None:
             check_vocabulary(model, tokenizer, self.config.name)
+        if self.config.quantization_aware is not None:
+            quantization_aware.prepare(model, self.config.quantization_aware)
         description = {"kind": str(source.kind), **self._identity(source, model)}
         description = describe(model, self.config) | description
         return LoadedModel(model.train(), tokenizer, description, tuple(self._notes))
@@ -208,6 +211,7 @@ class ModelManager:
             "backend": (config.backend == "unsloth", is_trained, "is not loaded by unsloth"),
             "trust_remote_code": (config.trust_remote_code, is_trained, "comes without code"),
             "revision": (config.revision, source.kind is SourceKind.HUB, "is no hub model"),
+            "quantization_aware": (config.quantization_aware, is_text, "is no language model"),
             "lora_config": (config.lora_config, is_text, "is no language model"),
             "dtype": (config.dtype != "auto", is_text, "is no language model"),
             "attention": (self.attention, is_text, "is no language model"),
@@ -406,7 +410,9 @@ def load_saved(
     Raises:
         ValueError: the directory holds no whole model.
     """
-    config = (model_config or ModelConfig()).copy_with(name=str(directory), lora_config=None)
+    config = (model_config or ModelConfig()).copy_with(
+        name=str(directory), lora_config=None, quantization_aware=None
+    )
     loaded = ModelManager(config, device=device, seed=0).load()
     loaded.model.requires_grad_(False).eval()
     return loaded

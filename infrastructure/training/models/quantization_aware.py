@@ -1,0 +1,88 @@
+"""Training that knows it will be rounded: linear layers compute with rounded weights, and learn to
+do well with them. By torchao; the output layer and the embeddings stay as they are.
+
+Forward rounds (and, with int8_int4, rounds what flows in), backward passes gradients through as if
+nothing was rounded: Jacob et al. 2017, arXiv 1712.05877. The weights that train, and their names,
+are those of the plain model, so checkpoints and `final/` are, too.
+"""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from infrastructure.core.checksums import write_sums
+from infrastructure.core.files import whole_directory
+from infrastructure.core.optional import require
+from infrastructure.training.models.model_inputs import language_model
+from infrastructure.training.models.progress_bars import without_progress_bars
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+GROUP_SIZE = 32  # weights of a row that share a scale
+_NEEDED_FOR = "model.quantization_aware"
+
+
+def prepare(model: torch.nn.Module, kind: str) -> None:
+    """Let the linear layers of `model` compute with weights as `kind` rounds them.
+
+    Raises:
+        ValueError: a layer's rows are no multiple of what shares a scale.
+        MissingPackageError: torchao is not installed.
+    """
+    if hasattr(getattr(model, "config", None), "vision_config"):
+        raise ValueError(f"{_NEEDED_FOR}: is for models of text alone; leave it out")
+    head = language_model(model).get_output_embeddings()
+    for name, module in model.named_modules():
+        if _is_rounded(module, head) and module.in_features % GROUP_SIZE:
+            raise ValueError(
+                f"{_NEEDED_FOR}: {name} has rows of {module.in_features}, which is no multiple of"
+                f" {GROUP_SIZE}; leave it out"
+            )
+    quantization, qat = _torchao("quantization"), _torchao("quantization.qat")
+    quantization.quantize_(
+        model,
+        qat.QATConfig(_rounding(kind), step="prepare"),
+        filter_fn=lambda module, _: _is_rounded(module, head),
+    )
+
+
+def save_rounded(
+    plain: Path, directory: Path, kind: str, tokenizer: "PreTrainedTokenizerBase | None"
+) -> None:
+    """Write the model in `plain`, rounded, into `directory`, which is replaced if it exists; plain
+    transformers reads it where torchao is installed."""
+    transformers = require("transformers", _NEEDED_FOR)
+    with whole_directory(directory.resolve()) as part, without_progress_bars():
+        config = transformers.TorchAoConfig(
+            _rounding(kind), modules_to_not_convert=["lm_head", "embed_out", "output"]
+        )
+        rounded = transformers.AutoModelForCausalLM.from_pretrained(
+            plain, quantization_config=config, dtype=torch.float32
+        )
+        rounded.save_pretrained(part)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(part)
+        write_sums(part)
+
+
+def _is_rounded(module: torch.nn.Module, head: object) -> bool:
+    return isinstance(module, torch.nn.Linear) and module is not head
+
+
+def _rounding(kind: str) -> object:
+    quantization, granularity = _torchao("quantization"), _torchao("quantization.granularity")
+    group = granularity.PerGroup(GROUP_SIZE)
+    four_bits = torch.int4  # type: ignore[attr-defined]
+    if kind == "int4":
+        return quantization.IntxWeightOnlyConfig(weight_dtype=four_bits, granularity=group)
+    return quantization.Int8DynamicActivationIntxWeightConfig(
+        weight_dtype=four_bits, weight_granularity=group
+    )
+
+
+def _torchao(name: str) -> Any:
+    logging.getLogger("torchao").setLevel(logging.ERROR)  # kernels that this machine has not
+    return require(f"torchao.{name}", _NEEDED_FOR)

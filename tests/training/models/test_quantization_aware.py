@@ -1,0 +1,73 @@
+"""A training with rounded weights: it computes what the rounded model computes, goes on to the same
+bits, and is written plain and rounded."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.run.checkpoint_paths import by_step
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.models.model_manager import load_saved
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # torchao's own, at its import
+IDS = torch.arange(3, 19).unsqueeze(0)
+
+
+@torch.no_grad()
+def logits(model: Any) -> torch.Tensor:
+    logits: torch.Tensor = model.eval()(input_ids=IDS).logits
+    return logits
+
+
+def trainer_of(model: Path, folder: Path, kind: str, run: Path | None = None) -> EnhancedTrainer:
+    rows = [{"prompt": f"{n}?", "completion": f"{n * 7 % 10}"} for n in range(12)]
+    data = folder / "rows.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    return EnhancedTrainer(
+        ModelConfig(name=str(model), quantization_aware=kind),
+        TrainingConfig(
+            batch_size=4,
+            num_epochs=1,
+            warmup_steps=0,
+            learning_rate=1e-3,
+            mixed_precision=False,
+            checkpoint_frequency=1,
+            keep_checkpoints=9,
+        ),
+        DataConfig(path=str(data), max_length=48, validation_split=0, num_workers=0),
+        device="cpu",
+        cache_config=CacheConfig(directory=str(folder / "cache")),
+        checkpoint_directory=run,
+    )
+
+
+@pytest.mark.parametrize("kind", ["int4", "int8_int4"])
+def test_what_is_trained_is_what_is_written_rounded(
+    saved_llama: Path, tmp_path: Path, kind: str
+) -> None:
+    device = torch.device("cpu")
+    trainer = trainer_of(saved_llama, tmp_path, kind, tmp_path / "run")
+    start = logits(load_saved(saved_llama, device=device).model)
+    assert not torch.equal(logits(trainer.initialize_model()), start)  # it computes rounded
+    trainer.train()
+    trained = logits(trainer.initialize_model())
+
+    again = trainer_of(saved_llama, tmp_path, kind)
+    again.restore(by_step(trainer.checkpoints.store)[1])  # type: ignore[union-attr]
+    again.train()
+    assert torch.equal(logits(again.initialize_model()), trained)
+
+    trainer.adapter.save(tmp_path / "final")
+    plain = load_saved(tmp_path / "final", device=device).model
+    assert not torch.equal(logits(plain), trained)
+    assert plain.state_dict().keys() == trainer.initialize_model().state_dict().keys()
+    rounded = load_saved(tmp_path / f"final-{kind}", device=device).model
+    assert torch.equal(logits(rounded), trained)
+    assert rounded.lm_head.weight.dtype == torch.float32  # type: ignore[union-attr]
