@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ from infrastructure.training.model_adapters import (
 from tests.training.seeing_models import (
     COLOURS,
     picture,
+    save_idefics3,
     save_llava,
+    save_qwen_vl,
     write_colours,
 )
 
@@ -255,3 +258,22 @@ def test_the_rows_choose_the_adapter(llava: Path, data: Path, tmp_path: Path) ->
         with pytest.raises(ValueError, match=rf"model\.adapter={name} reads text only.*'image'"):
             adapter_name(model.copy_with(adapter=name), DataConfig(path=str(data)))
     assert isinstance(get_model_adapter("auto", model, TrainingConfig()), StandardModelAdapter)
+
+
+@pytest.mark.parametrize("save", [save_qwen_vl, save_idefics3])
+def test_other_families_train_and_are_the_same_in_transformers(
+    save: Callable[[Path], Path], data: Path, tmp_path: Path
+) -> None:
+    """Their processors need torchvision, of the build of torch that is there."""
+    pytest.importorskip("torchvision")
+    trainer = trainer_of(save(tmp_path / "model"), data, tmp_path, max_steps=2)
+    before = weights_of(trainer)
+    trainer.train()
+    after = weights_of(trainer)
+    moved = {name for name in after if not torch.equal(before[name], after[name])}
+    assert moved
+    assert not any("visual.blocks" in name or "vision_model" in name for name in moved)
+    examples = held_out_of(trainer)
+    parts = [loss_of(trainer, examples[:3]), loss_of(trainer, examples[3:6])]
+    assert loss_of(trainer, examples[:6]) == pytest.approx(sum(parts) / 2, rel=0.2)
+    same_answers_in_transformers(trainer, tmp_path / "final")
