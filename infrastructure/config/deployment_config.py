@@ -14,6 +14,7 @@ from infrastructure.config.merging import planned as later
 from infrastructure.config.merging import plugin_names
 from infrastructure.config.merging.cross_checks import (
     contradictions,
+    lora_in_passing,
     place_among_runs,
     several_processes,
     testing_off,
@@ -190,6 +191,7 @@ class DeploymentConfig(ConfigSection):
     _plugins: plugin_names.Origins = PrivateAttr(default_factory=dict)
     _preset_notes: list[str] = PrivateAttr(default_factory=list)
     _plugin_notes: list[str] = PrivateAttr(default_factory=list)
+    _further_notes: list[str] = PrivateAttr(default_factory=list)
     _model_names: frozenset[str] = PrivateAttr(default=frozenset({"embedded"}))
 
     def __init__(self, /, **keywords: Any) -> None:
@@ -277,13 +279,19 @@ class DeploymentConfig(ConfigSection):
             *several_processes(self.num_processes, self.device, self.cuda_visible_devices),
             *place_among_runs(self.backup.place, self.output_dir),
             *testing_off(self.enable_testing, self.testing_interval),
+            *lora_in_passing(self.model, self._settings, self.source("model.lora_config").place),
         ]
 
     def notes(self) -> list[str]:
         """What to tell when a run starts: settings without effect, and those that cost much."""
         unused = [*later.notes(self, self.source), *noted_without_effect(self, self.source)]
         costs = stackwise_costs(self.model, self.training)
-        return [*unused, *costs, *self._preset_notes, *self._plugin_notes, *self._environment_notes]
+        kept = [*self._preset_notes, *self._plugin_notes, *self._environment_notes]
+        return [*unused, *costs, *kept, *self._further_notes]
+
+    def note(self, sentence: str) -> None:
+        """Tell one more sentence with the other notes."""
+        self._further_notes.append(sentence)
 
     @property
     def environment_notes(self) -> list[str]:
@@ -363,6 +371,7 @@ class DeploymentConfig(ConfigSection):
         config._model_names = self._model_names
         config._plugins = self._plugins
         config._environment_notes = self._environment_notes
+        config._further_notes = [*self._further_notes]
         config._preset_notes = [*self._preset_notes, *config._preset_notes]
         return config
 

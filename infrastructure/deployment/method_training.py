@@ -82,7 +82,7 @@ class MethodTraining:
         resumed = callback.resume_from()
         with traceback_kept_in(run.path / TRACEBACK_FILE):
             with self.report.waiting("loading the model"):
-                trainer = training.make_trainer(is_new=resumed is None)
+                trainer = training.make_trainer(is_new=resumed is None, say=self.report)
             training.data.quarantine.write(run.quarantine_file)
             trainer.add_callback(callback)
             self.report(training.described(trainer))

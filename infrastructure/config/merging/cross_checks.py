@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
@@ -87,6 +87,22 @@ def place_among_runs(place: str | None, output_dir: str) -> Iterator[str]:
             f"backup.place = {format_value(place)} lies in output_dir ({output_dir}), where the"
             " runs are: copies there are lost with them; name a folder elsewhere, best on another"
             " disk"
+        )
+
+
+def lora_in_passing(model: ModelConfig, settings: Collection[str], place: str) -> Iterator[str]:
+    """A sentence where a setting of LoRA switches it on beside new weights, which stay random.
+
+    Args:
+        settings: canonical keys that were given.
+        place: where the one of LoRA was.
+    """
+    is_new = model.name == "embedded" and model.lora_config is not None
+    if is_new and "model.lora_config" not in settings:
+        yield (
+            f"{place} switches LoRA on, which freezes the model's own weights, and those of the"
+            " embedded model are new and random: leave it out to train all of them, or name a"
+            " trained model as model.name; model.lora_config true trains so all the same"
         )
 
 

@@ -1,7 +1,7 @@
 """A trainer of TRL, made from a configuration and its rows; nothing is trained here."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -13,6 +13,7 @@ import torch
 from infrastructure.config.auto import attention_for
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import BY_REWARD
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.optional import require
 from infrastructure.training.core.precision import choose_device
@@ -208,11 +209,12 @@ class TrlTraining:
             )
         return arguments
 
-    def make_trainer(self, *, is_new: bool) -> Any:
+    def make_trainer(self, *, is_new: bool, say: Callable[[str], None] = do_nothing) -> Any:
         """Load the model, and make TRL's trainer of it.
 
         Args:
             is_new: it begins, so what is held out is measured before the first step.
+            say: shows a line, when the number of steps is known.
 
         Raises:
             ValueError: model, rows or arguments are refused by TRL.
@@ -241,6 +243,7 @@ class TrlTraining:
         with _quiet(), offline_where_unreachable(), progress_bars_in_a_terminal():
             trainer = self.trainer_class(**parts)
         _draw_nothing(trainer)
+        _warm_up_half_at_most(trainer, say)
         holds_out = bool(self.data.held_out)
         trainer.add_callback(training_rhythm(self.config.training, holds_out=holds_out))
         return trainer
@@ -318,6 +321,24 @@ def _draw_nothing(trainer: Any) -> None:
 
     for callback in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(callback)
+
+
+def _warm_up_half_at_most(trainer: Any, say: Callable[[str], None]) -> None:
+    """At most half of the steps warm up, as in Temper's own loop: TRL would let a short training
+    end before its learning rate has risen. Their number is known when the schedule is made."""
+    create = trainer.create_scheduler
+
+    def create_scheduler(num_training_steps: int, *others: Any, **named: Any) -> Any:
+        wanted, most = int(trainer.args.warmup_steps), num_training_steps // 2
+        if wanted > most:
+            trainer.args.warmup_steps = most
+            say(
+                f"note: training.warmup_steps {wanted} is more than half of {num_training_steps}"
+                f" steps: the learning rate rises for {most}, and falls from there"
+            )
+        return create(num_training_steps, *others, **named)
+
+    trainer.create_scheduler = create_scheduler
 
 
 @contextmanager

@@ -1,8 +1,10 @@
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig, check_sections
 from infrastructure.config.field_help import format_value
 from infrastructure.config.merging.effect import conditions_of
@@ -132,6 +134,10 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("training.keep_best", 2, {"data.validation_split": 0}),
     ("training.early_stopping_patience", 2, {"data.validation_split": 0}),
     ("training.early_stopping_min_delta", 0.1, {}),
+    ("training.curriculum_by", "loss", {}),
+    ("training.curriculum_stages", 5, {}),
+    ("training.curriculum_order", ["a", "b"], {}),
+    ("training.curriculum_keeps_easier", False, {}),
     ("training.best_metric", "exact_match", {"data.validation_split": 0}),
     ("training.best_metric_mode", "max", {}),
     ("training.rewards", ["exact_answer"], {}),
@@ -174,7 +180,7 @@ def test_a_setting_that_cannot_take_effect_is_refused(
 ) -> None:
     config = DeploymentConfig(**rest, **{key: value})
     with pytest.raises(
-        ValueError, match=rf"^{key} = {format_value(value)} \(keyword {key}\) has no"
+        ValueError, match=rf"^{key} = {re.escape(format_value(value))} \(keyword {key}\) has no"
     ):
         config.check_supported()
     if key.startswith(("model.", "data.", "training.")):  # sections that a trainer is given
@@ -292,3 +298,12 @@ def test_units_that_only_keep_features_are_reported_with_what_they_cost() -> Non
     lopt = {"training.strategy": "end_to_end", "training.end_to_end_scope": "stackwise"}
     assert DeploymentConfig(**settings, **lopt).notes() == []
     assert DeploymentConfig(**{"training.mode": "blockwise"}).notes() == []
+
+
+def test_a_setting_of_lora_does_not_freeze_new_weights_in_passing() -> None:
+    """They are random; who wants that says so."""
+    passing = DeploymentConfig(**{"model.lora_config.r": 4})
+    with pytest.raises(ConfigurationError, match=r"lora_config\.r switches LoRA on.*all of them"):
+        passing.check_supported()
+    DeploymentConfig(**{"model.lora_config.r": 4, "model.lora_config": True}).check_supported()
+    DeploymentConfig(**{"model.lora_config.r": 4, "model.name": "some/model"}).check_supported()

@@ -1,6 +1,7 @@
 """What a configuration becomes before a training, the same at every door; and the quantum step that
 comes with the sample data, and with nothing else."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,30 @@ def test_what_is_wrong_is_reported_alike_by_forms_and_trainings(settings: dict[s
     with pytest.raises(ConfigurationError) as raised:
         make_ready(config)
     assert str(raised.value) == "; ".join(problems)
+
+
+def test_examples_are_as_long_as_the_model_sees_unless_somebody_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"text_config": {"max_position_embeddings": 128}}')
+    lora = tmp_path / "run" / "final"
+    lora.mkdir(parents=True)
+    (lora / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(model)}))
+    rows = {"data.path": "my.jsonl"}
+    for name in (model, lora, lora.parent):
+        config = ready(**{"model.name": str(name)}, **rows)
+        assert config.data.max_length == 128
+        [note] = config.notes()
+        assert note.startswith("data.max_length is 128 instead of 512")
+        make_ready(config)
+        assert (config.data.max_length, config.notes()) == (128, [note])
+    given = ready(**{"model.name": str(model), "data.max_length": 500}, **rows)
+    assert given.data.max_length == 500  # which is refused where the model is loaded
+    assert ready(**{"model.embedded.max_positions": 64}).data.max_length == 64
+    with pytest.raises(ConfigurationError, match="more than the embedded model can see"):
+        ready(**{"model.embedded.max_positions": 64, "data.max_length": 100})
 
 
 def test_a_detached_training_takes_what_one_in_the_foreground_takes(tmp_path: Path) -> None:

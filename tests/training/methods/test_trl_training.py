@@ -104,6 +104,24 @@ def test_a_stopped_training_is_stopped_and_a_finished_one_not_trained_again(
     assert (run_folder(short) / "final/model.safetensors").stat().st_mtime_ns == final
 
 
+def test_a_short_training_is_not_all_warm_up(tmp_path: Path, saved_llama: Path) -> None:
+    """The default of 50 steps is more than all of these."""
+    more = {"training": {"max_steps": 6, "warmup_steps": 50}}
+    config = configuration("dpo", tmp_path, saved_llama, **more)
+
+    def trained() -> None:
+        lines: list[str] = []
+        TrainingDeployment(config, say=lines.append).run()
+        assert "50 is more than half of 6 steps: the learning rate rises for 3" in "".join(lines)
+
+    assert in_fork(trained) == 0
+    lines = (run_folder(config) / "metrics.jsonl").read_text().splitlines()
+    rates = [json.loads(line).get("learning_rate") for line in lines]
+    rates = [rate for rate in rates if rate is not None]
+    assert max(rates) == pytest.approx(1e-2)  # the peak is reached
+    assert rates[-1] < max(rates)  # and left again
+
+
 def test_temper_changes_no_bit_of_what_trl_trains(tmp_path: Path, saved_llama: Path) -> None:
     """Evaluating draws random numbers where a method generates, so nothing is held out."""
     more = {"training": {"max_steps": 4}, "data": {"validation_split": 0}}
