@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from infrastructure.commands.arguments import add_folder_flags, run_or_model
@@ -12,6 +13,10 @@ from infrastructure.commands.settings import configure
 from infrastructure.core.exit_codes import ExitCode
 
 LONGEST_ANSWER_TOKENS = 256
+NOTHING_ASKED = (
+    "nothing was asked, so nothing is answered: give a question in quotes, as in temper ask RUN"
+    ' "What is …?", or one in each line of standard input'
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="QUESTION",
         help="in plain words, each in quotes (default: the lines that are typed, or piped in)",
+    )
+    parser.add_argument(
+        "--system",
+        metavar="TEXT",
+        help="the system prompt before each question, as the rows of the training had it",
     )
     parser.add_argument(
         "--max-tokens",
@@ -38,24 +48,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Answer what was asked; each question by itself, the model remembers none before it."""
+    """Answer what was asked; each question by itself, the model remembers none before it.
+
+    Raises:
+        ValueError: nothing was asked, or not of a model that can be.
+    """
     from infrastructure.deployment.given_paths import check_model
 
     config = configure(options)
     model = run_or_model(options.model, Path(config.output_dir))
     check_model(model)
+    is_piped = not options.questions and not sys.stdin.isatty()
+    typed = _typed()
+    first = next(typed, None) if is_piped else None  # before the model is loaded
+    if is_piped and first is None:
+        raise ValueError(NOTHING_ASKED)
     from infrastructure.deployment.model_repair import repair_model
     from infrastructure.evaluation.prompting import Answerer
 
     repair_model(Path(model))
     answerer = Answerer(model, options.max_tokens, config.device)
-    for question in options.questions or _typed():
-        [answer] = answerer.answer([question])
+    num_answered = 0
+    for question in options.questions or chain([first] if first else [], typed):
+        [answer] = answerer.answer([question], options.system)
+        num_answered += 1
         lines = (answer or "(nothing)").splitlines()
         if options.questions:
             lines = [question, *(f"  {line}" for line in lines), ""]
         show(options.json, {"question": question, "answer": answer}, *lines)
         sys.stdout.flush()
+    if not num_answered:
+        raise ValueError(NOTHING_ASKED)
     return ExitCode.DONE
 
 

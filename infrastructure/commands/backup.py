@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from infrastructure.backup.backends import Place, open_place
+from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.finished_run import Completion, complete, not_safe
 from infrastructure.backup.format.retention import Retention, retention_of, versions_to_keep
 from infrastructure.backup.format.store import Store
@@ -126,7 +127,15 @@ def _list_runs(
     if rows and heading:
         lines.insert(0, heading)
     show(options.json, {"place": place.url, "runs": facts}, *lines)
-    return ExitCode.DONE
+    return ExitCode.DONE if rows or _is_there(place) else ExitCode.WRONG_INPUT
+
+
+def _is_there(place: Place) -> bool:
+    try:
+        place.names(Path())
+    except OSError:
+        return False
+    return True
 
 
 def _why_empty(place: Place) -> str:
@@ -249,7 +258,10 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     lines = [loss.text, *([training] if training else [])]
     facts["training"] = training
     if loss.seconds == 0.0 or (training is not None and state.confirmed_name == newest):
-        lines.append("If this machine died now, nothing that was saved would be lost")
+        place = open_place(backup.options.place)
+        caution = place.caution(run.path) if isinstance(place, FolderPlace) else None
+        safe = "If this machine died now, nothing that was saved would be lost"
+        lines.append(f"Caution: {caution}" if caution else safe)
     elif training is not None:
         since = (
             "all steps" if state.confirmed_step is None else f"steps after {state.confirmed_step}"

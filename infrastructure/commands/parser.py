@@ -68,6 +68,11 @@ class CommandParser(argparse.ArgumentParser):
             from infrastructure.commands.unknown_words import unknown_command
 
             known = [choice.dest for choice in action._choices_actions]
+            if action.dest == "action" and "list" in known and _is_a_run(str(value)):
+                raise ValueError(
+                    f"{str(value)!r} is a run, and {self.prog} takes first what to do with it:"
+                    f" {self.prog} list {value} (there are {', '.join(known)})"
+                )
             raise ValueError(unknown_command(self.prog, str(value), known))
         super()._check_value(action, value)
 
@@ -76,6 +81,11 @@ class CommandParser(argparse.ArgumentParser):
         return self.add_subparsers(
             dest="action", metavar="ACTION", required=True, parser_class=CommandParser
         )
+
+
+def _is_a_run(word: str) -> bool:
+    """Whether a word that is no command is the path or, with its date first, the id of a run."""
+    return "/" in word or "@" in word or word[:8].isdecimal()
 
 
 class ShowAll(argparse.Action):

@@ -29,7 +29,7 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
         "data.train_on": ("answers|last_answer|all", f"which tokens are learnt ({DEFAULT})"),
     },
     "the training": {
-        "training.num_epochs": ("N", f"passes over the data ({DEFAULT})"),
+        "training.num_epochs": ("N", f"passes over the data ({DEFAULT}: 3, new model 4)"),
         "training.max_steps": ("N", "end after so many steps"),
         "training.batch_size": ("N|auto", f"rows in one pass ({DEFAULT})"),
         "training.gradient_accumulation": ("N", f"passes that make one step ({DEFAULT})"),

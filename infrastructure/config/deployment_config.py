@@ -124,7 +124,7 @@ class DeploymentConfig(ConfigSection):
         default="runs", description="Folder in which run directories are made."
     )
     new_run: bool = Field(
-        default=False, description="Start anew even where an unfinished run of this kind is there."
+        default=False, description="Start anew even where an unfinished run of the same is there."
     )
     run_name: Annotated[
         str | None, AfterValidator(_no_secret), Allowed("a name without token and password in it")
@@ -279,8 +279,14 @@ class DeploymentConfig(ConfigSection):
             *several_processes(self.num_processes, self.device, self.cuda_visible_devices),
             *place_among_runs(self.backup.place, self.output_dir),
             *testing_off(self.enable_testing, self.testing_interval),
-            *lora_in_passing(self.model, self._settings, self.source("model.lora_config").place),
+            *self._lora_in_passing(),
         ]
+
+    def _lora_in_passing(self) -> Iterable[str]:
+        """A preset that takes the embedded model instead of a large one has said so itself."""
+        if self.source("model.name").layer is Layer.PRESET:
+            return []
+        return lora_in_passing(self.model, self._settings, self.source("model.lora_config").place)
 
     def notes(self) -> list[str]:
         """What to tell when a run starts: settings without effect, and those that cost much."""
@@ -290,8 +296,9 @@ class DeploymentConfig(ConfigSection):
         return [*unused, *costs, *kept, *self._further_notes]
 
     def note(self, sentence: str) -> None:
-        """Tell one more sentence with the other notes."""
-        self._further_notes.append(sentence)
+        """Tell one more sentence with the other notes; the same one once."""
+        if sentence not in self._further_notes:
+            self._further_notes.append(sentence)
 
     @property
     def environment_notes(self) -> list[str]:

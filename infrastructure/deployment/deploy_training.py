@@ -47,9 +47,9 @@ from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_reader import data_words, model_words
 from infrastructure.run.checkpoint_paths import step_of, verify
 from infrastructure.run.configuration_judge import canonical_name
-from infrastructure.run.directory import RunDirectory, is_called, plan_run
+from infrastructure.run.directory import RunDirectory, default_name, is_called, plan_run
 from infrastructure.run.finalize import complete_finished, record_running
-from infrastructure.run.find import Beginning, newest_of_this_purpose
+from infrastructure.run.find import Beginning, newest_of_this_purpose, unfinished_beside
 from infrastructure.run.lock import only_trainer_of, waited_for
 from infrastructure.run.output_dir import check_spelling, no_empty_folder_left
 from infrastructure.run.record_types import Summary
@@ -60,6 +60,7 @@ from infrastructure.run.summary_text import RESULT, closing_lines
 from infrastructure.run.timings import Stages
 from infrastructure.testing.results import CheckResult
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.core.precision import choose_device
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.data.preparation.doubts import check_meant
@@ -84,6 +85,7 @@ from infrastructure.training.strategies.curriculum_strategy import CurriculumStr
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 from infrastructure.training.trainer_factory import TrainerFactory
 
+MOST_NAMED = 4  # settings in one line
 HOW_TO_STOP = "; Ctrl-C saves and stops"
 
 log = logging.getLogger(__name__)
@@ -157,7 +159,10 @@ class TrainingDeployment:
     def _begin_or_go_on(self) -> Summary:
         run = None if self.config.new_run else self._run_of_this_purpose()
         if run is None:
-            name = self.config.run_name or self.config.model.name
+            if not self.config.new_run:
+                self._name_unfinished()
+            training, model = self.config.training, self.config.model
+            name = self.config.run_name or default_name(model.name, training.method)
             return self._begin(plan_run(Path(self.config.output_dir), name))
         self._others_may_begin()  # they find this run
         if self.config.run_name and not is_called(run, self.config.run_name):
@@ -183,7 +188,9 @@ class TrainingDeployment:
         if not self._has_version(run):
             self.report(f"Run {run.run_id} ended before its first checkpoint: it begins again")
             return self._begin(run)
-        self.report(f"Run {run.run_id} is of this kind and not finished; --new-run starts afresh")
+        choose_device(self.config.device)  # what is wrong with it, or the place, is told first
+        self._check_place(run)
+        self.report(f"Run {run.run_id} is not finished and goes on; --new-run starts a new one")
         return self.resume(run)
 
     def resume(self, run: RunDirectory, checkpoint: Path | None = None) -> Summary:
@@ -256,6 +263,19 @@ class TrainingDeployment:
             return None
         return run or self._run_from_place()
 
+    def _name_unfinished(self) -> None:
+        """A new run begins beside one that may have been meant: another setting is another run."""
+        found = unfinished_beside(self.config)
+        if found is None:
+            return
+        run, differing = found
+        more = f" and {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else ""
+        self.report(
+            f"note: run {run.run_id} of the same data and model is not finished; it differs in"
+            f" {', '.join(differing[:MOST_NAMED])}{more}: temper train-resume {run.path} goes on"
+            " with it, and this begins a new one"
+        )
+
     def _run_from_place(self) -> RunDirectory | None:
         """A run of this purpose that lies at `backup.place`, brought back."""
         options = place_options(self.config)
@@ -271,7 +291,7 @@ class TrainingDeployment:
             raise
         if run_id is None:
             return None
-        self.report(f"Run {run_id} of this kind lies at {options.place}: bringing it back")
+        self.report(f"Run {run_id} of this training lies at {options.place}: bringing it back")
         try:
             run, _ = restore_run(run_id, options, Path(self.config.output_dir), report=self.report)
         except CheckpointError as error:

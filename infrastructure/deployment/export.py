@@ -33,6 +33,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     load_checkpoint,
 )
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager
+from infrastructure.training.models.saved_model import read_json
 from infrastructure.training.models.saving import save_model
 from infrastructure.training.models.trainable_state import load_trainable_state
 from infrastructure.training.resume.fingerprint import base_facts
@@ -92,6 +93,7 @@ def export_model(
     report(f"Writing {request.form}")
     with whole_directory(folder.resolve()) as part:
         write_format(work, part)
+        work.notes.extend(_base_elsewhere(part))
         facts: dict[str, object] = {
             **{"run": run.run_id, "step": trained.step, "checkpoint": str(trained.checkpoint)},
             **request.facts(),
@@ -102,6 +104,18 @@ def export_model(
         write_json(part / EXPORT_FILE, facts)
         write_sums(part)
     return {**facts, "folder": str(folder.absolute()), "lines": lines, "notes": work.notes}
+
+
+def _base_elsewhere(folder: Path) -> list[str]:
+    """A note where a LoRA was written whose base is a folder of this machine."""
+    settings = folder / "adapter_config.json"
+    base = read_json(settings).get("base_model_name_or_path") if settings.is_file() else None
+    if not isinstance(base, str) or not Path(base).is_dir():
+        return []
+    return [
+        f"note: this is the LoRA alone, and its adapter_config.json names its base by the path"
+        f" {base}: it works where that lies there. --as merged writes a folder that needs no other"
+    ]
 
 
 def _write_card(

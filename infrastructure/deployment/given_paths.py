@@ -17,7 +17,12 @@ from infrastructure.monitoring.records.run_list import FINAL, RUN_FILE, finished
 from infrastructure.monitoring.watching.alert_sinks import check_alert_sinks
 from infrastructure.run.configuration_judge import canonical_name
 from infrastructure.run.output_dir import no_empty_folder_left, writable
-from infrastructure.training.data.preparation.plan import look_at_rows
+from infrastructure.training.data.encoding.row_schema import TEXT
+from infrastructure.training.data.preparation.plan import (
+    look_at_rows,
+    read_chat_template,
+    shipped_templates,
+)
 from infrastructure.training.data.readers.sources import (
     HUGGINGFACE,
     DataFile,
@@ -32,8 +37,10 @@ from infrastructure.training.models.saved_model import (
     check_folder,
     is_there,
     look_into,
+    read_json,
 )
 
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 PLAIN_ADAPTER = "standard"  # every other one has checks of its own
 
 
@@ -56,6 +63,8 @@ def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
     if config.enable_monitoring:
         check_alert_sinks(config.monitor.alert_sinks)
     check_sinks(config.training.metrics_sinks)
+    if config.data.chat_template is not None:
+        read_chat_template(config.data.chat_template)
     check_paths(config)
 
 
@@ -118,12 +127,39 @@ def _files_here(data: DataConfig) -> list[list[DataFile]]:
 
 
 def _check_rows(sources: list[list[DataFile]], config: DeploymentConfig) -> None:
-    """Refuse rows that cannot be understood, where they are ones of texts as Temper reads them."""
+    """Refuse rows that cannot be understood, where they are ones of texts as Temper reads them, and
+    note where no template writes what is said in them."""
     if not _reads_texts(config.model):
         return
     for files in sources:
         if all(file.format != HUGGINGFACE for file in files):
-            look_at_rows(files, config.data)
+            schema = look_at_rows(files, config.data)
+            if schema.name != TEXT and _lacks_template(config):
+                config.note(
+                    "the model has no chat template: prompts and answers are written as plain text,"
+                    " a line each. temper check DATA --preview shows it; data.chat_template takes"
+                    f" another, {_ready_template()}"
+                )
+
+
+def _ready_template() -> str:
+    return "such as qwen3" if "qwen3" in shipped_templates() else "a file of Jinja text"
+
+
+def _lacks_template(config: DeploymentConfig) -> bool:
+    """Whether a model of this machine has no chat template, and none is given; False where its
+    files do not say it, as of a name on the hub."""
+    folder = Path(finished_model(config.model.name)).expanduser()
+    if config.data.chat_template is not None or not folder.is_dir():
+        return False
+    folder = folder if not (folder / FINAL).is_dir() else folder / FINAL
+    settings = folder / "tokenizer_config.json"
+    if any((folder / name).exists() for name in TEMPLATE_FILES) or not settings.is_file():
+        return False
+    try:
+        return not read_json(settings).get("chat_template")
+    except (OSError, ValueError):
+        return False  # what is wrong with it is told where the tokenizer is loaded
 
 
 def _reads_texts(model: ModelConfig) -> bool:

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.training_config import BY_REWARD
 from infrastructure.core.console import Report
 from infrastructure.core.errors import CopyNotConfirmedError
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
+from infrastructure.run.advice import advice_at_end
 from infrastructure.run.directory import RunDirectory, RunStatus
 from infrastructure.run.finalize import read_summary
 from infrastructure.run.record_types import Summary
@@ -55,7 +57,7 @@ class MethodTraining:
         self.observers = observers
         self.files, self.config, self.report = run, config, report
         self.accepted, self.make_progress = accepted, make_progress
-        self.measured = _Measured(run, begun)
+        self.measured = _Measured(run, config, begun)
 
     def train(self) -> Summary:
         """Train, or go on with the newest version, to the end.
@@ -133,12 +135,14 @@ class _Measured(Observer):
         begun: is told the run's directory when it trains.
     """
 
-    def __init__(self, run: RunDirectory, begun: Begun) -> None:
-        self.run, self.begun = run, begun
+    def __init__(self, run: RunDirectory, config: DeploymentConfig, begun: Begun) -> None:
+        self.run, self.config, self.begun = run, config, begun
+        self.state: TrainingState | None = None
         self.before: dict[str, object] = {}
         self.after: dict[str, object] = {}
 
     def train_start(self, state: TrainingState) -> None:
+        self.state = state
         self.begun(self.run.path)
 
     def eval_end(self, state: TrainingState) -> None:
@@ -150,7 +154,19 @@ class _Measured(Observer):
 
     def summary(self) -> Summary:
         """What summary.json says of it; nothing of a training that measured nothing."""
-        return {"before": self.before, "after": self.after} if self.after else {}
+        measured: Summary = {"before": self.before, "after": self.after} if self.after else {}
+        return measured | self._advice()
+
+    def _advice(self) -> Summary:
+        """What the numbers at the end suggest; nothing of a training that has more to do."""
+        state, training = self.state, self.config.training
+        if state is None or state.is_interrupted or state.error is not None:
+            return {}
+        has_loss = training.method not in BY_REWARD  # whose loss says nothing of what is learnt
+        both = (self.before, self.after) if has_loss else ({}, {})
+        metric = training.best_metric
+        advice = advice_at_end(self.run, metric, state.step, state.position.epoch, *both)
+        return {"advice": advice} if advice else {}
 
     def state_dict(self) -> dict[str, object]:
         return {"before": self.before, "after": self.after}

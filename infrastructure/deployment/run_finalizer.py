@@ -12,6 +12,7 @@ from infrastructure.core.price import parse_price
 from infrastructure.deployment.forecast import RunForecast
 from infrastructure.deployment.run_record import summarise
 from infrastructure.evaluation.held_out import HeldOut, measure
+from infrastructure.run.advice import advice_at_end
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary, seal, write_report_of, write_summary
 from infrastructure.run.record_types import Summary
@@ -118,6 +119,21 @@ class RunFinalizer:
             }
         }
 
+    def _advice(self, after: HeldOut | None) -> Summary:
+        """What the numbers at the end suggest; nothing of a training that has more to do."""
+        state = self.trainer.state
+        if after is None or state is None:
+            return {}
+        advice = advice_at_end(
+            self.run,
+            self.trainer.training_config.best_metric,
+            state.step,
+            state.position.epoch,
+            self.before.metrics,
+            after.metrics,
+        )
+        return {"advice": advice} if advice else {}
+
     def _stop_the_clock(self) -> float:
         """The time until the model was measured, or the training stopped: what is asked first."""
         self._seconds = self._seconds or time.monotonic() - self.started
@@ -128,6 +144,7 @@ class RunFinalizer:
         seconds = self._stop_the_clock()
         self._summary = {
             **summarise(self.run, self.trainer, seconds, self.before, after, error),
+            **self._advice(after),
             "forecast": self.forecast.compared(seconds) if after is not None else [],
             **self._cost(),
             "backup": self.copies.facts(),

@@ -52,10 +52,17 @@ class Answerer:
         self._length = max_tokens - ANSWER_MARGIN_TOKENS  # which generating adds
         self._ends = stop_token_ids(loaded.model, loaded.tokenizer, str(model))
 
-    def answer(self, questions: Sequence[str]) -> list[str]:
-        """An answer to each, in plain words; prompt formats and chat templates are added here."""
+    def answer(self, questions: Sequence[str], system: str | None = None) -> list[str]:
+        """An answer to each, in plain words; prompt formats and chat templates are added here.
+
+        Args:
+            system: the system prompt before each question; None: none is written.
+        """
+        before = [Turn("system", system)] if system else []
         prompts = [
-            GenerationPrompt(text, self._encoder.prompt_ids([Turn("user", text)]), "", self._length)
+            GenerationPrompt(
+                text, self._encoder.prompt_ids([*before, Turn("user", text)]), "", self._length
+            )
             for text in questions
         ]
         answers = generate_answers(self._model, self._tokenizer, prompts, self._ends)

@@ -15,6 +15,7 @@ from typing import cast
 from infrastructure.backup.format.store import Store
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.checksums import read_record
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.json_text import as_list, as_object, as_text, parse_json
@@ -24,6 +25,7 @@ from infrastructure.run.output_dir import writable
 from infrastructure.run.record_types import RunRecord
 
 BEST = "best"  # RUN@best
+_OWN_NAME = re.compile(r"\d{8}-\d{6}-(.+)-[0-9a-f]{4}")
 _NUMBERED = re.compile(r"checkpoint-(\d+)")
 
 
@@ -171,6 +173,24 @@ def plan_run(output_dir: Path, name: str) -> RunDirectory:
     writable(output_dir)
     started = time.strftime("%Y%m%d-%H%M%S")
     return RunDirectory(output_dir / f"{started}-{_in_file_name(name)}-{secrets.token_hex(2)}")
+
+
+def default_name(model: str, method: str) -> str:
+    """What a run is called that nobody has named: by the model it begins with, and how it trains.
+    A model that is a run's own is called as that run was.
+
+    Args:
+        model: "embedded", a name on the hub, or the path of a folder.
+        method: as `training.method`; "sft" is not told.
+    """
+    path = Path(model).expanduser()
+    name = model
+    if path.is_dir():
+        path = path.resolve()
+        folder = path.parent if path.name == "final" else path
+        own = _OWN_NAME.fullmatch(folder.name)
+        name = own[1] if own else folder.name
+    return name if method == SFT else f"{name.removesuffix(f'-{method}')}-{method}"
 
 
 def is_called(run: RunDirectory, name: str) -> bool:

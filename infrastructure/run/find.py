@@ -11,6 +11,7 @@ from pathlib import Path
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import (
+    current_keys,
     differing_keys,
     earlier_settings,
     result_settings,
@@ -19,11 +20,12 @@ from infrastructure.core.errors import CheckpointError
 from infrastructure.core.files import make_directory
 from infrastructure.core.lock import Lock
 from infrastructure.monitoring.records.run_list import run_folders
-from infrastructure.monitoring.records.run_owner import this_process
+from infrastructure.monitoring.records.run_owner import read_trainer, this_process
 from infrastructure.run.configuration_judge import shown_name
 from infrastructure.run.directory import RunDirectory
 
 BACKEND = "model.backend"
+MODEL, DATA = "model.name", "data.path"
 BEGINNING = ".beginning"  # in the output folder: a file for each training that begins now
 
 log = logging.getLogger(__name__)
@@ -104,6 +106,30 @@ def newest_of_this_purpose(
         both = (recorded, settings_now(run, recorded))
         if any(is_same(was, wanted_beside(was, config), accepted) for was in both):
             return run
+    return None
+
+
+def unfinished_beside(config: DeploymentConfig) -> tuple[RunDirectory, list[str]] | None:
+    """The newest run of the same data and model that is not finished, is trained by nobody, and
+    differs in other settings; and those, in words."""
+    for path in reversed(run_folders(Path(config.output_dir))):
+        run = RunDirectory(path)
+        if run.is_of_a_trainer() or run.is_finished() or not Store(run.checkpoints).versions():
+            continue
+        trainer = read_trainer(path)
+        if trainer is not None and trainer.is_alive is not False:
+            continue
+        try:
+            recorded = result_settings(run.read_configuration())
+        except ValueError:
+            continue
+        recorded = dict(settings_now(run, recorded))
+        wanted = wanted_beside(recorded, config)
+        differing = [*differing_keys(recorded, wanted)]
+        if not {MODEL, DATA} & {*differing}:
+            there = current_keys(recorded)
+            both = ((key, there.get(key), wanted.get(key)) for key in differing)
+            return run, [f"{shown_name(k)} ({was} there, {now} here)" for k, was, now in both]
     return None
 
 

@@ -162,6 +162,17 @@ class ExampleRecord(TypedDict, total=False):
     after: str | None
 
 
+class AdviceRecord(TypedDict):
+    """What the numbers at the end of a run suggest to do.
+
+    Attributes:
+        command: to be typed, or what of it is to be given otherwise.
+    """
+
+    text: str
+    command: str
+
+
 class Summary(TypedDict, total=False):
     """summary.json; what is no finite number stands there by its name.
 
@@ -194,6 +205,7 @@ class Summary(TypedDict, total=False):
     loss_function: str
     example: ExampleRecord | None
     num_questions: int
+    advice: list[AdviceRecord]
     forecast: list[ForecastRow]
     cost: CostRecord
     backup: CopyFacts

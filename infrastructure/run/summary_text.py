@@ -63,7 +63,8 @@ def _place_lines(run_path: Path, summary: Summary) -> list[str]:
     lines.append(f"  look at it   open {_relative(str(run_path / 'report.html'))} in a browser")
     if "text" in backup:
         lines.append(backup["text"])
-    return lines
+    advice = [f"{each['text']}: {each['command']}" for each in summary.get("advice", [])]
+    return lines + (["", *advice] if advice else [])
 
 
 def cost_lines(summary: Summary) -> list[str]:

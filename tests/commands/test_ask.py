@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.commands.main import main
-from infrastructure.evaluation.prompting import answer_questions
+from infrastructure.evaluation.prompting import Answerer, answer_questions
 
 QUESTIONS = ["What is 12 + 5?", "Reverse abc"]
 
@@ -64,3 +64,22 @@ def test_final_of_a_folder_of_runs_is_the_newest_model(
     (tmp_path / "my-run/run.json").write_text("{}")
     assert ask(str(tmp_path / "final"), QUESTIONS[0]) == 0
     assert QUESTIONS[0] in capsys.readouterr().out
+
+
+def test_a_system_prompt_is_written_before_each_question(
+    saved_llama: Path, answers: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(str(saved_llama), QUESTIONS[1], "--system", "Answer in rhymes", "--json") == 0
+    said = json.loads(capsys.readouterr().out)["answer"]
+    assert said != answers[1]
+    answerer = Answerer(saved_llama, max_tokens=12)
+    assert answerer.answer([QUESTIONS[1]], "Answer in rhymes") == [said]
+
+
+def test_who_asks_nothing_is_told_before_the_model_is_loaded(
+    saved_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n  \n"))
+    monkeypatch.setattr("infrastructure.evaluation.prompting.Answerer", None)
+    assert ask(str(saved_llama)) == 2
+    assert "nothing was asked" in capsys.readouterr().err

@@ -95,7 +95,11 @@ def test_the_status_shows_what_is_safe(run: Path, place: Path, temper: Temper) -
 @pytest.mark.parametrize(
     ("summary", "confirmed", "words"),
     [
-        ("finished", True, ("The training is finished", "nothing that was saved would be lost")),
+        (
+            "finished",
+            True,
+            ("The training is finished", "on the same disk as the run"),
+        ),
         ("running", True, ("was killed before its end: the same command, or temper train-resume",)),
         ("running", False, ("was killed", "all steps would have to be trained again")),
         ("stopped", True, ("was stopped before its end", "goes on from step 3")),
@@ -121,11 +125,21 @@ def test_the_status_knows_a_killed_training_from_a_finished_one(
     assert ("is finished" in out) == (summary == "finished")
 
 
+def test_another_disk_keeps_what_was_saved(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("infrastructure.commands.backup.FolderPlace.caution", lambda *_: None)
+    record = read_record(run / "summary.json")
+    write_record(run / "summary.json", {**record, "status": "finished"})
+    assert main(["backup", "status", run.name]) == ExitCode.DONE
+    assert "nothing that was saved would be lost" in capsys.readouterr().out
+
+
 def test_a_place_without_a_folder_is_named_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["backup", "list", "--place", str(tmp_path / "nowhere")]) == ExitCode.DONE
+    assert main(["backup", "list", "--place", str(tmp_path / "nowhere")]) == ExitCode.WRONG_INPUT
     assert "nowhere: No such file or directory" in capsys.readouterr().out
 
 

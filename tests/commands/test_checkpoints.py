@@ -141,3 +141,11 @@ def test_a_damaged_checkpoint_is_not_exported(
     assert main(["export", f"{run.name}@2", "model"]) == ExitCode.WRONG_INPUT
     assert "object" in capsys.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("word", ["runs/a", "20261124-074404-embedded-ab12", "a@best"])
+def test_a_run_where_an_action_belongs_is_answered_with_the_action(
+    word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["checkpoints", word]) == ExitCode.WRONG_INPUT
+    assert f"temper checkpoints list {word}" in capsys.readouterr().err

@@ -128,7 +128,7 @@ def test_a_new_machine_goes_on_with_what_lies_at_the_place(
     lose(tmp_path / "cache")
     again, lines = deploy(with_place(tmp_path, place))
     assert again == run
-    assert f"Run {run.name} of this kind lies at {place}: bringing it back" in lines
+    assert f"Run {run.name} of this training lies at {place}: bringing it back" in lines
     assert f"Run {run.name}: going on from step 4" in lines
     fresh = small_config(tmp_path)
     fresh.new_run = True

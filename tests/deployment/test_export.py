@@ -13,6 +13,7 @@ from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import damaged_files
 from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.json_text import as_list
 from infrastructure.core.optional import is_installed
 from infrastructure.deployment import export_formats, export_request
 from infrastructure.deployment.export import export_model
@@ -77,6 +78,8 @@ def test_a_lora_is_exported_and_read_back(
         assert compared["same_choice"] == 1.0
     assert all((tmp_path / "out" / name).is_file() for name in files)
     assert facts["step"] == exported["step"]
+    is_lora = (tmp_path / "out" / "adapter_config.json").is_file()
+    assert any("--as merged" in str(note) for note in as_list(exported["notes"])) == is_lora
     if request_of.get("bits") in (8, 4):
         config = json.loads((tmp_path / "out" / "config.json").read_text())
         assert config["quantization_config"][f"load_in_{request_of['bits']}bit"]

@@ -73,7 +73,7 @@ def test_the_same_command_goes_on_to_the_same_numbers(stopped: Path, tmp_path: P
     again, lines = deploy(named)
     assert again == stopped
     assert any(line.startswith(f"--name has no effect on run {stopped.name}") for line in lines)
-    assert f"Run {stopped.name} is of this kind and not finished; --new-run starts afresh" in lines
+    assert f"Run {stopped.name} is not finished and goes on; --new-run starts a new one" in lines
     assert f"Run {stopped.name}: going on from step 4" in lines
     fresh = small_config(tmp_path)
     fresh.new_run = True
@@ -269,3 +269,31 @@ def test_what_an_accepted_change_means_is_reported() -> None:
     assert explain(["data", "learning_rate"]) == [
         "data: the current epoch begins again, with the new data"
     ]
+
+
+def test_a_new_run_beside_an_unfinished_one_names_it(
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another learning rate is another training, and may be a slip."""
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1)
+        fresh, lines = deploy(small_config(tmp_path, learning_rate=0.25))
+    [named] = [line for line in lines if f"run {stopped.name} of the same data" in line]
+    assert fresh != stopped
+    assert "it differs in learning_rate (auto there, 0.25 here): temper train-resume" in named
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1)
+        other = small_config(tmp_path, learning_rate=0.5)
+        other.data.path = str(write_rows(tmp_path / "other.jsonl"))
+        _, lines = deploy(other)
+    assert not [line for line in lines if "of the same data" in line]
+
+
+def test_what_is_wrong_with_the_device_comes_before_a_run_that_goes_on(
+    stopped: Path, tmp_path: Path
+) -> None:
+    config, lines = small_config(tmp_path), list[str]()
+    config.device = "cuda:77"
+    with pytest.raises(ValueError, match="cuda:77"):
+        TrainingDeployment(config, say=lines.append).run()
+    assert lines == []

@@ -7,7 +7,7 @@ import pytest
 
 from infrastructure.backup.format.store import Store
 from infrastructure.run.checkpoint_paths import by_step
-from infrastructure.run.directory import RunDirectory, find_run, is_called, plan_run
+from infrastructure.run.directory import RunDirectory, default_name, find_run, is_called, plan_run
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 
 
@@ -75,3 +75,16 @@ def test_a_damaged_run_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ValueError, match="no readable JSON"):
         RunDirectory(tmp_path).read_run()
+
+
+def test_a_run_is_called_by_its_model_and_its_method(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "20261124-074404-my-llama-ab12"
+    (run / "final").mkdir(parents=True)
+    (tmp_path / "plain").mkdir()
+    for path in (run, run / "final"):
+        assert default_name(str(path), "sft") == "my-llama"
+        assert default_name(str(path), "dpo") == "my-llama-dpo"
+    assert default_name(str(tmp_path / "plain"), "sft") == "plain"
+    assert default_name("embedded", "sft") == "embedded"
+    assert default_name("owner/name", "grpo") == "owner/name-grpo"
+    assert "-my-llama-dpo-" in plan_run(tmp_path, default_name(str(run), "dpo")).run_id

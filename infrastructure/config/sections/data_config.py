@@ -121,7 +121,9 @@ class DataConfig(ConfigSection):
         description="Train on a single row, or on the readme of a folder, without a question.",
     )
     chat_template: Annotated[str | None, PathLike] = Field(
-        default=None, description="Chat template: Jinja text or a file; none: the tokenizer's own."
+        default=None,
+        description="Chat template: Jinja text, a file, or a name of TRL's such as qwen3; none: the"
+        " tokenizer's own.",
     )
 
     @property

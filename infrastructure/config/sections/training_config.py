@@ -176,7 +176,11 @@ class TrainingConfig(StackwiseFields):
         description="auto, standard, finetune, progressive, end_to_end, curriculum or a registered"
         " name.",
     )
-    num_epochs: Count | Auto = Field(default="auto", description="Passes over the training data.")
+    num_epochs: Count | Auto = Field(
+        default="auto",
+        description="Passes over the training data; auto: 4 for a new model, else 3, or as many as"
+        " max_steps needs.",
+    )
     max_steps: Count | None = Field(
         default=None, description="End after this many optimizer steps; none: after num_epochs."
     )

@@ -395,6 +395,8 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
     if facts.status != FINISHED:
         command = f"temper train-resume {_quoted(facts.directory)}"
         steps.append(("Go on where it stopped", command))
+    advice = objects_in(facts.summary.get("advice"))
+    steps += [(f"{each.get('text')}:", str(each.get("command"))) for each in advice]
     if final.exists():
         held_out = next((v for k in HELD_OUT_KEYS if (v := config.get(k, (None, ""))[0])), None)
         data = _quoted(held_out) if held_out else "DATA"

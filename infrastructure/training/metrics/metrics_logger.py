@@ -10,7 +10,7 @@ from functools import partial
 from infrastructure.core.best_effort import BestEffort
 from infrastructure.core.json_text import JsonValue
 from infrastructure.monitoring.drawing.metrics_file import plain_record
-from infrastructure.training.metrics.sinks import Sink
+from infrastructure.training.metrics.sinks import ConsoleSink, Sink
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +42,12 @@ class MetricsLogger:
         plain = plain_record(record)
         for sink in self.sinks:
             self._best_effort.attempt(sink.name, partial(sink.write, plain))
+
+    def expect(self, total_steps: int) -> None:
+        """A training of so many steps begins, or goes on."""
+        for sink in self.sinks:
+            if isinstance(sink, ConsoleSink):
+                sink.expect(total_steps)
 
     def truncate_after(self, step: int) -> None:
         """Drop the records of later steps: the run was resumed there and does them again."""

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 CSV_COLUMNS = ["step", "kind", "epoch", "loss", "eval_loss", "learning_rate", "grad_norm"]
 CSV_COLUMNS += ["tokens", "tokens_per_second", "seconds", "memory_bytes"]
 CONSOLE_INTERVAL_SECONDS = 30.0
+EVALUATED_EVERY_SHARE = 0.05  # of the run: short epochs would fill the screen
 TENSORBOARD_FLUSH_SECONDS = 10
 EVALUATION = "evaluation"
 
@@ -77,7 +78,8 @@ class Sink(ABC):
 
 
 class ConsoleSink(Sink):
-    """One readable line a record: evaluations and NaN always, plain steps not too often."""
+    """One readable line a record: NaN always, evaluations at every few percent of the run and at
+    its end, plain steps not too often."""
 
     name = "console"
 
@@ -92,19 +94,35 @@ class ConsoleSink(Sink):
         self.interval_seconds = interval_seconds
         self.clock = clock
         self._next_time = float("-inf")
+        self._total_steps, self._next_evaluated = 0, 0.0
+
+    def expect(self, total_steps: int) -> None:
+        """A training of so many steps begins, or goes on; 0 where their number is not known."""
+        self._total_steps, self._next_evaluated = total_steps, 0.0
 
     def write(self, record: Record) -> None:
+        if _has_no_number(record) or self._is_due(record):
+            self.echo(console_line(record, self.loss))
+
+    def _is_due(self, record: Record) -> bool:
+        if record.get("kind") == EVALUATION:
+            step = record.get("step")
+            if not isinstance(step, int | float):
+                return True
+            if step < self._next_evaluated and step < self._total_steps:
+                return False
+            self._next_evaluated = step + self._total_steps * EVALUATED_EVERY_SHARE
+            return True
         now = self.clock()
-        if now < self._next_time and not _is_notable(record):
-            return
-        if not _is_notable(record):
-            self._next_time = now + self.interval_seconds
-        self.echo(console_line(record, self.loss))
+        if now < self._next_time:
+            return False
+        self._next_time = now + self.interval_seconds
+        return True
 
 
-def _is_notable(record: Record) -> bool:
-    numbers = [value for value in record.values() if isinstance(value, float)]
-    return record.get("kind") == EVALUATION or any(not_finite_name(value) for value in numbers)
+def _has_no_number(record: Record) -> bool:
+    """Whether something in it is NaN or infinite."""
+    return any(not_finite_name(value) for value in record.values() if isinstance(value, float))
 
 
 CONSOLE_PARTS: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -120,13 +138,15 @@ REPORT_ONLY = "quantum_"  # what the quantum step was like; it has a line and a 
 
 
 def console_line(record: Record, loss: str | None = None) -> str:
-    """`step 120 · epoch 1 · loss 2.345 · …`; keys nobody foresaw come last, by their name.
+    """`step 120 · epoch 2 · loss 2.345 · …`; keys nobody foresaw come last, by their name. People
+    count epochs from 1.
 
     Args:
         loss: see `held_out_loss`.
     """
     parts = [f"step {record.get('step')}"]
-    parts += [f"epoch {record['epoch']}"] if "epoch" in record else []
+    epoch = record.get("epoch")
+    parts += [f"epoch {epoch + 1:g}"] if isinstance(epoch, int | float) else []
     for key, (text, format_value) in CONSOLE_PARTS.items():
         if isinstance(value := record.get(key), int | float):
             shown = text.format(format_value(value))

@@ -53,6 +53,7 @@ class MetricsObserver(Observer):
     def train_start(self, state: TrainingState) -> None:
         self._logged, self._epoch = state.metrics, state.position.epoch
         self._step = state.step - state.step_is_ending
+        self.metrics_logger.expect(state.total_steps)
         self.metrics_logger.truncate_after(self._step)
 
     def step_end(self, state: TrainingState) -> None:

@@ -46,14 +46,14 @@ def test_a_console_line_reads_well() -> None:
     record = step(120, learning_rate=3e-4, grad_norm=1.23456, tokens=5000, seconds=2.0)
     record |= {"epoch": 1, "tokens_per_second": 2310.4, "memory_bytes": 1.5 * 2**30}
     assert console_line(record) == (
-        "step 120 · epoch 1 · loss 0.08333 · lr 3e-04 · grad norm 1.23 · 2,310 tokens/s · 1.5 GiB"
+        "step 120 · epoch 2 · loss 0.08333 · lr 3e-04 · grad norm 1.23 · 2,310 tokens/s · 1.5 GiB"
     )
 
 
 def test_an_evaluation_line_names_every_number() -> None:
     record = {**EVALUATION, "eval_exact_match": 0.975, "note\n": "a\x1bb", "loss": math.nan}
     assert console_line(record) == (
-        "step 20 · epoch 0 · loss NaN · held-out loss 2.500 · eval_exact_match 97.5 % · note  a�b"
+        "step 20 · epoch 1 · loss NaN · held-out loss 2.500 · eval_exact_match 97.5 % · note  a�b"
     )
 
 
@@ -70,9 +70,23 @@ def test_the_console_is_not_flooded_but_shows_what_matters() -> None:
     assert shown == ["step 1", "step 4", "step 7", "step 10", "step 20", "step 11"]
 
 
+def test_short_epochs_do_not_flood_the_console() -> None:
+    """A line at every five percent, the first and the last one; none is lost where it is kept."""
+    lines: list[str] = []
+    sink = ConsoleSink(lines.append)
+    sink.expect(200)
+    for number in range(2, 201, 2):
+        sink.write({**EVALUATION, "step": number})
+    assert [line.split(" · ")[0] for line in lines] == [
+        f"step {n}" for n in [*range(2, 200, 10), 200]
+    ]
+    sink.write({**EVALUATION, "step": 3, "eval_loss": math.nan})
+    assert "NaN" in lines[-1]
+
+
 def test_the_console_writes_to_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
     ConsoleSink().write(step(1))
-    assert capsys.readouterr().out == "step 1 · epoch 0 · loss 10\n"
+    assert capsys.readouterr().out == "step 1 · epoch 1 · loss 10\n"
 
 
 # --- JSONL -------------------------------------------------------------------

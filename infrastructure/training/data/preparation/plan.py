@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,16 +147,19 @@ def num_processes(
     return min(MAX_PROCESSES, num_cores - 1) if pays else 0
 
 
-def look_at_rows(files: list[DataFile], config: DataConfig) -> None:
+def look_at_rows(files: list[DataFile], config: DataConfig) -> RowSchema:
     """Refuse rows that cannot be understood, without a tokenizer: the first ones, and of little
     data all.
+
+    Returns:
+        The shape that they have.
 
     Raises:
         ValueError: their shape is not clear, or too many of them cannot be used.
     """
     schema = find_shape(files, config)
     if sum(file.stamp()[0] for file in files) > MOST_BYTES_AT_ONCE:
-        return
+        return schema
     quarantine, num_rows = Quarantine(), 0
     for row in (row for file in files for row in file.rows()):
         num_rows += 1
@@ -163,6 +167,7 @@ def look_at_rows(files: list[DataFile], config: DataConfig) -> None:
         if isinstance(converted, BadRow):
             quarantine.add([converted])
     quarantine.check(num_rows, config.max_bad_rows_percent)
+    return schema
 
 
 def _about_split(file: DataFile, is_held_out: bool) -> str:
@@ -310,17 +315,37 @@ def _file_key(file: DataFile) -> list[str]:
 
 
 def read_chat_template(setting: str) -> str:
-    """The template that `data.chat_template` means: Jinja text, or a file that holds it.
+    """The template that `data.chat_template` means: Jinja text, a file that holds it, or the name
+    of one that TRL ships. Loads no TRL.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is none of them.
     """
     if "{" in setting:
         return setting
+    shipped = shipped_templates()
     path = Path(setting)
+    if not path.is_file() and setting in shipped:
+        path = shipped[setting]
     if not path.is_file():
-        raise ValueError(f"data.chat_template: {setting!r} is no file and no Jinja template")
+        ready = f"the name of one that TRL ships ({', '.join(shipped)})" if shipped else ""
+        ready = ready or "the name of one that TRL ships, which is not installed"
+        raise ValueError(
+            f"data.chat_template: {setting!r} is no file and no Jinja template; give either, or"
+            f" {ready}"
+        )
     return path.read_text("utf-8")
+
+
+def shipped_templates() -> dict[str, Path]:
+    """The chat templates that come with TRL, by their names; without its variants that only mark
+    answers, which Temper finds by itself. None where TRL is not there, or ships none."""
+    found = find_spec("trl")
+    folders = found.submodule_search_locations if found else None
+    if not folders:
+        return {}
+    files = sorted(Path(folders[0], "chat_templates").glob("*.jinja"))
+    return {file.stem: file for file in files if not file.stem.endswith("_training")}
 
 
 def training_texts(config: DataConfig) -> Iterator[str]:

@@ -1,0 +1,53 @@
+"""What the numbers at the end of a run suggest."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.backup.format.store import Store
+from infrastructure.run.advice import advice_at_end
+from infrastructure.run.directory import RunDirectory
+from tests.deployment.runs import deploy, small_config
+
+
+def suggested(run: Path, before: float | None, after: float | None, **more: Any) -> str:
+    given = {"num_steps": 100, "num_epochs": 2, "best_metric": "loss"} | more
+    numbers = [{} if loss is None else {"eval_loss": loss} for loss in (before, after)]
+    lines = advice_at_end(RunDirectory(run), before=numbers[0], after=numbers[1], **given)
+    return " | ".join(f"{line['text']}: {line['command']}" for line in lines)
+
+
+def test_a_run_that_has_overfitted_says_which_step_was_better(tmp_path: Path) -> None:
+    """Planted: what is learnt is so much that other rows are not."""
+    more: dict[str, Any] = {"validation_frequency": 2, "learning_rate": 0.5, "num_epochs": 8}
+    config = small_config(tmp_path, **more)
+    run, lines = deploy(config)
+    [told] = [line for line in lines if "was lowest at step" in line]
+    assert told == lines[-1]
+    assert f"temper export {run}@best FOLDER" in told
+    assert "@best FOLDER" in (run / "report.html").read_text()
+
+
+def test_little_that_was_learnt_is_told(tmp_path: Path) -> None:
+    assert suggested(tmp_path, 4.0, 2.0) == ""
+    assert suggested(tmp_path, None, None) == ""
+    assert suggested(tmp_path, 4.0, 2.0, num_steps=12) == (
+        "12 steps are few; to train longer, or to learn faster: --epochs 10, or a higher"
+        " --learning-rate"
+    )
+    assert "hardly fell, from 4 to 3.960; to learn more: --epochs 4" in suggested(
+        tmp_path, 4.0, 3.96
+    )
+    assert "rose, from 4 to 5; to learn more slowly: a lower" in suggested(tmp_path, 4.0, 5.0)
+
+
+@pytest.mark.parametrize(("score", "says"), [(3.0, True), (3.95, False), (None, False)])
+def test_only_a_loss_that_is_clearly_lower_counts(
+    tmp_path: Path, score: float | None, says: bool
+) -> None:
+    Store(tmp_path / "checkpoints").commit({}, {}, step=40, score=score)
+    text = suggested(tmp_path, 9.0, 4.0)
+    assert ("lowest at step 40 (3), and is 4 now" in text) == says
+    assert suggested(tmp_path, 9.0, 4.0, best_metric="exact_match") == ""
+    assert suggested(tmp_path, 9.0, 4.0, num_steps=40) == ""  # it is the end itself
