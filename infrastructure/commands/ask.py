@@ -13,7 +13,7 @@ from infrastructure.commands.settings import configure
 from infrastructure.core.exit_codes import ExitCode
 
 LONGEST_ANSWER_TOKENS = 256
-NOTHING_ASKED = (
+NO_QUESTION = (
     "nothing was asked, so nothing is answered: give a question in quotes, as in temper ask RUN"
     ' "What is …?", or one in each line of standard input'
 )
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     typed = _typed()
     first = next(typed, None) if is_piped else None  # before the model is loaded
     if is_piped and first is None:
-        raise ValueError(NOTHING_ASKED)
+        raise ValueError(NO_QUESTION)
     from infrastructure.deployment.model_repair import repair_model
     from infrastructure.evaluation.prompting import Answerer
 
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         show(options.json, {"question": question, "answer": answer}, *lines)
         sys.stdout.flush()
     if not num_answered:
-        raise ValueError(NOTHING_ASKED)
+        raise ValueError(NO_QUESTION)
     return ExitCode.DONE
 
 

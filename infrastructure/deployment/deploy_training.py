@@ -265,10 +265,10 @@ class TrainingDeployment:
 
     def _name_unfinished(self) -> None:
         """A new run begins beside one that may have been meant: another setting is another run."""
-        found = unfinished_beside(self.config)
-        if found is None:
+        unfinished = unfinished_beside(self.config)
+        if unfinished is None:
             return
-        run, differing = found
+        run, differing = unfinished
         more = f" and {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else ""
         self.report(
             f"note: run {run.run_id} of the same data and model is not finished; it differs in"

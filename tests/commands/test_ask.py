@@ -70,13 +70,13 @@ def test_a_system_prompt_is_written_before_each_question(
     saved_llama: Path, answers: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ask(str(saved_llama), QUESTIONS[1], "--system", "Answer in rhymes", "--json") == 0
-    said = json.loads(capsys.readouterr().out)["answer"]
-    assert said != answers[1]
+    answer = json.loads(capsys.readouterr().out)["answer"]
+    assert answer != answers[1]
     answerer = Answerer(saved_llama, max_tokens=12)
-    assert answerer.answer([QUESTIONS[1]], "Answer in rhymes") == [said]
+    assert answerer.answer([QUESTIONS[1]], "Answer in rhymes") == [answer]
 
 
-def test_who_asks_nothing_is_told_before_the_model_is_loaded(
+def test_no_question_is_refused_before_the_model_is_loaded(
     saved_llama: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("\n  \n"))

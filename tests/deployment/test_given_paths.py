@@ -12,7 +12,7 @@ from infrastructure.training.data.preparation.plan import read_chat_template
 
 
 @pytest.fixture
-def asked(tmp_path: Path, saved_llama: Path) -> DeploymentConfig:
+def config(tmp_path: Path, saved_llama: Path) -> DeploymentConfig:
     shutil.copytree(saved_llama, tmp_path / "model")
     rows = [{"prompt": f"Reverse {n}", "completion": str(n)[::-1]} for n in range(100, 130)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -23,19 +23,19 @@ def asked(tmp_path: Path, saved_llama: Path) -> DeploymentConfig:
     )
 
 
-def test_a_model_without_a_template_says_how_prompts_are_written(
-    asked: DeploymentConfig, tmp_path: Path
+def test_a_model_without_a_template_notes_how_prompts_are_written(
+    config: DeploymentConfig, tmp_path: Path
 ) -> None:
-    check_given(asked)
-    check_given(asked)
-    [note] = asked.notes()
+    check_given(config)
+    check_given(config)
+    [note] = config.notes()
     assert "no chat template" in note
     assert "--preview" in note
     assert "data.chat_template takes another, such as qwen3" in note
 
 
-def test_a_template_or_plain_texts_need_no_word(asked: DeploymentConfig, tmp_path: Path) -> None:
-    with_one, texts = asked.changed([]), asked.changed([])
+def test_a_template_or_plain_texts_need_no_word(config: DeploymentConfig, tmp_path: Path) -> None:
+    with_one, texts = config.changed([]), config.changed([])
     with_one.data.chat_template = "qwen3"
     check_given(with_one)
     assert with_one.notes() == []
@@ -44,17 +44,17 @@ def test_a_template_or_plain_texts_need_no_word(asked: DeploymentConfig, tmp_pat
     check_given(texts)
     assert texts.notes() == []
     (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
-    check_given(asked)
-    assert asked.notes() == []
+    check_given(config)
+    assert config.notes() == []
 
 
 def test_a_template_is_taken_by_the_name_that_trl_has_for_it(
-    asked: DeploymentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    config: DeploymentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert "<|im_start|>" in read_chat_template("qwen3")
     Path("qwen3").write_text("of my own")
     assert read_chat_template("qwen3") == "of my own"
-    asked.data.chat_template = "chatlm"
+    config.data.chat_template = "chatlm"
     with pytest.raises(ValueError, match=r"no file and no Jinja.*TRL ships \(.*llama3.*qwen3"):
-        check_given(asked)
+        check_given(config)

@@ -18,18 +18,18 @@ def suggested(run: Path, before: float | None, after: float | None, **more: Any)
     return " | ".join(f"{line['text']}: {line['command']}" for line in lines)
 
 
-def test_a_run_that_has_overfitted_says_which_step_was_better(tmp_path: Path) -> None:
+def test_a_run_that_has_overfitted_names_the_better_step(tmp_path: Path) -> None:
     """Planted: what is learnt is so much that other rows are not."""
     more: dict[str, Any] = {"validation_frequency": 2, "learning_rate": 0.5, "num_epochs": 8}
     config = small_config(tmp_path, **more)
     run, lines = deploy(config)
-    [told] = [line for line in lines if "was lowest at step" in line]
-    assert told == lines[-1]
-    assert f"temper export {run}@best FOLDER" in told
+    [line] = [line for line in lines if "was lowest at step" in line]
+    assert line == lines[-1]
+    assert f"temper export {run}@best FOLDER" in line
     assert "@best FOLDER" in (run / "report.html").read_text()
 
 
-def test_little_that_was_learnt_is_told(tmp_path: Path) -> None:
+def test_little_that_was_learnt_is_named(tmp_path: Path) -> None:
     assert suggested(tmp_path, 4.0, 2.0) == ""
     assert suggested(tmp_path, None, None) == ""
     assert suggested(tmp_path, 4.0, 2.0, num_steps=12) == (
@@ -42,12 +42,12 @@ def test_little_that_was_learnt_is_told(tmp_path: Path) -> None:
     assert "rose, from 4 to 5; to learn more slowly: a lower" in suggested(tmp_path, 4.0, 5.0)
 
 
-@pytest.mark.parametrize(("score", "says"), [(3.0, True), (3.95, False), (None, False)])
+@pytest.mark.parametrize(("score", "is_named"), [(3.0, True), (3.95, False), (None, False)])
 def test_only_a_loss_that_is_clearly_lower_counts(
-    tmp_path: Path, score: float | None, says: bool
+    tmp_path: Path, score: float | None, is_named: bool
 ) -> None:
     Store(tmp_path / "checkpoints").commit({}, {}, step=40, score=score)
     text = suggested(tmp_path, 9.0, 4.0)
-    assert ("lowest at step 40 (3), and is 4 now" in text) == says
+    assert ("lowest at step 40 (3), and is 4 now" in text) == is_named
     assert suggested(tmp_path, 9.0, 4.0, best_metric="exact_match") == ""
     assert suggested(tmp_path, 9.0, 4.0, num_steps=40) == ""  # it is the end itself

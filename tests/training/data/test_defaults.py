@@ -101,7 +101,7 @@ def test_what_is_wrong_is_reported_alike_by_forms_and_trainings(settings: dict[s
     assert str(raised.value) == "; ".join(problems)
 
 
-def test_examples_are_as_long_as_the_model_sees_unless_somebody_says_otherwise(
+def test_examples_are_as_long_as_the_model_sees_unless_a_length_is_given(
     tmp_path: Path,
 ) -> None:
     model = tmp_path / "model"

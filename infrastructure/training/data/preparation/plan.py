@@ -340,8 +340,8 @@ def read_chat_template(setting: str) -> str:
 def shipped_templates() -> dict[str, Path]:
     """The chat templates that come with TRL, by their names; without its variants that only mark
     answers, which Temper finds by itself. None where TRL is not there, or ships none."""
-    found = find_spec("trl")
-    folders = found.submodule_search_locations if found else None
+    package = find_spec("trl")
+    folders = package.submodule_search_locations if package else None
     if not folders:
         return {}
     files = sorted(Path(folders[0], "chat_templates").glob("*.jinja"))
