@@ -20,6 +20,7 @@ from infrastructure.run.output_dir import no_empty_folder_left, writable
 from infrastructure.training.data.encoding.row_schema import TEXT
 from infrastructure.training.data.preparation.plan import (
     look_at_rows,
+    pictures_in,
     read_chat_template,
     shipped_templates,
 )
@@ -41,7 +42,7 @@ from infrastructure.training.models.saved_model import (
 )
 
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
-PLAIN_ADAPTER = "standard"  # every other one has checks of its own
+PLAIN_ADAPTERS = ("standard", "auto")  # every other one has checks of its own
 
 
 def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
@@ -110,7 +111,7 @@ def check_paths(config: DeploymentConfig) -> None:
         refuse_missing(config.model.name)
     sources = _files_here(config.data)
     check_method(config)
-    if path.is_dir() and config.model.adapter == PLAIN_ADAPTER:
+    if path.is_dir() and config.model.adapter in PLAIN_ADAPTERS:
         check_folder(path)
     if config.training.method == SFT:  # of another method, its own rows have been looked at
         _check_rows(sources, config)
@@ -129,7 +130,9 @@ def _files_here(data: DataConfig) -> list[list[DataFile]]:
 def _check_rows(sources: list[list[DataFile]], config: DeploymentConfig) -> None:
     """Refuse rows that cannot be understood, where they are ones of texts as Temper reads them, and
     note where no template writes what is said in them."""
-    if not _reads_texts(config.model):
+    if not sources or not _reads_texts(config.model):
+        return
+    if config.model.adapter != "standard" and pictures_in(config.data):
         return
     for files in sources:
         if all(file.format != HUGGINGFACE for file in files):
@@ -170,4 +173,4 @@ def _reads_texts(model: ModelConfig) -> bool:
         (place / REGISTERED_MANIFEST).is_file() for place in (folder, folder / FINAL)
     )
     is_plain = model.name == "embedded" or folder.is_dir() or "/" in model.name
-    return model.adapter == PLAIN_ADAPTER and is_plain and not is_registered
+    return model.adapter in PLAIN_ADAPTERS and is_plain and not is_registered

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.method_training import _Measured, translated
 from infrastructure.run.directory import RunDirectory
 from infrastructure.training.core.state import TrainingState
@@ -27,7 +28,7 @@ def test_settings_are_called_as_the_trainer_s_arguments(
 
 def test_what_was_measured_before_and_after_is_kept(tmp_path: Path) -> None:
     began: list[Path] = []
-    measured = _Measured(RunDirectory(tmp_path), began.append)
+    measured = _Measured(RunDirectory(tmp_path), DeploymentConfig(), began.append)
     model = torch.nn.Linear(1, 1)
     state: Any = TrainingState(model, torch.optim.SGD(model.parameters()))
     measured.train_start(state)
@@ -35,7 +36,11 @@ def test_what_was_measured_before_and_after_is_kept(tmp_path: Path) -> None:
     for step, loss in ((0, 2.0), (4, 1.5), (8, float("nan"))):
         state.step, state.evaluation = step, {"eval_loss": loss, "eval_num_tokens": 7.0}
         measured.eval_end(state)
-    assert measured.summary() == {"before": {"eval_loss": 2.0}, "after": {"eval_loss": "NaN"}}
-    other = _Measured(RunDirectory(tmp_path), began.append)
+    summary = measured.summary()
+    assert (summary["before"], summary["after"]) == ({"eval_loss": 2.0}, {"eval_loss": "NaN"})
+    assert "8 steps are few" in summary["advice"][0]["text"]
+    state.is_interrupted = True  # there is more to train
+    assert "advice" not in measured.summary()
+    other = _Measured(RunDirectory(tmp_path), DeploymentConfig(), began.append)
     other.load_state_dict(measured.state_dict())
     assert (other.before, other.after) == (measured.before, measured.after)
