@@ -18,7 +18,7 @@ from infrastructure.commands.settings import configure
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag, flags_given
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment.given_paths import check_given
-from infrastructure.deployment.training_queue import Job, JobState, TrainingQueue
+from infrastructure.deployment.training_queue import Job, JobState, TrainingQueue, new_job
 from infrastructure.monitoring.drawing.formatting import format_duration, printable
 from infrastructure.training.data.defaults import make_ready
 
@@ -60,11 +60,13 @@ def run(options: argparse.Namespace) -> int:
 
 def add(options: argparse.Namespace) -> int:
     """What cannot be carried out is refused now, and not in the night."""
+    given = options.data, flags_given(options), accepted(options), options.config
+    new_job(*given)  # a secret is refused before anything else, which might show it
     config = configure(options, {"data.path": options.data})
     make_ready(config)
     check_given(config, accepted(options))
     queue = TrainingQueue(Path(config.output_dir))
-    job = queue.add(options.data, flags_given(options), accepted(options), options.config)
+    job = queue.add(*given)
     print(f"Job {job.number} waits: {job.line}")
     if queue.runner() is None:
         print("temper queue run trains what waits")

@@ -114,6 +114,26 @@ class Job:
         )
 
 
+def new_job(
+    data: str | None,
+    flags: Mapping[str, Any],
+    accept: Collection[str] = (),
+    config_file: str | None = None,
+) -> Job:
+    """A training that is meant from this folder, not in a queue yet.
+
+    Raises:
+        ValueError: a secret stands in it, which would lie on the disk.
+    """
+    job = Job(0, str(Path.cwd()), data, dict(flags), tuple(accept), config_file)
+    if redact(job.line) != job.line:
+        raise ValueError(
+            "a queue lies on the disk, and a secret stands in this line: give it in the"
+            " environment of `temper queue run`"
+        )
+    return job
+
+
 class TrainingQueue:
     """The queue of a folder of runs; several processes may look at it and add to it."""
 
@@ -158,12 +178,7 @@ class TrainingQueue:
             ValueError: a secret stands in it, which would lie on the disk; or the folder cannot be
                 written to.
         """
-        job = Job(0, str(Path.cwd()), data, dict(flags), tuple(accept), config_file)
-        if redact(job.line) != job.line:
-            raise ValueError(
-                "a queue lies on the disk, and a secret stands in this line: give it in the"
-                " environment of `temper queue run`"
-            )
+        job = new_job(data, flags, accept, config_file)
         writable(self.output_dir)
         with self._changing() as jobs:
             job = replace(job, number=1 + max((one.number for one in jobs), default=0))

@@ -72,6 +72,10 @@ NEEDS: dict[str, dict[str, Any]] = {
     "model.trust_remote_code": {"model.name": "{llama}"},
     "model.backend=unsloth": {"model.name": "{llama}", "model.lora_config": True},
     "model.quantization": {"model.name": "{llama}", "model.lora_config": True},
+    "model.lora_config.init_lora_weights=loftq": {
+        **{"model.name": "{llama}", "model.quantization": "4bit"},
+    },
+    "model.lora_config.init_lora_weights=pissa": {"model.name": "{llama}"},
     "model.dtype=fp16": {"model.lora_config": True},
     "model.adapter=tactical_mappo": {"model.name": "tactical_mappo"},
     **{f"data.format={name}": {"data.path": f"{{folder}}/rows.{name}"} for name in OF_ANOTHER_FILE},
@@ -105,6 +109,9 @@ NEEDS: dict[str, dict[str, Any]] = {
 PROBLEM_OF_ANSWER = {a: problem for problem, some in BASELINES.items() for a in some}
 # Compiling takes the better part of a minute, and unsloth changes the process that imports it.
 SLOW = ("training.compile_mode=", "model.backend=unsloth")
+# Another trainer, or stages of which two steps have one: tests/training/methods/ and
+# tests/training/curriculum/ train, kill and go on with those.
+ELSEWHERE = ("training.method=", "training.strategy=curriculum", "training.curriculum_")
 # Its model is a small one of its own, which takes few of the other choices.
 ALONE = ("model.adapter=tactical_mappo",)
 
@@ -145,6 +152,7 @@ def every_choice() -> list[Choice]:
         for key, spec in FIELDS.items()
         for value in values_of(spec)
         if value != (False if spec.is_switch else spec.default)
+        and not f"{key}={value}".startswith(ELSEWHERE)
     ]
 
 
@@ -184,6 +192,8 @@ def refusal(choice: Choice) -> str | None:
             check_sampler(choice.value)
         except (MissingPackageError, MissingSecretError) as error:
             return str(error)
+    if choice.key == "training.best_metric_mode":  # tests/deployment/test_best_metric.py has one
+        return "training.best_metric is built in"
     if isinstance(choice.value, list):
         return next((name for name in choice.value if name in OF_A_SERVICE), None)
     if torch.cuda.is_available():

@@ -153,6 +153,11 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("quantum.data_budget", 0.5, {}),
     ("quantum.data_budget", 0.5, {**QUANTUM, "quantum.problem": "block_selection"}),
     ("quantum.target", "validation", {}),
+    ("training.curriculum_stages", 7, {}),
+    ("training.curriculum_by", "loss", {}),
+    ("training.curriculum_keeps_easier", False, {}),
+    ("training.curriculum_order", ["one", "two"], {}),
+    ("training.curriculum_order", ["one", "two"], {"training.strategy": "curriculum"}),
     ("quantum.target", "validation", {**QUANTUM, "quantum.problem": "block_selection"}),
     ("quantum.candidates", 100, {}),
     ("quantum.candidates", 100, {**QUANTUM, "quantum.problem": "block_selection"}),
@@ -232,10 +237,19 @@ def test_a_setting_of_stackwise_training_is_taken_in_it(settings: dict[str, Any]
     assert not [one for one in problems if "has no effect" in one]
 
 
+def test_experts_are_reached_by_all_linear_alone() -> None:
+    """Not in the list above: it has no default where there is no LoRA."""
+    lora = {"target_modules": ["q_proj"], "experts": False}
+    config = DeploymentConfig(**{"model.lora_config": lora})
+    with pytest.raises(ValueError, match=r"experts = false .* has no effect"):
+        config.check_supported()
+
+
 def test_every_unused_setting_is_tried() -> None:
     tried = {key for key, *_ in UNUSED_BECAUSE} | {
         "training.layerwise_lr_decay",
         "training.unfreeze_interval",
+        "model.lora_config.experts",
     }
     with_conditions = {spec.key for spec in FIELDS.values() if conditions_of(spec)}
     stackwise = {f"training.{name}" for name in StackwiseFields.model_fields}

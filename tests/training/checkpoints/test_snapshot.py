@@ -21,7 +21,7 @@ from tests.training.toy_training import Training
 NOT_SAVED = {
     "model", "optimizer", "phase", "total_steps", "data_wait_seconds", "num_processes", "batch",
     "output", "metrics", "checkpoint", "error", "must_save", "stop_reason", "is_interrupted",
-    "stop_message", "stop_signal",
+    "stop_message", "stop_signal", "best_metric", "best_is_greater",
 }  # fmt: skip
 
 

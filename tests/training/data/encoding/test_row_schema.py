@@ -227,7 +227,7 @@ BAD_PAIRS: list[tuple[dict[str, Any], str, str]] = [
     ({"question": "Q", "answer": True}, reasons.WRONG_TYPE, "a truth value"),
     ({"question": {"a": 1}, "answer": "A"}, reasons.WRONG_TYPE, "an object"),
     ({"question": "Q", "answer": ["A"]}, reasons.WRONG_TYPE, "a list"),
-    ({"question": "Q", "answer": "\ud800"}, reasons.INVALID_UTF8, "surrogate"),
+    ({"question": "Q", "answer": "\ud800"}, reasons.HALF_CHARACTER, "answer"),
 ]
 USER = {"role": "user", "content": "Q"}
 BAD_CHATS: list[tuple[Any, str, str]] = [
