@@ -109,11 +109,15 @@ NEEDS: dict[str, dict[str, Any]] = {
 PROBLEM_OF_ANSWER = {a: problem for problem, some in BASELINES.items() for a in some}
 # Compiling takes the better part of a minute, and unsloth changes the process that imports it.
 SLOW = ("training.compile_mode=", "model.backend=unsloth")
-# Another trainer, or stages of which two steps have one: tests/training/methods/ and
-# tests/training/curriculum/ train, kill and go on with those.
-ELSEWHERE = ("training.method=", "training.strategy=curriculum", "training.curriculum_")
+# Another trainer, stages of which two steps have one, conversations, pictures, experts: tests of
+# theirs in tests/training/ train, kill and go on with those.
+ELSEWHERE = (
+    *("training.method=", "training.strategy=curriculum", "training.curriculum_"),
+    *("model.adapter=dialogue", "model.adapter=multimodal", "model.train_vision"),
+    "model.lora_config.router",
+)
 # Its model is a small one of its own, which takes few of the other choices.
-ALONE = ("model.adapter=tactical_mappo",)
+ALONE = ("model.adapter=tactical_mappo", "training.mode=layerwise")
 
 
 @dataclass(frozen=True)
@@ -205,6 +209,7 @@ def refusal(choice: Choice) -> str | None:
 OF_A_SERVICE = ("trackio", "wandb", "apprise")
 WITHOUT_GPU = {
     ("model.attention", "flash_attention_2"): "needs a GPU",
+    ("model.lora_config.init_lora_weights", "loftq"): "PEFT computes it on a GPU",
     ("training.mixed_precision", "fp16"): "needs a GPU",
     ("training.mixed_precision", "fp8"): "needs a GPU",
     ("device", "cuda"): "PyTorch sees no GPU here",
