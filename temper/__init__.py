@@ -78,4 +78,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_PLACES, "colab"])
+    own = [name for name in globals() if name.startswith("__")]
+    return sorted([*own, *_PLACES, "colab"])

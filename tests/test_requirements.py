@@ -1,5 +1,9 @@
 """The requirement files agree with each other, with pyproject.toml and with unsloth's bounds."""
 
+import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -8,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from infrastructure.core.optional import PIP_LINES, TESTED_TRL
 from infrastructure.testing.doctor import UNSLOTH_DOES_WITHOUT
 from infrastructure.testing.installation import Installation, accepts
 
@@ -89,3 +94,30 @@ def test_unsloth_gets_what_it_requires(package: str) -> None:
             )
             assert version is not None, f"{requirement} is in no file and not installed"
             assert accepts(requirement, version), f"{requirement} does not accept {version}"
+
+
+def test_trl_is_named_with_the_versions_that_are_tested() -> None:
+    """Wherever something says how to install it."""
+    tested = sorted(pins(name)["trl"] for name in ("requirements.txt", "requirements-colab.txt"))
+    assert f">={tested[0]},<={tested[1]}" == TESTED_TRL
+    page = (ROOT / "docs/methods.md").read_text()
+    assert f"`{PIP_LINES['trl']}`" in page
+
+
+def test_the_readme_of_a_package_leads_to_the_repository(tmp_path: Path) -> None:
+    """An index shows it away from its folder; what is built has no other description."""
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", *FILES):
+        shutil.copy(ROOT / name, tmp_path)
+    for package in ("infrastructure", "colab", "temper"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    line = "import setuptools.build_meta as b; print(b.prepare_metadata_for_build_wheel('.'))"
+    subprocess.run([sys.executable, "-c", line], cwd=tmp_path, check=True, capture_output=True)
+    (metadata,) = tmp_path.glob("*.dist-info/METADATA")
+    text = metadata.read_text()
+    assert "Description-Content-Type: text/markdown" in text
+    links = re.findall(r"\]\(([^)]+)\)", text)
+    address = PYPROJECT["project"]["urls"]["Repository"]
+    assert f"{address}/blob/main/docs/first-run.md" in links
+    assert f"{address}/raw/main/docs/images/killed-run.svg" in links
+    assert not [link for link in links if not link.startswith(("https://", "#"))]

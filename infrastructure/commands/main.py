@@ -25,7 +25,7 @@ from infrastructure.core.kept_traceback import traceback_file
 from infrastructure.core.launcher import LaunchedProcess, launched_process
 from infrastructure.core.redact import redact
 from infrastructure.core.shared_cores import share_the_cores
-from infrastructure.core.standard_output import LossyStream, lossy_output
+from infrastructure.core.standard_output import LossyStream, is_reader_gone, lossy_output
 from infrastructure.core.stop_signals import StopSignal
 
 # In the order of the help; `train-resume` is the module train_resume of this folder.
@@ -112,7 +112,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             sys.stdout.flush()
         except OSError as error:
+            is_gone = is_reader_gone(sys.stdout)
             LossyStream(sys.stdout).release_traceback()
+            if is_gone:
+                return code or ExitCode.READER_GONE
             return max(code, _fail(error, ExitCode.FAILED))
         return code
 
@@ -133,6 +136,10 @@ def _run(arguments: Sequence[str] | None) -> int:
             with lossy_output("stdout"):
                 return command(options.command).run(options)
         return command(options.command).run(options)
+    except BrokenPipeError as error:
+        if is_reader_gone(sys.stdout):  # as `temper … | head` does: nobody is to be told
+            return ExitCode.READER_GONE
+        return _fail(error, ExitCode.FAILED)
     except (TrainingDivergedError, ProcessLostError, OSError) as error:
         return _fail(error, ExitCode.FAILED)
     except (ValueError, TemperError) as error:

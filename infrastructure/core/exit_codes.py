@@ -15,6 +15,7 @@ class ExitCode(IntEnum):
     NOT_CONFIRMED = 3  # finished here, but its copy is not confirmed where it was asked for
     HUNG_UP = 129  # SIGHUP
     INTERRUPTED = 130  # SIGINT, or a deadline
+    READER_GONE = 141  # SIGPIPE: nobody reads what is printed any more, as after `| head`
     TERMINATED = 143  # SIGTERM
 
 

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 Value = TypeVar("Value")
@@ -37,11 +37,22 @@ def _likeness(name: str, choice: str) -> float:
     return difflib.SequenceMatcher(None, left, right).ratio()
 
 
-def unknown_name(what: str, name: str, choices: Iterable[str]) -> str:
-    """The sentence for an unknown name: what it is, what was meant, what there is."""
+def unknown_name(
+    what: str, name: str, choices: Iterable[str], shown: Sequence[str] | int | None = None
+) -> str:
+    """The sentence for an unknown name: what it is, what was meant, what there is.
+
+    Args:
+        shown: the choices that are named, or how many of the nearest; None: all.
+    """
     choices = sorted(choices)
     meant = nearest(name, choices)
     hint = f"; did you mean {meant!r}?" if meant else ""
+    if isinstance(shown, int) and len(choices) > shown:
+        shown = difflib.get_close_matches(name, choices, shown, cutoff=0.0)
+    if shown is not None and not isinstance(shown, int):
+        known = f"known: {', '.join(shown)} and {len(choices) - len(shown)} more"
+        return f"unknown {what} {name!r}{hint} ({known})"
     known = f"known: {', '.join(choices)}" if choices else "there is none"
     return f"unknown {what} {name!r}{hint} ({known})"
 

@@ -8,6 +8,7 @@ from infrastructure.core.errors import MissingPackageError
 
 DISTRIBUTION = "temper-train"  # what pip knows this project by
 OLDEST_TORCHAO_FOR_PEFT = "0.16"  # peft 0.19 and later refuse older ones, as Colab has
+TESTED_TRL = ">=0.29.1,<=1.14.2"  # from the Colab column to requirements.txt
 PIP_LINES = {
     "azure.quantum": "pip install -r requirements-quantum.txt",
     "bitsandbytes": "pip install bitsandbytes",
@@ -28,7 +29,7 @@ PIP_LINES = {
     "tensorboard": "pip install tensorboard",
     "torchmetrics": "pip install torchmetrics",
     "transformers": "pip install transformers",
-    "trl": "pip install trl",
+    "trl": f'pip install "trl{TESTED_TRL}"',
     "unsloth": "pip install --no-deps -r requirements-unsloth.txt",
 }
 

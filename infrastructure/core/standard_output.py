@@ -6,6 +6,7 @@ has space again takes what comes then.
 
 import logging
 import os
+import select
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -84,6 +85,16 @@ class LossyStream:
                 LossyStream.kept_in.parent.mkdir(parents=True, exist_ok=True)
                 with LossyStream.kept_in.open("a", encoding="utf-8") as file:
                     file.write(text)
+
+
+def is_reader_gone(stream: TextIO) -> bool:
+    """Whether `stream` is a pipe that nobody reads any more."""
+    try:
+        watched = select.poll()
+        watched.register(stream.fileno(), 0)
+        return any(events & select.POLLERR for _, events in watched.poll(0))
+    except (OSError, ValueError):  # a stream without a file
+        return False
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from infrastructure.core.hardware import GIB, Hardware, describe, detect
 from infrastructure.core.optional import DISTRIBUTION, OLDEST_TORCHAO_FOR_PEFT
 from infrastructure.testing.installation import Installation, accepts
 
-Level = Literal["ok", "warn", "fail"]
-MARKS: dict[Level, str] = {"ok": "ok  ", "warn": "WARN", "fail": "FAIL"}
+Level = Literal["ok", "note", "warn", "fail"]
+MARKS: dict[Level, str] = {"ok": "ok  ", "note": "note", "warn": "WARN", "fail": "FAIL"}
 
 OLDEST_PYTHON, NEWEST_TESTED_PYTHON = (3, 11), (3, 13)
 LOW_MEMORY_BYTES = 2 * GIB
@@ -44,6 +44,9 @@ READERS = {
     "h5py": "HDF5 files",
     "openpyxl": "Excel files",
 }
+# Nothing but GPU facts needs these.
+FOR_GPUS = {"gputil", "setuptools"}
+TESTED_ON = {"tested": "", "colab": " on Colab"}
 # unsloth asks for these, and training text models needs none of them: requirements-unsloth.txt.
 UNSLOTH_DOES_WITHOUT = {"certifi", "diffusers", "torchvision", "triton", "wheel", "xformers"}
 UNSLOTH_LINE = (
@@ -72,7 +75,7 @@ def diagnose(hardware: Hardware, installation: Installation) -> list[Diagnosis]:
         *check_python(hardware),
         *check_machine(hardware),
         *check_needed_packages(installation),
-        *check_tested_versions(installation),
+        *check_tested_versions(installation, hardware.nvidia_driver),
         *check_torch_build(hardware, installation),
         *check_traps(hardware, installation),
         *check_unsloth(installation),
@@ -96,7 +99,7 @@ def verdict(findings: list[Diagnosis]) -> str:
     if num_failed:
         return f"Not ready to train: {_counted(num_failed, 'problem')} to solve first."
     if num_warned:
-        return f"Ready to train, with {_counted(num_warned, 'warning')}."
+        return f"Ready to train. {_counted(num_warned, 'warning')} above, none of them in the way."
     return "Ready to train."
 
 
@@ -175,27 +178,36 @@ def check_needed_packages(installation: Installation) -> Iterator[Diagnosis]:
             yield Diagnosis("fail", requirement.name, text, remedy)
 
 
-def check_tested_versions(installation: Installation) -> Iterator[Diagnosis]:
-    """The installed versions against the tested column that is nearer (`tested` or `colab`)."""
+def check_tested_versions(installation: Installation, has_gpu: bool) -> Iterator[Diagnosis]:
+    """The installed versions against the tested column that is nearer (`tested` or `colab`). A
+    package that only some features need is no warning where it is missing."""
     columns = {c: installation.requirements(DISTRIBUTION, extra=c) for c in ("tested", "colab")}
     same = {c: [r for r in rs if _as_tested(r, installation)] for c, rs in columns.items()}
     column = max(columns, key=lambda c: len(same[c]))
     if not columns[column]:
         return
-    total = len(columns[column])
-    others = [r.name for r in columns[column] if r not in same[column]]
-    text = f"{len(same[column])} of {total} as tested (column {column!r})"
-    text += f"; not so: {', '.join(others)}" if others else ""
-    yield Diagnosis("ok" if len(same[column]) == total else "warn", "versions", text)
+    wanted = [
+        r
+        for r in columns[column]
+        if has_gpu or r.name not in FOR_GPUS or installation.version(r.name) is not None
+    ]
+    others = [r for r in wanted if r not in same[column]]
+    differing = [r.name for r in others if installation.version(r.name) is not None]
+    missing = [r.name for r in others if r.name not in differing]
+    text = f"{len(wanted) - len(others)} of {len(wanted)} packages have the version that Temper is"
+    text += f" tested with{TESTED_ON[column]}"
+    text += f"; another version: {', '.join(differing)}" if differing else ""
+    text += f"; not installed: {', '.join(missing)}" if missing else ""
+    yield Diagnosis("warn" if differing else "note" if missing else "ok", "versions", text)
     needed = {r.name for r in installation.requirements(DISTRIBUTION)}
-    for requirement in columns[column]:
+    for requirement in others:
         version = installation.version(requirement.name)
         if version is None and requirement.name not in needed:
             purpose = NEEDED_FOR.get(requirement.name)
             text = f"not installed; needed for {purpose}" if purpose else "not installed"
-            yield Diagnosis("warn", requirement.name, text, _pip_line(requirement))
-        elif version is not None and not accepts(requirement, version):
-            text = f"{version}, tested is {requirement.specifier}"
+            yield Diagnosis("note", requirement.name, text, _pip_line(requirement))
+        elif version is not None:
+            text = f"{version}; Temper is tested with {requirement.specifier}"
             yield Diagnosis("warn", requirement.name, text, _pip_line(requirement))
 
 

@@ -139,6 +139,9 @@ def _from_findings(name: str, findings: list[Diagnosis]) -> CheckResult:
     levels: tuple[Literal["fail", "warn"], ...] = ("fail", "warn")
     for level in levels:
         if matching := [finding for finding in findings if finding.level == level]:
+            if name == "installation" and level == "warn" and len(matching) > 1:
+                subjects = ", ".join(finding.subject for finding in matching)
+                return CheckResult(name, level, f"not as tested: {subjects}", "see temper doctor")
             text = "; ".join(f"{finding.subject}: {finding.text}" for finding in matching)
             remedy = "; ".join(finding.remedy for finding in matching if finding.remedy)
             return CheckResult(name, level, text, remedy)

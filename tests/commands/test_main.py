@@ -347,3 +347,17 @@ def test_the_traceback_of_wrong_input_holds_no_secret(
     assert "Traceback" in err
     assert "letmein99" not in err
     assert "web address" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("arguments", [["config"], ["train", "--help-all"]])
+def test_a_reader_that_has_gone_is_no_error(arguments: list[str]) -> None:
+    """As after `temper config | head -1`; nothing is said, as the field does."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "temper", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.communicate()[1] == b""
+    assert process.returncode == ExitCode.READER_GONE

@@ -80,3 +80,5 @@ def test_the_side_of_notebooks_is_there_too() -> None:
 
     assert temper.colab is colab
     assert "colab" in dir(temper)
+    shown = {name for name in dir(temper) if not name.startswith("__")}
+    assert shown == {*temper.__all__, "colab"}

@@ -66,7 +66,10 @@ def about(subject: str, findings: list[Diagnosis]) -> Diagnosis:
 def test_a_healthy_machine(healthy: Path) -> None:
     findings = diagnose(healthy)
     assert {finding.level for finding in findings} == {"ok"}
-    assert about("versions", findings).text == "4 of 4 as tested (column 'tested')"
+    assert (
+        about("versions", findings).text
+        == "4 of 4 packages have the version that Temper is tested with"
+    )
     assert doctor.render(findings).endswith("\nReady to train.")
     assert doctor.exit_code(findings) == 0
 
@@ -95,16 +98,23 @@ def test_a_version_outside_the_bounds_prevents_training(healthy: Path) -> None:
 def test_an_untested_version_is_a_warning(healthy: Path) -> None:
     replace(healthy, "trl", "1.16.0")
     findings = diagnose(healthy)
-    assert about("trl", findings).text == "1.16.0, tested is ==1.14.2"
-    assert about("versions", findings).text == "3 of 4 as tested (column 'tested'); not so: trl"
-    assert doctor.verdict(findings) == "Ready to train, with 2 warnings."
+    assert about("trl", findings).text == "1.16.0; Temper is tested with ==1.14.2"
+    assert about("versions", findings).text == (
+        "3 of 4 packages have the version that Temper is tested with; another version: trl"
+    )
+    assert doctor.verdict(findings) == (
+        "Ready to train. 2 warnings above, none of them in the way."
+    )
     assert doctor.exit_code(findings) == 0
 
 
 def test_a_missing_optional_package_is_named_with_its_use(healthy: Path) -> None:
     replace(healthy, "torchao", None)
-    finding = about("torchao", diagnose(healthy))
-    assert finding.level == "warn"
+    findings = diagnose(healthy)
+    finding = about("torchao", findings)
+    assert finding.level == "note"
+    assert about("versions", findings).text.endswith("; not installed: torchao")
+    assert doctor.verdict(findings) == "Ready to train."
     assert "fp8 arithmetic (--mixed-precision fp8)" in finding.text
     assert finding.remedy == "pip install 'torchao==0.18.0'"
 
@@ -113,7 +123,9 @@ def test_a_colab_runtime_is_held_against_colab_s_column(healthy: Path) -> None:
     replace(healthy, "peft", "0.20.0")
     replace(healthy, "trl", "0.29.1")
     findings = diagnose(healthy)
-    assert about("versions", findings).text == "4 of 4 as tested (column 'colab')"
+    assert about("versions", findings).text == (
+        "4 of 4 packages have the version that Temper is tested with on Colab"
+    )
 
 
 def test_temper_run_from_a_folder_is_reported(healthy: Path) -> None:
@@ -189,6 +201,15 @@ def test_gputil_needs_setuptools_on_newer_pythons(
     assert bool([f for f in diagnose(healthy, machine) if f.subject == "gputil"]) == is_reported
     install(healthy, "setuptools", "84.2.1")
     assert not [f for f in diagnose(healthy, machine) if f.subject == "gputil"]
+
+
+@pytest.mark.parametrize(("machine", "is_told"), [(CPU_MACHINE, False), (GPU_MACHINE, True)])
+def test_what_reads_gpus_is_missed_beside_one_alone(
+    tmp_path: Path, machine: Hardware, is_told: bool
+) -> None:
+    install_temper(tmp_path, needed=(), tested=("gputil==1.4.0",), colab=())
+    findings = doctor.check_tested_versions(Installation([str(tmp_path)]), machine.nvidia_driver)
+    assert ("gputil" in [finding.subject for finding in findings]) == is_told
 
 
 def test_unsloth_s_bounds(healthy: Path) -> None:

@@ -38,6 +38,7 @@ NO_STORES = {
     "asynclocal", "cached", "blockcache", "filecache", "simplecache",
 }
 NO_SCHEMES = {"folder", "fsspec"}  # names of our backends that stand before no URL
+COMMON = ("s3", "gs", "az", "hf", "sftp")  # schemes that most people use
 BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "tos", "tosfs"}
 # fmt: on
 CHECKSUMS = ("ETag", "etag", "md5", "md5Hash", "md5Checksum", "sha256", "checksum")
@@ -203,7 +204,7 @@ def _root_of(url: str, scheme: str, shown: str) -> str:
     known = {*fsspec.available_protocols(), *fsspec.registry}
     if scheme not in known:
         schemes = {*BACKENDS.names(), *known} - {*NO_STORES, *NO_SCHEMES}
-        raise ValueError(f"backup.place {shown}: {unknown_name('scheme', scheme, schemes)}")
+        raise ValueError(f"backup.place {shown}: {unknown_name('scheme', scheme, schemes, COMMON)}")
     try:
         kind = fsspec.get_filesystem_class(scheme)
         return str(kind._strip_protocol(url))

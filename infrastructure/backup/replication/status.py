@@ -18,7 +18,7 @@ UNKNOWN, OFF, STARTING, GONE = "unknown", "off", "starting", "gone"
 FINISHED, LEFT, DOWN, RETRYING = "finished", "left", "down", "retrying"
 LOCK_SUFFIX = ".lock"  # beside the status: a copier holds it as long as it lives
 STATES = {
-    UNKNOWN: "nothing is known of it",
+    UNKNOWN: "no copy is recorded yet",
     OFF: "there is no place: versions lie on this machine only",
     STARTING: "looks at the place",
     "idle": "all is confirmed",

@@ -8,6 +8,7 @@ from typing import Final
 from infrastructure.core.lookup import unknown_name
 
 RUN_FILE = "run.json"
+MAX_NAMED = 3  # runs that a wrong name may have meant
 FINAL = "final"  # in a finished run: the trained model
 TRAINER_KEY: Final = "trainer"  # in run.json where a Trainer of transformers trained
 _BEGINS_WITH_TIME = re.compile(r"20\d\d")
@@ -63,5 +64,7 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
         return Path(name).resolve()
     by_name = {path.name: path for path in runs}
     if name not in by_name:
-        raise ValueError(f"in {output_dir}: {unknown_name('run or checkpoint', name, by_name)}")
+        raise ValueError(
+            f"in {output_dir}: {unknown_name('run or checkpoint', name, by_name, MAX_NAMED)}"
+        )
     return by_name[name].resolve()

@@ -67,7 +67,9 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {name!r}: PyTorch sees no GPU here; use device=auto or cpu")
+        raise ValueError(
+            f"device = {name}: PyTorch sees no GPU here; device = auto takes what there is"
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device {name!r}: there are only {torch.cuda.device_count()} GPUs here")
+        raise ValueError(f"device = {name}: there are only {torch.cuda.device_count()} GPUs here")
     return device

@@ -15,7 +15,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import BY_REWARD
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.console_log import quiet_libraries
-from infrastructure.core.optional import require
+from infrastructure.core.optional import PIP_LINES, require
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.data.preparation.plan import read_chat_template
 from infrastructure.training.data.store.token_cache import DEFAULT_DIRECTORY
@@ -198,7 +198,7 @@ class TrlTraining:
             raise ValueError(
                 f"training.method = {self.config.training.method}: the installed TRL's"
                 f" {self.config_class.__name__} has no {', '.join(missing)}: install another one,"
-                " pip install --upgrade trl"
+                f" {PIP_LINES['trl']}"
             )
         answers = num_generations(self.config, self.defaults)
         batch = int(self.config.training.batch_size) * self.config.training.gradient_accumulation

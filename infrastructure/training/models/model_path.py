@@ -6,6 +6,7 @@ Loads no torch.
 from pathlib import Path
 
 from infrastructure.config.elsewhere import GGUF
+from infrastructure.core.lookup import nearest
 
 GGUF_SUFFIX = ".gguf"
 
@@ -31,4 +32,17 @@ def refuse_missing(name: str) -> None:
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
         is_final = Path(name).name == "final"
         hint = "; a run's model lies in its own folder: runs/RUN/final" * is_final
+        if not is_final and (meant := _near(name)):
+            hint = f"; did you mean {meant!r}?"
         raise ValueError(f"model {name!r}: there is no such folder{hint}")
+
+
+def _near(name: str) -> str | None:
+    """The folder beside it whose name is nearest, spelt as `name` is."""
+    path = Path(name).expanduser()
+    try:
+        beside = [other.name for other in path.parent.iterdir() if other.is_dir()]
+    except OSError:
+        return None
+    meant = nearest(path.name, beside)
+    return None if meant is None else name.rstrip("/").removesuffix(path.name) + meant

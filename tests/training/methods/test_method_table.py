@@ -60,6 +60,6 @@ def test_without_trl_the_refusal_names_how_to_install_it(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "trl", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        MissingPackageError, match=r"training\.method = dpo needs .*: pip install trl"
+        MissingPackageError, match=r"training\.method = dpo needs .*: pip install \"trl>="
     ):
         installed_method("dpo")

@@ -58,6 +58,7 @@ SIGNATURES = {
 TAR_AT, TAR = 257, b"ustar"
 MANY, FEW = 0.4, 0.05  # shares of a file's bytes; in UTF-16, every other byte of ASCII is 0
 BINARY_MAGIC = {"parquet": b"PAR1", "hdf5": b"\x89HDF\r\n\x1a\n", "excel": ZIP_BEGINNING}
+NAMES = {"parquet": "Parquet", "hdf5": "HDF5", "excel": "Excel"}
 UNPACK = "unpack or export it as JSON lines, CSV or Parquet"
 REMEDIES = {
     PARQUET: "name it .parquet",
@@ -154,8 +155,14 @@ def check_binary(path: Path, head: bytes, data_format: str) -> None:
     magic = BINARY_MAGIC.get(data_format)
     if magic and not head.startswith(magic):
         kind = what_it_is(head)
-        what = f" but {kind[0]}: check how it was made" if kind else _but_text(head)
-        raise ValueError(f"{path} is no {data_format} file{what}")
+        what = _but_known(kind) if kind else _but_text(head)
+        raise ValueError(f"{path} is no {NAMES.get(data_format, data_format)} file{what}")
+
+
+def _but_known(kind: tuple[str, str]) -> str:
+    name, remedy = kind
+    what = "something else (binary)" if name == "binary" else name
+    return f" but {what}: {remedy}"
 
 
 def _but_text(head: bytes) -> str:
