@@ -456,7 +456,7 @@ class TrainingDeployment:
         for note in short_warmup(self.config, state.total_steps):
             self.report(f"note: {note}")
         self.report(f"Training for {state.total_steps:,} steps{HOW_TO_STOP}")
-        record_running(run, state.total_steps)
+        record_running(run, state.total_steps, state.step)
         try:
             stopping = stop_on_signals(state, lambda: loop.may_break_off, run.path)
             with self.stages.stage("train"), stopping:

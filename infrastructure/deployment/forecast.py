@@ -158,6 +158,7 @@ class RunForecast:
         known = _read(self.path).get("measure_seconds", 0.0)
         self.measure_seconds = known if measure_seconds is None else measure_seconds
         self.forecast: Forecast | None = None
+        self.first_step = 0  # that it was made at: the time is of what was left then
         self.peak = PeakObserver()
 
     def measure(self, trainer: EnhancedTrainer) -> None:
@@ -169,6 +170,7 @@ class RunForecast:
         """
         try:
             costs = costs_of(trainer)
+            self.first_step = trainer.state.step if trainer.state is not None else 0
             self.forecast = made_of(
                 trainer, costs, self.config, self.run.path, self.measure_seconds
             )
@@ -202,6 +204,7 @@ class RunForecast:
                 "foretold": predicted[name],
                 "was": was,
                 "error": predicted[name] / was - 1,
+                "first_step": self.first_step,
             }
             for name, was in truth.items()
             if was and predicted[name] is not None

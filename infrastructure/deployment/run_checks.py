@@ -33,7 +33,9 @@ def checked_before(
     worth_telling = [result for result in results if result.status == "warn"]
     for line in lines_of(worth_telling)[1:-1]:
         report(line)
-    report(f"Checked: {verdict(results)}")
+    skipped = [f"{r.name}: {r.text}" for r in results if r.status == "skipped"]
+    why = f" Skipped: {'; '.join(skipped)}." if skipped else ""
+    report(f"Checked: {verdict(results)}{why}")
     return results
 
 

@@ -76,11 +76,23 @@ def _sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}{at_place(error)}"
 
 
-def record_running(run: RunDirectory, total_steps: int) -> None:
+def record_running(run: RunDirectory, total_steps: int, first_step: int = 0) -> None:
     """Write what summary.json says until the run ends, or for ever where it is killed; what the
-    sessions before have cost stays in it."""
-    cost = {"cost": known} if (known := read_summary(run).get("cost")) else {}
-    summary = {"status": RunStatus.RUNNING, "total_steps": total_steps, **cost}
+    sessions before have cost, and where they ended, stays in it.
+
+    Args:
+        first_step: steps done, where it goes on.
+    """
+    earlier = read_summary(run)
+    summary: Summary = {"status": RunStatus.RUNNING, "total_steps": total_steps}
+    if cost := earlier.get("cost"):
+        summary["cost"] = cost
+    went_on = list(earlier.get("went_on", []))
+    if first_step and "status" in earlier:
+        killed = earlier["status"] == RunStatus.RUNNING
+        went_on.append({"step": first_step, "was_killed": killed})
+    if went_on:
+        summary["went_on"] = went_on
     write_record(run.summary_file, summary)
 
 
@@ -90,7 +102,9 @@ def write_summary(run: RunDirectory, summary: Summary) -> None:
     Raises:
         OSError: the disk refuses.
     """
-    write_record(run.summary_file, spell_numbers(summary))
+    earlier = read_summary(run).get("went_on")
+    kept = {"went_on": earlier} if earlier else {}
+    write_record(run.summary_file, spell_numbers({**kept, **summary}))
 
 
 def read_summary(run: RunDirectory) -> Summary:

@@ -131,12 +131,18 @@ class StageRecord(TypedDict):
 
 
 class ForecastRow(TypedDict):
-    """A quantity that was forecast, and what it came to; `error` is relative."""
+    """A quantity that was forecast, and what it came to; `error` is relative.
+
+    Attributes:
+        first_step: steps done when it was forecast, as where the run went on; both numbers are of
+            what was left.
+    """
 
     what: str
     foretold: float
     was: float
     error: float
+    first_step: int
 
 
 class CostRecord(TypedDict):
@@ -151,6 +157,18 @@ class CostRecord(TypedDict):
     seconds: float
     amount: float
     text: str
+
+
+class Continuation(TypedDict):
+    """That a run went on from a checkpoint.
+
+    Attributes:
+        step: of the checkpoint.
+        was_killed: nobody had stopped it in order.
+    """
+
+    step: int
+    was_killed: bool
 
 
 class ExampleRecord(TypedDict, total=False):
@@ -182,6 +200,7 @@ class Summary(TypedDict, total=False):
         before, after: numbers on held-out data, by name.
         loss_function: which loss theirs is, where that is none of ours.
         trainer_metrics: what `Trainer.train` gives back.
+        went_on: where it went on after it had ended too early, the first time first.
         files: the seal: the hash of each file that nothing writes to any more.
     """
 
@@ -211,4 +230,5 @@ class Summary(TypedDict, total=False):
     backup: CopyFacts
     stages: list[StageRecord]
     trainer_metrics: dict[str, float]
+    went_on: list[Continuation]
     files: dict[str, str]

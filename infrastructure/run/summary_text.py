@@ -6,7 +6,7 @@ Loads no torch.
 import shlex
 from pathlib import Path
 
-from infrastructure.monitoring.drawing.formatting import format_duration
+from infrastructure.monitoring.drawing.formatting import format_duration, printable
 from infrastructure.monitoring.drawing.tables import before_after_table
 from infrastructure.run.record_types import Summary
 
@@ -77,7 +77,8 @@ def cost_lines(summary: Summary) -> list[str]:
 
 
 def _indented(name: str, text: str | None) -> list[str]:
-    whole = [line for line in (text or "").splitlines() if line.strip()] or ["(nothing)"]
+    lines = (text or "").strip().splitlines()
+    whole = [printable(line) for line in lines if line.strip()] or ["(nothing)"]
     left_out = len(whole) - MAX_EXAMPLE_LINES
     more = [f"… ({left_out} more lines; the report has all)"] if left_out > 0 else []
     first, *rest = [*whole[:MAX_EXAMPLE_LINES], *more]

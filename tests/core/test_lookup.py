@@ -14,7 +14,7 @@ def test_a_misspelt_name_gets_the_nearest_and_all() -> None:
         look_up("colour", "bleu", {"red": 1, "blue": 2})
     assert unknown_name("colour", "xyz", ["red"]) == "unknown colour 'xyz' (known: red)"
     many = ["red", "reed", "green", "blue"]
-    sentence = "unknown colour 'ree'; did you mean 'reed'? (known: reed, red and 2 more)"
+    sentence = "unknown colour 'ree'; did you mean 'reed'? (known: reed, green and 2 more)"
     assert unknown_name("colour", "ree", many, 2) == sentence
     named = unknown_name("colour", "xyz", many, ("red", "blue"))
     assert named == "unknown colour 'xyz' (known: red, blue and 2 more)"

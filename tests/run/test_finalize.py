@@ -8,10 +8,13 @@ import pytest
 
 from infrastructure.core.checksums import read_record
 from infrastructure.core.stop_signals import StopSignal
+from infrastructure.monitoring.records.live_run import LiveRun
+from infrastructure.monitoring.records.status_text import state_words
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import (
     has_sealed_report,
     read_summary,
+    record_running,
     seal,
     summary_of,
     write_summary,
@@ -93,3 +96,18 @@ def test_a_disk_that_refuses_the_seal_costs_nothing(
     run.summary_file.mkdir()
     seal(run, {"status": "finished"})
     assert "was not written again" in caplog.text
+
+
+def test_where_a_killed_run_went_on_stays_known_to_its_end(run: RunDirectory) -> None:
+    record_running(run, 100)
+    assert "went_on" not in read_summary(run)
+    record_running(run, 100, first_step=60)  # nobody had written an end
+    write_summary(run, {"status": "stopped", "steps": 80})
+    record_running(run, 100, first_step=80)
+    write_summary(run, {"status": "finished", "steps": 100})
+    went_on = [{"step": 60, "was_killed": True}, {"step": 80, "was_killed": False}]
+    assert read_summary(run)["went_on"] == went_on
+    assert state_words(LiveRun(run.path)) == (
+        "Finished at step 100; went on after a stop from its checkpoint of step 80, and 1 time"
+        " before."
+    )

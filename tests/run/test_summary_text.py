@@ -58,3 +58,10 @@ def test_telling_the_end_loads_no_torch() -> None:
     probe = "import sys, infrastructure.run.summary_text; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_an_answer_is_shown_without_the_space_and_the_bytes_it_begins_with() -> None:
+    example = {"prompt": "2+2", "expected": "4", "before": "\x1b[2J\x00", "after": " 4"}
+    lines = closing_lines(Path("runs/x"), {"example": example, "paths": {}})
+    assert "  after     4" in lines
+    assert not [line for line in lines if "\x1b" in line or "\x00" in line]

@@ -277,7 +277,9 @@ def test_a_reader_of_some_files_is_no_need(tmp_path: Path) -> None:
     findings = diagnose(tmp_path)
     assert doctor.exit_code(findings) == 0
     versions = about("versions", findings).text
-    assert versions == "1 of 2 as tested (column 'tested'); not so: openpyxl"
+    assert versions == (
+        "1 of 2 packages have the version that Temper is tested with; not installed: openpyxl"
+    )
     missing = about("openpyxl", findings)
     assert (missing.level, missing.remedy) == ("warn", "pip install 'openpyxl==3.1.5'")
     assert "Excel" in missing.text

@@ -30,6 +30,7 @@ from infrastructure.monitoring.drawing.html import Markup, element, escape_text,
 LEFT, RIGHT, TOP, BOTTOM = 58, 14, 12, 34
 LOG_SCALE_FROM_RATIO = 30.0
 MAX_DOTS = 80
+MAX_DIGITS = 12  # of an axis whose values lie close together
 BAND_MARGIN = 2
 MAX_POINTS, MAX_SMALL_POINTS = 2000, 800  # that a page carries of a wide chart, and of another
 LEADING_NUMBER = re.compile(r"([\d.]*)(.*)")
@@ -215,10 +216,10 @@ def _axes(chart: Chart, frame: Frame) -> list[str]:
     low, high = frame.values
     ticks = log_ticks(low, high) if frame.is_log else linear_ticks(low, high)
     parts = []
-    for tick in ticks:
+    for tick, label in zip(ticks, _labels(ticks, chart.format_value), strict=True):
         y = frame.y(tick)
         parts.append(_line(LEFT, y, frame.width - RIGHT, y, "grid"))
-        parts.append(_text(LEFT - 8, y + 4, without_zeros(chart.format_value(tick)), "end"))
+        parts.append(_text(LEFT - 8, y + 4, label, "end"))
     for tick in _step_ticks(frame):
         x = frame.x(tick)
         parts.append(_line(x, frame.bottom, x, frame.bottom + 4, "axis"))
@@ -226,6 +227,17 @@ def _axes(chart: Chart, frame: Frame) -> list[str]:
     parts.append(_line(LEFT, frame.bottom, frame.width - RIGHT, frame.bottom, "axis"))
     parts.append(_text(frame.width - RIGHT, frame.bottom + 18, chart.axis, "end"))
     return parts
+
+
+def _labels(ticks: list[float], format_value: Callable[[float], str]) -> list[str]:
+    """The ticks as they are shown, with as many digits as tell them apart."""
+    labels = [without_zeros(format_value(tick)) for tick in ticks]
+    if format_value is format_number:
+        for digits in range(5, MAX_DIGITS + 1):
+            if len(set(labels)) == len(labels):
+                break
+            labels = [without_zeros(format_number(tick, digits)) for tick in ticks]
+    return labels
 
 
 def _step_ticks(frame: Frame) -> list[float]:

@@ -49,7 +49,7 @@ DRAWN = {
     "cpu_percent": "Processor load",
     "process_memory_bytes": "Memory of the training",
     "data_wait_percent": "Waiting for data",
-    "model_flops_percent": "Model FLOPs utilization",
+    "model_flops_percent": "Share of the computing power used",
     "disk_read_bytes_per_second": "Disk, read",
     "disk_write_bytes_per_second": "Disk, written",
     "network_received_bytes_per_second": "Network, received",

@@ -1,9 +1,10 @@
 """What is told of a run in one sentence, the same in the terminal and on the page."""
 
+from infrastructure.core.json_text import JsonObject
 from infrastructure.monitoring.drawing.formatting import clip, format_duration, format_share
 from infrastructure.monitoring.drawing.metrics_file import Record
 from infrastructure.monitoring.records.live_run import LiveRun
-from infrastructure.monitoring.records.run_reader import RunFacts
+from infrastructure.monitoring.records.run_reader import RunFacts, objects_in
 
 HERE_ONLY = "Checkpoints lie on this machine only; backup.place copies them elsewhere"
 MAX_CHARACTERS, MAX_STATE_CHARACTERS = 300, 600
@@ -32,7 +33,19 @@ def state_words(run: LiveRun) -> str:
     if run.state == "interrupted":
         reason = "the process that trained it is gone"
     text += f": {reason}" if reason else ""
+    text += _went_on_words(objects_in(summary.get("went_on")))
     return clip(text, MAX_STATE_CHARACTERS).rstrip(".") + "."
+
+
+def _went_on_words(continuations: list[JsonObject]) -> str:
+    """`; went on after a kill at step 60`: the newest, and how many there were before."""
+    if not continuations:
+        return ""
+    newest = continuations[-1]
+    what = "a kill" if newest.get("was_killed") else "a stop"
+    earlier = len(continuations) - 1
+    more = f", and {earlier} time{'s' * (earlier > 1)} before" if earlier else ""
+    return f"; went on after {what} from its checkpoint of step {newest.get('step')}{more}"
 
 
 def progress_words(run: LiveRun) -> str:

@@ -24,11 +24,18 @@ def forecast(view: RunView) -> Markup:
 
 def _compared(forecast: Sequence[Mapping[str, Any]]) -> Markup | None:
     rows = [
-        (NAMES[row["what"]], _shown(row, "foretold"), _shown(row, "was"), _error(row["error"]))
+        (_name(row), _shown(row, "foretold"), _shown(row, "was"), _error(row["error"]))
         for row in forecast
         if row.get("what") in NAMES and _is_whole(row)
     ]
     return table(("", "forecast", "was", "error"), rows, "numbers forecast") if rows else None
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    """What is compared; of a run that went on, from where both times count."""
+    if row["what"] == "seconds" and row.get("first_step"):
+        return f"time from step {row['first_step']:,}, where it went on, to the end"
+    return NAMES[row["what"]]
 
 
 def _decided(decided: Mapping[str, object]) -> Markup | None:

@@ -6,19 +6,22 @@ from infrastructure.monitoring.drawing.charts import figure
 from infrastructure.monitoring.drawing.downsampling import NUM_BUCKETS
 from infrastructure.monitoring.drawing.formatting import clip
 from infrastructure.monitoring.drawing.html import Markup, element, table
-from infrastructure.monitoring.records.machine_history import machine_charts
+from infrastructure.monitoring.records.machine_history import machine_charts, with_unit
 from infrastructure.monitoring.records.run_view import RunView
 from infrastructure.monitoring.report.report_sections import NOTHING, section
 
 MAX_OPERATIONS = 15
-COLUMNS = ("", "mean", "95 of 100 below, lately", "most", "last")
+COLUMNS = ("", "mean", "95 % of the newest are below", "most", "last")
 
 
 def machine_figures(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
     """The curves of the machine over time."""
-    charts = machine_charts(view["machine"]["curves"], num_buckets)
+    curves = view["machine"]["curves"]
+    charts = machine_charts(curves, num_buckets)
     figures = [
-        figure(key, chart, chart.last) for key, chart in charts.items() if not chart.is_one_dot
+        figure(key, chart, with_unit(key, curves[key][-1][1]))
+        for key, chart in charts.items()
+        if not chart.is_one_dot
     ]
     return element("div", *figures, css_class="columns three") if figures else NOTHING
 

@@ -156,7 +156,7 @@ def example(view: RunView) -> Markup:
     for key, name in (("expected", "Expected"), ("before", "Before"), ("after", "After")):
         if key in shown:
             heading = element("h3", name, _verdict(shown, key))
-            text = _as_text(shown[key]) or "(nothing)"
+            text = _as_text(shown[key]).strip() or "(nothing)"
             answers.append(element("div", heading, element("pre", text)))
     prompt = element("h3", "Prompt") + element("pre", _as_text(shown.get("prompt", "")))
     three = element("div", *answers, css_class="columns three")

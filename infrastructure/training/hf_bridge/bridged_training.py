@@ -124,7 +124,8 @@ class BridgedTraining:
             run.copies.close()
         else:
             run.complete()
-        run.report(run.copies.line())
+        if run.copies.has_place:
+            run.report(run.copies.line())
 
     def break_off(self, error: BaseException) -> None:
         """An exception has ended the training; what was committed before is safe."""
@@ -195,13 +196,16 @@ def begin_training(
         run.record(parts, facts["data"]["num_examples"])
         hooks = hooks_of(run, parts, others)
         hooks.load_state_dict(saved.get("hooks", {}))
-        record_running(run.files, state.total_steps)
+        record_running(run.files, state.total_steps, state.step)
         settings = result_settings(run.config) if run.is_whole else None
         snapshots = TrainerSnapshots(parts, files, facts, state, hooks, settings)
         saves = _save_timing(run, snapshots, resumed.checkpoint)
         events = TrainerEvents(parts, loader, state, hooks, saves)
-        for line in [*run.notes(), f"Run {run.name} in {run.directory}: {run.copies.line()}"]:
+        for line in run.notes():
             run.report(line)
+        # A whole training of Temper's says at its end where all lies.
+        copies = f": {run.copies.line()}" if run.copies.has_place or not run.is_whole else ""
+        run.report(f"Run {run.name} in {run.directory}{copies}")
         return BridgedTraining(run, parts, state, hooks, saves, events, stack.pop_all())
 
 

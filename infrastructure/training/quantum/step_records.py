@@ -204,6 +204,13 @@ def in_words(record: Record) -> str:
     if record["outcome"] != ANSWERED:
         return f"{head} {record['outcome']}: {record['why']}"
     remarks = "".join(f"; {remark}" for remark in record.get("remarks", []))
+    if "num_selected" in record:
+        left_out = record["num_examples"] - record["num_selected"]
+        return (
+            f"Quantum step: {left_out:,} of {record['num_examples']:,} training examples are left"
+            f" out, because what they teach is in others, too (found in"
+            f" {format_duration(record['seconds'])}; the report says how){remarks}"
+        )
     return (
         f"{head}: {record['chosen']}, chosen by {record['answered_by']}"
         f" in {format_duration(record['seconds'])}{remarks}"

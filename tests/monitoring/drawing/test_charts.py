@@ -1,4 +1,5 @@
 import math
+import re
 from typing import Any
 from xml.etree import ElementTree
 
@@ -151,3 +152,10 @@ def test_an_axis_may_count_something_else_than_steps() -> None:
     svg = render_chart(Chart("Load", [(0.0, 1.0), (9.0, 2.0)], axis="minutes"))
     assert ">minutes</text>" in svg
     assert ">step</text>" not in svg
+
+
+def test_ticks_that_lie_close_together_have_the_digits_to_tell_them_apart() -> None:
+    svg = render_chart(Chart("Loss", [(1, 0.693147), (2, 0.693148)]))
+    labels = re.findall(r'text-anchor="end">(0\.69\d*)<', svg)
+    assert len(labels) > 2
+    assert len(set(labels)) == len(labels)

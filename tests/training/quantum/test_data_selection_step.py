@@ -67,7 +67,7 @@ def test_a_training_holds_what_was_chosen(
     assert record["num_variables"] == record["num_examples"] == trainer.data.num_candidates
     assert record["energy"] < np.median(record["random_energies"])
     assert f"looking at {2 * half} of {2 * half} training examples" in caplog.text
-    assert f"Quantum step (data selection): {half} of {2 * half} training examples" in caplog.text
+    assert f"Quantum step: {half} of {2 * half} training examples are left out" in caplog.text
 
 
 def test_a_selection_is_made_again_at_the_first_epoch_that_is_late_enough(

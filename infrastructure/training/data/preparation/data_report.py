@@ -80,7 +80,11 @@ class DataReport:
         if not is_verbose:
             return self._short_lines()
         sections = [*self._rows(), *self._tokens(), *self._quarantined(), *self._warnings()]
-        origin = "Prepared before" if self.from_cache else f"Prepared in {self.seconds:.1f} s"
+        origin = (
+            "Read from the cache of an earlier run"
+            if self.from_cache
+            else f"Prepared in {self.seconds:.1f} s"
+        )
         return [*sections, *self.notes, origin]
 
     def _short_lines(self) -> list[str]:
@@ -98,7 +102,7 @@ class DataReport:
     def _rows(self) -> list[str]:
         return [
             f"{self.rows_read:,} rows read from {self._names()}",
-            f"{self.shape_reason[:1].upper()}{self.shape_reason[1:]} (shape {self.shape})",
+            f"{self.shape_reason[:1].upper()}{self.shape_reason[1:]}",
             f"{self.num_train:,} rows to train on, {self.num_evaluation:,} held out",
         ]
 

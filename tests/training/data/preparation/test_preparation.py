@@ -52,7 +52,7 @@ def test_the_report_lists_what_was_found(data: Path, cache: Path) -> None:
     assert prepared.stop_token_ids == [prepared.tokenizer.eos_token_id]
     text = "\n".join(report.lines())
     assert "100 rows read from train.jsonl (jsonl)" in text
-    assert "Column 'question' asks, column 'answer' answers (shape qa)" in text
+    assert "Column 'question' asks, column 'answer' answers" in text
     assert "tasks: " in text
     json.dumps(report.to_dict())
 
