@@ -195,6 +195,7 @@ class DataSelectionStep:
             "chosen": in_words(len(selection), n, len(chosen), len(candidates)),
             "num_examples": n,
             "num_selected": len(selection),
+            "num_dropped": len(dropped),
             "selection": decisions.selection_hash,
             "density": histogram(selection, n),
             "by_task": self._by_task(candidates, chosen),

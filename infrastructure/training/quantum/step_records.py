@@ -204,12 +204,12 @@ def in_words(record: Record) -> str:
     if record["outcome"] != ANSWERED:
         return f"{head} {record['outcome']}: {record['why']}"
     remarks = "".join(f"; {remark}" for remark in record.get("remarks", []))
-    if "num_selected" in record:
-        left_out = record["num_examples"] - record["num_selected"]
+    left_out = record.get("num_examples", 0) - record.get("num_selected", 0)
+    if left_out and record.get("num_dropped") == left_out:  # none by chance
         return (
-            f"Quantum step: {left_out:,} of {record['num_examples']:,} training examples are left"
-            f" out, because what they teach is in others, too (found in"
-            f" {format_duration(record['seconds'])}; the report says how){remarks}"
+            f"Quantum step: left out {left_out:,} of {record['num_examples']:,} training examples,"
+            f" as others teach the same (in {format_duration(record['seconds'])}; the report says"
+            f" how){remarks}"
         )
     return (
         f"{head}: {record['chosen']}, chosen by {record['answered_by']}"
