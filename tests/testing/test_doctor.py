@@ -203,13 +203,13 @@ def test_gputil_needs_setuptools_on_newer_pythons(
     assert not [f for f in diagnose(healthy, machine) if f.subject == "gputil"]
 
 
-@pytest.mark.parametrize(("machine", "is_told"), [(CPU_MACHINE, False), (GPU_MACHINE, True)])
+@pytest.mark.parametrize(("machine", "is_missed"), [(CPU_MACHINE, False), (GPU_MACHINE, True)])
 def test_what_reads_gpus_is_missed_beside_one_alone(
-    tmp_path: Path, machine: Hardware, is_told: bool
+    tmp_path: Path, machine: Hardware, is_missed: bool
 ) -> None:
     install_temper(tmp_path, needed=(), tested=("gputil==1.4.0",), colab=())
     findings = doctor.check_tested_versions(Installation([str(tmp_path)]), machine.nvidia_driver)
-    assert ("gputil" in [finding.subject for finding in findings]) == is_told
+    assert ("gputil" in [finding.subject for finding in findings]) == is_missed
 
 
 def test_unsloth_s_bounds(healthy: Path) -> None:

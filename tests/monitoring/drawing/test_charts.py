@@ -154,7 +154,7 @@ def test_an_axis_may_count_something_else_than_steps() -> None:
     assert ">step</text>" not in svg
 
 
-def test_ticks_that_lie_close_together_have_the_digits_to_tell_them_apart() -> None:
+def test_ticks_that_lie_close_together_have_enough_digits() -> None:
     svg = render_chart(Chart("Loss", [(1, 0.693147), (2, 0.693148)]))
     labels = re.findall(r'text-anchor="end">(0\.69\d*)<', svg)
     assert len(labels) > 2
