@@ -81,6 +81,7 @@ class Record(TypedDict, total=False):
     chosen: str
     num_examples: int
     num_selected: int
+    num_dropped: int
     selection: str | None
     density: list[float]
     by_task: dict[str, list[int]]
