@@ -102,7 +102,7 @@ def lora_in_passing(model: ModelConfig, settings: Collection[str], place: str) -
         yield (
             f"{place} switches LoRA on, which freezes the model's own weights, and those of the"
             " embedded model are new and random: leave it out to train all of them, or name a"
-            " trained model as model.name; model.lora_config true trains so all the same"
+            " trained model as model.name; where it is meant, give model.lora_config, too"
         )
 
 
