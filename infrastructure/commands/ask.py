@@ -11,6 +11,7 @@ from infrastructure.commands.arguments import add_folder_flags, run_or_model
 from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.monitoring.drawing.formatting import printable
 
 LONGEST_ANSWER_TOKENS = 256
 NO_QUESTION = (
@@ -72,7 +73,8 @@ def run(options: argparse.Namespace) -> int:
     for question in options.questions or chain([first] if first else [], typed):
         [answer] = answerer.answer([question], options.system)
         num_answered += 1
-        lines = (answer or "(nothing)").splitlines()
+        # What an untrained model writes could steer a terminal.
+        lines = [printable(line) for line in answer.strip().splitlines()] or ["(nothing)"]
         if options.questions:
             lines = [question, *(f"  {line}" for line in lines), ""]
         show(options.json, {"question": question, "answer": answer}, *lines)

@@ -267,7 +267,8 @@ class HubPlace(Place):
         """One sentence; None: the client's own is as good."""
         if number in (errno.ENOTCONN, errno.ETIMEDOUT):
             answer = "does not answer" if status is None else f"has a fault of its own ({status})"
-            return f"the Hub at {self.api.endpoint} {answer}"
+            needed = "" if has_token else "; to write there, a token is missing, too: hf auth login"
+            return f"the Hub at {self.api.endpoint} {answer}{needed}"
         if number == errno.EACCES and not has_token:
             return "no token of the Hub is on this machine"
         if number == errno.EACCES and status == 403:

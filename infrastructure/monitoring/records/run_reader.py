@@ -30,6 +30,7 @@ SMALL_FILES = (
 )
 
 MAX_NAME_CHARACTERS = 60
+MAX_INITIALS = 4  # of a method that is called by its initials: DPO, GRPO
 MADE_FROM_THE_TIME = re.compile(r"20\d{6}-\d{6}-.*-[0-9a-f]{4}")
 OWN_MODEL, SAMPLE_TASKS = "new small model", "sample tasks"
 SAMPLES = re.compile(r"samples?$|.*[/\\]infrastructure[/\\]training[/\\]data[/\\]samples[/\\]")
@@ -116,6 +117,9 @@ def title_of(run: Mapping[str, object], run_id: str) -> str:
     if not MADE_FROM_THE_TIME.fullmatch(run_id) or not isinstance(model, str):
         return run_id
     parts = [model_words(model)]
+    method = config.get("training.method", (None, ""))[0]
+    if isinstance(method, str) and method != "sft":
+        parts[0] += f", {method.upper() if len(method) <= MAX_INITIALS else method}"
     if isinstance(data, str):
         parts.append(f"on {data_words(data)}")
     return " ".join(parts) + (f", {format_moment(created)}" if isinstance(created, str) else "")

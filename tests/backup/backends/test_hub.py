@@ -205,6 +205,9 @@ def test_a_hub_that_does_not_answer_is_not_connected(monkeypatch: pytest.MonkeyP
     assert caught.value.errno == errno.ENOTCONN
     assert caught.value.strerror == "the Hub at http://127.0.0.1:9 does not answer"
     assert "reaches the network" in place.advice(caught.value)
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(OSError, match="does not answer; to write there, a token is missing, too"):
+        place.size(SMALL)
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,8 @@ def test_a_run_is_called_by_its_name_or_by_what_it_trains() -> None:
     assert titled(by_time, **settings) == "new small model on chats.jsonl, 23 Nov 2026, 18:25"
     hub = {"model.name": "org/Llama-3", "data.path": "samples"}
     assert titled(by_time, "never", **hub) == "Llama-3 on sample tasks, never"
+    preferences = titled(by_time, "today", **settings, **{"training.method": {"value": "dpo"}})
+    assert preferences == "new small model, DPO on chats.jsonl, today"
     assert titled(by_time, **settings, run_name={"value": "first try"}) == "first try"
     assert titled("outputs", **settings) == "outputs"  # a folder that somebody else has named
     assert titled(by_time) == by_time

@@ -55,6 +55,15 @@ def test_paths_that_are_not_there(name: str, sentence: str) -> None:
         find_source(name)
 
 
+def test_a_misspelt_folder_gets_the_one_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny-llama").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"such folder; did you mean '\./tiny-llama'\?"):
+        find_source("./tiny-lama")
+
+
 def test_a_model_whose_replacement_was_killed_is_brought_back(
     llama_folder: Path, tmp_path: Path
 ) -> None:
