@@ -38,8 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RECORD_NAME = "temper-environment.json"
 PYTORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # where pytorch.org publishes them
 TorchBuild = Literal["cpu", "cuda"]
-QUANTUM_FILE = "requirements-quantum.txt"
-EXPORT_FILE = "requirements-export.txt"
+OPTIONAL_FILES = tuple(f"requirements-{extra}.txt" for extra in ("quantum", "export", "sweep"))
 COLAB_FILES = ("requirements-colab.txt", "constraints-colab.txt", "requirements-colab-kernel.txt")
 NEED_TORCH = ("torch", "accelerate", "bitsandbytes", "peft", "torchao", "trl")
 DISK_NEEDED_BYTES = {"cpu": 4_000_000_000, "cuda": 12_000_000_000}
@@ -161,10 +160,8 @@ def _base_files(colab: bool) -> tuple[str, ...]:
 
 
 def _dev_files(colab: bool) -> tuple[str, ...]:
-    """The tests ask every sampler and write every export; a Colab runtime has none of those."""
-    return (
-        ("requirements-dev.txt",) if colab else ("requirements-dev.txt", QUANTUM_FILE, EXPORT_FILE)
-    )
+    """The tests use every optional package; a Colab runtime has none of those."""
+    return ("requirements-dev.txt",) if colab else ("requirements-dev.txt", *OPTIONAL_FILES)
 
 
 def _files_part(root: Path, name: str, *files: str, alone: bool = False) -> Part:

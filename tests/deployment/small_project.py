@@ -149,6 +149,7 @@ def make_small_project(folder: Path, installer: str = "pip") -> SmallProject:
         "requirements-dev.txt": "checker==1.0\n",
         "requirements-quantum.txt": "annealer==1.0\n",
         "requirements-export.txt": "# nothing\n",
+        "requirements-sweep.txt": "# nothing\n",
         "pyproject.toml": PYPROJECT,
         "backend.py": BACKEND,
         "small_temper.py": TEMPER,
