@@ -1777,7 +1777,7 @@ CONVERSATIONS = [
             ("half a weight", ["it can be 0 or 1"], talk(FROM_USER, answering(weight=0.5))),
             (
                 "a picture in a talk",
-                ["holds more than text"],
+                ["chats.jsonl:1: picture", "no column"],
                 talk({"role": "user", "content": [{"type": "image"}]}, answering()),
             ),
             (

@@ -70,7 +70,7 @@ def test_every_view_shows_what_is_safe(tmp_path: Path, place: Path) -> None:
     assert summary["backup"]["confirmed_step"] == 4
     assert summary["backup"]["published"] == f"{place}/{run.name}/final"
     assert (place / run.name / "final/config.json").is_file()
-    assert lines[-1].startswith("backup: step 4 confirmed")
+    assert any(line.startswith("backup: step 4 confirmed") for line in lines)
     assert any(line.startswith("Disk: ") for line in lines)
     assert any(line.startswith(f"{place}: ") for line in lines)
     assert any("on the same disk as the run" in line for line in lines)
@@ -105,7 +105,7 @@ def test_a_copier_that_cannot_run_is_reported_everywhere_and_not_waited_for(
 
 def test_without_a_place_there_is_one_line(tmp_path: Path) -> None:
     run, lines = deploy(small_config(tmp_path, max_steps=1))
-    assert lines[-1] == HERE_ONLY
+    assert HERE_ONLY in lines
     assert [line for line in lines if "backup" in line] == [HERE_ONLY]
     assert HERE_ONLY in (run / "report.html").read_text()
 
@@ -113,7 +113,7 @@ def test_without_a_place_there_is_one_line(tmp_path: Path) -> None:
 def test_backups_that_are_off_are_off(tmp_path: Path, place: Path) -> None:
     config = with_place(tmp_path, place, max_steps=1)
     config.enable_backups = False
-    assert deploy(config)[1][-1] == HERE_ONLY
+    assert HERE_ONLY in deploy(config)[1]
     assert not place.exists()
 
 

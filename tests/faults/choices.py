@@ -75,7 +75,7 @@ NEEDS: dict[str, dict[str, Any]] = {
     "model.lora_config.init_lora_weights=loftq": {
         **{"model.name": "{llama}", "model.quantization": "4bit"},
     },
-    "model.lora_config.init_lora_weights=pissa": {"model.name": "{llama}"},
+    "model.lora_config.": {"model.name": "{llama}"},
     "model.dtype=fp16": {"model.lora_config": True},
     "model.adapter=tactical_mappo": {"model.name": "tactical_mappo"},
     **{f"data.format={name}": {"data.path": f"{{folder}}/rows.{name}"} for name in OF_ANOTHER_FILE},
@@ -114,7 +114,7 @@ SLOW = ("training.compile_mode=", "model.backend=unsloth")
 ELSEWHERE = (
     *("training.method=", "training.strategy=curriculum", "training.curriculum_"),
     *("model.adapter=dialogue", "model.adapter=multimodal", "model.train_vision"),
-    "model.lora_config.router",
+    *("model.lora_config.router", "model.quantization_aware"),
 )
 # Its model is a small one of its own, which takes few of the other choices.
 ALONE = ("model.adapter=tactical_mappo", "training.mode=layerwise")

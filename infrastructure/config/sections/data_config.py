@@ -122,8 +122,7 @@ class DataConfig(ConfigSection):
     )
     chat_template: Annotated[str | None, PathLike] = Field(
         default=None,
-        description="Chat template: Jinja text, a file, or a name of TRL's such as qwen3; none: the"
-        " tokenizer's own.",
+        description="Jinja text, a file, or a name of TRL's, as qwen3; none: the tokenizer's own.",
     )
 
     @property

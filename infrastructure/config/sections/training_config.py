@@ -178,8 +178,8 @@ class TrainingConfig(StackwiseFields):
     )
     num_epochs: Count | Auto = Field(
         default="auto",
-        description="Passes over the training data; auto: 4 for a new model, else 3, or as many as"
-        " max_steps needs.",
+        description="Passes over the data; auto: 4 for a new model, else 3, or as many as max_steps"
+        " needs.",
     )
     max_steps: Count | None = Field(
         default=None, description="End after this many optimizer steps; none: after num_epochs."

@@ -46,7 +46,8 @@ def test_what_has_nothing_to_decide_or_is_refused_has_a_reason() -> None:
 def test_a_setting_that_cannot_be_carried_out_is_refused_by_its_name(key: str) -> None:
     if key.startswith("training.qlora_ranks"):
         pytest.skip("it has a shape of its own")
-    config = DeploymentConfig(training={"method": "dpo"})
+    lora = {"lora_config": {"r": 4}} if key.startswith("model.lora_config.") else {}
+    config = DeploymentConfig(training={"method": "dpo"}, model=lora)
     spec = FIELDS[key]
     value = other_value(spec)
     treatment = treatment_of(key)
