@@ -21,6 +21,8 @@ QUANTIZATIONS: Registry[Any] = Registry(
 )
 # training.stackwise.activation_cache
 CACHES: Registry[Any] = Registry("activation cache", "temper.activation_caches", ("disk",))
+# training.models.registry, which adds those that `register_model` is given
+REGISTERED_MODELS: set[str] = {"tactical_mappo"}
 # training.model_adapters
 ADAPTERS: Registry[Any] = Registry(
     "model adapter", "temper.adapters", ("standard", "dialogue", "multimodal", "tactical_mappo")

@@ -63,7 +63,9 @@ from infrastructure.training.checkpoints.checkpoint_manager import CheckpointMan
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.defaults import make_ready
+from infrastructure.training.data.encoding.row_schema import TEXT
 from infrastructure.training.data.preparation.doubts import check_meant
+from infrastructure.training.data.preparation.plan import without_template
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from infrastructure.training.loop.loop import TrainingLoop
@@ -422,6 +424,8 @@ class TrainingDeployment:
         self.report(describe_model(trainer))
         data_report = getattr(data, "report", None)
         data_lines = data_report.lines(self.report.is_verbose) if data_report else []
+        if data_report and data_report.shape != TEXT and config.data.chat_template is None:
+            data_lines += without_template(trainer.adapter.tokenizer)
         for line in [*unused_gpus(trainer), *data_lines, *trainer.adapter.notes()]:
             self.report(line)
         with self._stage("checks", "checking model, data and machine"):

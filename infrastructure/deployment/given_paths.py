@@ -9,6 +9,7 @@ from pathlib import Path
 
 from infrastructure.backup.backends import open_place
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.registries import ADAPTERS
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import SFT
@@ -17,12 +18,10 @@ from infrastructure.monitoring.records.run_list import FINAL, RUN_FILE, finished
 from infrastructure.monitoring.watching.alert_sinks import check_alert_sinks
 from infrastructure.run.configuration_judge import canonical_name
 from infrastructure.run.output_dir import no_empty_folder_left, writable
-from infrastructure.training.data.encoding.row_schema import TEXT
 from infrastructure.training.data.preparation.plan import (
     look_at_rows,
     pictures_in,
     read_chat_template,
-    shipped_templates,
 )
 from infrastructure.training.data.readers.sources import (
     HUGGINGFACE,
@@ -32,16 +31,18 @@ from infrastructure.training.data.readers.sources import (
 )
 from infrastructure.training.methods.check import check_method
 from infrastructure.training.metrics.sinks import check_sinks
-from infrastructure.training.models.model_path import refuse_file, refuse_missing
+from infrastructure.training.models.model_path import (
+    refuse_file,
+    refuse_missing,
+    refuse_missing_on_hub,
+)
 from infrastructure.training.models.saved_model import (
     REGISTERED_MANIFEST,
     check_folder,
     is_there,
     look_into,
-    read_json,
 )
 
-TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 PLAIN_ADAPTERS = ("standard", "auto")  # every other one has checks of its own
 
 
@@ -89,6 +90,7 @@ def check_model(name: str) -> None:
     path = Path(name).expanduser()
     if not path.exists():
         refuse_missing(name)
+        refuse_missing_on_hub(name)
     elif (path / RUN_FILE).is_file() and not is_there(path / FINAL):
         look_into(path)  # which says how to finish it
     else:
@@ -109,6 +111,8 @@ def check_paths(config: DeploymentConfig) -> None:
         refuse_file(path)
     else:
         refuse_missing(config.model.name)
+        if config.model.adapter in ("auto", *ADAPTERS.built_in):  # one's own may load otherwise
+            refuse_missing_on_hub(config.model.name, config.model.revision)
     sources = _files_here(config.data)
     check_method(config)
     if path.is_dir() and config.model.adapter in PLAIN_ADAPTERS:
@@ -128,41 +132,14 @@ def _files_here(data: DataConfig) -> list[list[DataFile]]:
 
 
 def _check_rows(sources: list[list[DataFile]], config: DeploymentConfig) -> None:
-    """Refuse rows that cannot be understood, where they are ones of texts as Temper reads them, and
-    note where no template writes what is said in them."""
+    """Refuse rows that cannot be understood, where they are ones of texts as Temper reads them."""
     if not sources or not _reads_texts(config.model):
         return
     if config.model.adapter != "standard" and pictures_in(config.data):
         return
     for files in sources:
         if all(file.format != HUGGINGFACE for file in files):
-            schema = look_at_rows(files, config.data)
-            if schema.name != TEXT and _lacks_template(config):
-                config.note(
-                    "the model has no chat template: prompts and answers are written as plain text,"
-                    " a line each. temper check DATA --preview shows it; data.chat_template takes"
-                    f" another, {_ready_template()}"
-                )
-
-
-def _ready_template() -> str:
-    return "such as qwen3" if "qwen3" in shipped_templates() else "a file of Jinja text"
-
-
-def _lacks_template(config: DeploymentConfig) -> bool:
-    """Whether a model of this machine has no chat template, and none is given; False where its
-    files do not say it, as of a name on the hub."""
-    folder = Path(finished_model(config.model.name)).expanduser()
-    if config.data.chat_template is not None or not folder.is_dir():
-        return False
-    folder = folder if not (folder / FINAL).is_dir() else folder / FINAL
-    settings = folder / "tokenizer_config.json"
-    if any((folder / name).exists() for name in TEMPLATE_FILES) or not settings.is_file():
-        return False
-    try:
-        return not read_json(settings).get("chat_template")
-    except (OSError, ValueError):
-        return False  # what is wrong with it is told where the tokenizer is loaded
+            look_at_rows(files, config.data)
 
 
 def _reads_texts(model: ModelConfig) -> bool:

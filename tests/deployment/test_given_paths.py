@@ -23,31 +23,6 @@ def config(tmp_path: Path, saved_llama: Path) -> DeploymentConfig:
     )
 
 
-def test_a_model_without_a_template_notes_how_prompts_are_written(
-    config: DeploymentConfig, tmp_path: Path
-) -> None:
-    check_given(config)
-    check_given(config)
-    [note] = config.notes()
-    assert "no chat template" in note
-    assert "--preview" in note
-    assert "data.chat_template takes another, such as qwen3" in note
-
-
-def test_a_template_or_plain_texts_need_no_word(config: DeploymentConfig, tmp_path: Path) -> None:
-    with_one, texts = config.changed([]), config.changed([])
-    with_one.data.chat_template = "qwen3"
-    check_given(with_one)
-    assert with_one.notes() == []
-    texts.data.path = str(tmp_path / "texts.jsonl")
-    Path(texts.data.path).write_text("".join(f'{{"text": "line {n}"}}\n' for n in range(30)))
-    check_given(texts)
-    assert texts.notes() == []
-    (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages }}")
-    check_given(config)
-    assert config.notes() == []
-
-
 def test_a_template_is_taken_by_the_name_that_trl_has_for_it(
     config: DeploymentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

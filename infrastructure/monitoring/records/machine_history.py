@@ -1,5 +1,7 @@
 """The samples of the machine that a run wrote, as curves over time in bounded memory."""
 
+import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypedDict
@@ -21,6 +23,10 @@ from infrastructure.monitoring.drawing.metrics_file import Record
 from infrastructure.monitoring.watching.running_stats import Statistics
 
 MAX_POINTS = 600  # these curves are drawn small
+# Without a sample for so long, and for so many times as long as between the two before: nobody
+# trained, as between a kill and what goes on.
+PAUSE_SECONDS, PAUSE_INTERVALS = 60.0, 10
+MAX_PAUSES = 1000
 BYTE_UNITS = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B"))
 TIME_UNITS = ((7200, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))
 
@@ -78,15 +84,19 @@ class MachineHistory:
         last: the newest sample; empty where nothing was sampled.
         points: key → (unix time in seconds, value); of GPUs `gpu_…`, with a number from the second.
         numbers: key → what all of its values come to.
+        pauses: (begin, end), unix times between which nobody trained; the newest.
     """
 
     last: Record = field(default_factory=dict)
     points: dict[str, BoundedPoints] = field(default_factory=dict)
     numbers: dict[str, Statistics] = field(default_factory=dict)
+    pauses: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_PAUSES))
+    _interval: float = math.inf
 
     def add(self, sample: Record) -> None:
         """Take a sample of the machine; they come in the order of time."""
         if is_number(sample.get("time")):
+            self._note_pause(self.last.get("time"), sample["time"])
             self.last = sample
             self._add(sample["time"], _flat(sample))
 
@@ -97,6 +107,28 @@ class MachineHistory:
             values["model_flops_percent"] = 100 * share
         if "time" in values:
             self._add(values["time"], values)
+
+    def _note_pause(self, before: object, now: float) -> None:
+        if not is_number(before) or now <= before:
+            return
+        if now - before > max(PAUSE_SECONDS, PAUSE_INTERVALS * self._interval):
+            self.pauses.append((before, now))
+        else:
+            self._interval = now - before
+
+    @property
+    def curves(self) -> dict[str, Points]:
+        """Key → (seconds since 1970 as if there had been no pauses, value)."""
+        return {
+            key: [(self._without_pauses(moment), value) for moment, value in points.kept]
+            for key, points in self.points.items()
+        }
+
+    def _without_pauses(self, moment: float) -> float:
+        """Its time, less what it was paused before."""
+        return moment - sum(
+            min(moment, end) - begin for begin, end in self.pauses if begin < moment
+        )
 
     def _add(self, moment: float, values: Mapping[str, float]) -> None:
         for key, value in values.items():

@@ -120,7 +120,8 @@ class Machine(TypedDict):
 
     Attributes:
         meters: how full it is now; empty when the run has ended.
-        curves: key → (unix time, value).
+        curves: key → (unix time, less the pauses before it, value).
+        pauses: (begin, end), unix times between which nobody trained the run.
         rows: name, mean, 95th percentile of the newest values, most, last.
         is_watched: somebody has written down how it is.
         profile: which operations took the time of a few steps.
@@ -128,6 +129,7 @@ class Machine(TypedDict):
 
     meters: list[Meter]
     curves: PointsByKey
+    pauses: list[tuple[float, float]]
     rows: list[list[str]]
     is_watched: bool
     profile: JsonObject
@@ -247,7 +249,8 @@ def view_of(run: LiveRun) -> RunView:
         "backup": _backup(facts),
         "machine": {
             "meters": [] if run.has_ended else run.machine.meters(),
-            "curves": {key: points.kept for key, points in run.machine.points.items()},
+            "curves": run.machine.curves,
+            "pauses": [*run.machine.pauses],
             "rows": run.machine.rows(),
             "is_watched": bool(run.machine.last),
             "profile": facts.object_in(PROFILE_FILE),

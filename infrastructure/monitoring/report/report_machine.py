@@ -4,10 +4,10 @@ steps."""
 from infrastructure.core.json_text import JsonObject, as_integer, as_list, as_number, as_object
 from infrastructure.monitoring.drawing.charts import figure
 from infrastructure.monitoring.drawing.downsampling import NUM_BUCKETS
-from infrastructure.monitoring.drawing.formatting import clip
+from infrastructure.monitoring.drawing.formatting import clip, format_duration
 from infrastructure.monitoring.drawing.html import Markup, element, table
 from infrastructure.monitoring.records.machine_history import machine_charts, with_unit
-from infrastructure.monitoring.records.run_view import RunView
+from infrastructure.monitoring.records.run_view import Machine, RunView
 from infrastructure.monitoring.report.report_sections import NOTHING, section
 
 MAX_OPERATIONS = 15
@@ -15,7 +15,7 @@ COLUMNS = ("", "mean", "95 % of the newest are below", "most", "last")
 
 
 def machine_figures(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
-    """The curves of the machine over time."""
+    """The curves of the machine over the time that it trained, and what that leaves out."""
     curves = view["machine"]["curves"]
     charts = machine_charts(curves, num_buckets)
     figures = [
@@ -23,7 +23,25 @@ def machine_figures(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
         for key, chart in charts.items()
         if not chart.is_one_dot
     ]
-    return element("div", *figures, css_class="columns three") if figures else NOTHING
+    if not figures:
+        return NOTHING
+    return element(
+        "div", element("div", *figures, css_class="columns three"), _pauses(view["machine"])
+    )
+
+
+def _pauses(known: Machine) -> Markup:
+    """Where the axis of time has left out how long the run lay still."""
+    if not (pauses := known["pauses"]):
+        return NOTHING
+    how_long = format_duration(sum(end - begin for begin, end in pauses))
+    text = (
+        f"The run stopped once and went on {how_long} later: these curves leave that time out."
+        if len(pauses) == 1
+        else f"The run stopped {len(pauses)} times and went on: these curves leave out the"
+        f" {how_long} between."
+    )
+    return element("p", text, css_class="soft")
 
 
 def machine_use(view: RunView) -> Markup:

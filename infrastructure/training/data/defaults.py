@@ -7,7 +7,15 @@ from pathlib import Path
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
-from infrastructure.core.json_text import JsonObject, as_object, parse_json
+from infrastructure.config.registries import REGISTERED_MODELS
+from infrastructure.core.hub import (
+    NotOnHubError,
+    cached_file,
+    hub_file,
+    json_of,
+    reads_like_path,
+)
+from infrastructure.core.json_text import JsonObject
 from infrastructure.monitoring.records.run_list import finished_model
 from infrastructure.training.data.samples import use_sample_data
 
@@ -21,24 +29,25 @@ def make_ready(config: DeploymentConfig) -> None:
         ConfigurationError: a sentence for each setting that cannot be carried out.
     """
     use_sample_data(config)
-    _fit_length(config)
+    _fit_length(config, asks_hub=True)
     config.adopt_plugins()
     config.check_supported()
 
 
 def problems_of(config: DeploymentConfig) -> list[str]:
-    """The sentences that `make_ready` would raise; leaves the configuration as it is."""
+    """The sentences that `make_ready` would raise; leaves the configuration as it is, and asks
+    nothing of the hub."""
     ready = config.changed([])
     use_sample_data(ready)
-    _fit_length(ready)
+    _fit_length(ready, asks_hub=False)
     return ready.problems()
 
 
-def _fit_length(config: DeploymentConfig) -> None:
+def _fit_length(config: DeploymentConfig, *, asks_hub: bool) -> None:
     """A length of examples that nobody has given is at most what the model has positions for."""
     if config.source("data.max_length").layer not in (Layer.DEFAULT, Layer.PRESET):
         return
-    positions = _num_positions(config)
+    positions = _num_positions(config, asks_hub=asks_hub)
     if positions is None or positions >= config.data.max_length:
         return
     config.note(
@@ -48,24 +57,35 @@ def _fit_length(config: DeploymentConfig) -> None:
     config.data.max_length = positions
 
 
-def _num_positions(config: DeploymentConfig) -> int | None:
-    """Tokens that the model can see; None where nothing here says it, as of a name on the hub."""
+def _num_positions(config: DeploymentConfig, *, asks_hub: bool) -> int | None:
+    """Tokens that the model can see; None where it does not say it, or cannot be had."""
     if config.model.name == "embedded":
         return config.model.embedded.max_positions
     folder = Path(finished_model(config.model.name)).expanduser()
-    values = _read(folder / "config.json") or _read(folder / "final" / "config.json")
-    lora = _read(folder / "adapter_config.json") or _read(folder / "final" / "adapter_config.json")
-    if lora and isinstance(base := lora.get("base_model_name_or_path"), str):
-        values = _read(Path(base) / "config.json")
+    if folder.exists():
+        values = _in_folder(folder, "config.json")
+        base = _in_folder(folder, "adapter_config.json").get("base_model_name_or_path")
+        if isinstance(base, str):
+            values = json_of(Path(base) / "config.json") or _on_hub(base, None, asks_hub)
+    else:
+        values = _on_hub(config.model.name, config.model.revision, asks_hub)
     text = values.get("text_config")
     inside = text if isinstance(text, dict) else values
     positions = inside.get("max_position_embeddings")
     return positions if isinstance(positions, int) and positions > 1 else None
 
 
-def _read(file: Path) -> JsonObject:
-    """What is wrong with it is told where the model is loaded."""
+def _in_folder(folder: Path, name: str) -> JsonObject:
+    """A file of a saved model, or of a run's."""
+    return json_of(folder / name) or json_of(folder / "final" / name)
+
+
+def _on_hub(name: str, revision: str | None, asks_hub: bool) -> JsonObject:
+    """The configuration of a hub model, where it lies in the cache or can be fetched."""
+    if name in REGISTERED_MODELS or reads_like_path(name):
+        return {}
+    find = hub_file if asks_hub else cached_file
     try:
-        return as_object(parse_json(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        return json_of(find(name, "config.json", revision))
+    except NotOnHubError:  # which is told where model and data are looked at
         return {}

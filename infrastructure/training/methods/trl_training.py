@@ -17,7 +17,7 @@ from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.optional import PIP_LINES, require
 from infrastructure.training.core.precision import choose_device
-from infrastructure.training.data.preparation.plan import read_chat_template
+from infrastructure.training.data.preparation.plan import read_chat_template, without_template
 from infrastructure.training.data.store.token_cache import DEFAULT_DIRECTORY
 from infrastructure.training.methods.method_data import MethodData, MethodRow, read_data
 from infrastructure.training.methods.method_table import RowKind, TrlMethod, installed_method
@@ -90,7 +90,7 @@ class TrlTraining:
 
     def lines(self) -> list[str]:
         """For people, before the model is loaded."""
-        lines = self.data.lines()
+        lines = [*self.data.lines(), *without_template(self.tokenizer)]
         reused = [n for n in REUSING if self.config.training.method_settings.get(n, 1) != 1]
         if reused:
             lines.append(

@@ -6,8 +6,11 @@ Loads no torch.
 from pathlib import Path
 
 from infrastructure.config.elsewhere import GGUF
+from infrastructure.config.registries import REGISTERED_MODELS
+from infrastructure.core.hub import NotOnHubError, hub_file, reads_like_path
 from infrastructure.core.lookup import nearest
 
+EMBEDDED = "embedded"
 GGUF_SUFFIX = ".gguf"
 
 
@@ -29,12 +32,35 @@ def refuse_file(path: Path) -> None:
 def refuse_missing(name: str) -> None:
     """Raise ValueError where a model that is not there reads like a path, and not like a name."""
     refuse_file(Path(name))
-    if name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip():
+    if reads_like_path(name):
         is_final = Path(name).name == "final"
         hint = "; a run's model lies in its own folder: runs/RUN/final" * is_final
         if not is_final and (meant := _near(name)):
             hint = f"; did you mean {meant!r}?"
         raise ValueError(f"model {name!r}: there is no such folder{hint}")
+
+
+def refuse_missing_on_hub(name: str, revision: str | None = None) -> None:
+    """Raise ValueError where a name that is none of a folder stands for no model of the hub either,
+    as far as its cache or one request tells."""
+    if name == EMBEDDED or name in REGISTERED_MODELS:
+        return
+    try:
+        hub_file(name, "config.json", revision)
+    except NotOnHubError as error:
+        raise ValueError(not_found(name, hub_reachable=error.hub_reachable)) from error
+
+
+def not_found(name: str, *, hub_reachable: bool) -> str:
+    """The sentence for a name that is neither here nor to be had from the hub."""
+    hub = "does not have it" if hub_reachable else "cannot be reached"
+    meant = nearest(name, [*REGISTERED_MODELS, EMBEDDED]) or _near(name)
+    hint = f"; did you mean {meant!r}?" if meant else ""
+    return (
+        f"model {name!r}: no folder of that name here, and the Hugging Face hub {hub}{hint}"
+        " (give a folder with config.json, tokenizer and safetensors, or a hub name such as"
+        " owner/name)"
+    )
 
 
 def _near(name: str) -> str | None:

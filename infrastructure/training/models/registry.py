@@ -1,6 +1,7 @@
 """Models that are neither on the hub nor in a folder: any `torch.nn.Module`, by name.
 
-To add one in the package: a line in `MODELS`; from outside: `register_model`. The worked example is
+To add one in the package: a line in `MODELS`, its name in
+`config/registries.py`; from outside: `register_model`. The worked example is
 `tactical_mappo`: its module and its examples are in tactical_mappo.py, its loss in
 model_adapters/tactical_mappo_adapter.py.
 """
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 
+from infrastructure.config.registries import REGISTERED_MODELS
 from infrastructure.training.models.tactical_mappo import EnvironmentSeeds, build_tactical_mappo
 
 
@@ -45,3 +47,4 @@ def register_model(name: str, entry: ModelEntry) -> None:
     if not name.replace("-", "_").isidentifier():
         raise ValueError(f"model name {name!r}: use letters, digits, '_' and '-'")
     MODELS[name] = entry
+    REGISTERED_MODELS.add(name)

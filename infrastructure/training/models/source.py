@@ -7,8 +7,7 @@ from pathlib import Path
 
 from infrastructure.config.auto import trains_from_scratch
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.core.lookup import nearest
-from infrastructure.training.models.model_path import refuse_file, refuse_missing
+from infrastructure.training.models.model_path import EMBEDDED, refuse_file, refuse_missing
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.saved_model import (
     REGISTERED_MANIFEST,
@@ -18,8 +17,6 @@ from infrastructure.training.models.saved_model import (
     look_into,
     read_json,
 )
-
-EMBEDDED = "embedded"
 
 
 def find_source(name: str) -> ModelSource:
@@ -56,18 +53,6 @@ def registered_name(name: str) -> str | None:
         if is_there(place) and manifest.is_file():
             return str(read_json(manifest).get("model"))
     return None
-
-
-def not_found(name: str, *, hub_reachable: bool) -> str:
-    """The sentence for a name that is neither here nor to be had from the hub."""
-    hub = "does not have it" if hub_reachable else "cannot be reached"
-    meant = nearest(name, [*MODELS, EMBEDDED])
-    hint = f"; did you mean {meant!r}?" if meant else ""
-    return (
-        f"model {name!r}: no folder of that name here, and the Hugging Face hub {hub}{hint}"
-        " (give a folder with config.json, tokenizer and safetensors, or a hub name such as"
-        " owner/name)"
-    )
 
 
 def starts_from_scratch(model_config: ModelConfig) -> bool:

@@ -5,20 +5,19 @@ that are missing and would be made up, an encoder taken for a language model, a 
 more tokens than the model. Weights are read from safetensors only.
 """
 
-import os
-import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
+from infrastructure.core.hub import hub_is_reachable
 from infrastructure.core.optional import is_installed, require
+from infrastructure.training.models.model_path import not_found
 from infrastructure.training.models.progress_bars import progress_bars_in_a_terminal
 from infrastructure.training.models.quantization import (
     MIN_CPU_WIDTH,
@@ -32,19 +31,14 @@ from infrastructure.training.models.saved_model import (
     read_json,
     weight_files,
 )
-from infrastructure.training.models.source import (
-    find_source,
-    not_found,
-)
+from infrastructure.training.models.source import find_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 SEEING = "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"
-CONNECT_SECONDS = 5.0
 # What transformers raises at a value that it did not expect in a configuration.
 WRONG_VALUE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-_TRUE = ("1", "on", "yes", "true")
 
 
 @dataclass(frozen=True)
@@ -283,21 +277,6 @@ def offline_where_unreachable() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = was_offline
-
-
-def hub_is_reachable() -> bool:
-    """Whether the hub answers at its address, or a proxy stands before it."""
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
-        return False
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
-        return True
-    hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
-    port = hub.port or (80 if hub.scheme == "http" else 443)
-    try:
-        socket.create_connection((hub.hostname or "", port), timeout=CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedTokenizerBase":

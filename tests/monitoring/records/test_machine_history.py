@@ -1,6 +1,9 @@
 """What the monitor wrote of the machine becomes meters of now and curves over time."""
 
+from itertools import pairwise
 from typing import Any
+
+import pytest
 
 from infrastructure.monitoring.drawing.charts import Chart
 from infrastructure.monitoring.records.machine_history import MachineHistory, machine_charts
@@ -13,8 +16,7 @@ def take(history: MachineHistory, samples: list[dict[str, Any]]) -> None:
 
 
 def charts_of(history: MachineHistory) -> list[Chart]:
-    curves = {key: points.kept for key, points in history.points.items()}
-    return list(machine_charts(curves).values())
+    return list(machine_charts(history.curves).values())
 
 
 def test_meters_show_how_full_things_are_now() -> None:
@@ -48,6 +50,26 @@ def test_curves_are_over_time_in_round_units() -> None:
     assert cpu.axis == "minutes"
     assert round(cpu.curve.buckets[-1].step, 3) == 10.0
     assert charts["GPU memory, GiB"].curve.buckets[0].high == 14.0
+
+
+def test_the_hours_between_a_kill_and_going_on_are_left_out() -> None:
+    history = MachineHistory()
+    hours = 5 * 3600
+    take(history, [sample(hours + ago) for ago in range(120, -1, -2)])
+    take(history, [sample(ago) for ago in range(120, -1, -2)])
+    [(begin, end)] = history.pauses
+    assert end - begin == pytest.approx(hours - 120, abs=1)
+    memory = next(chart for chart in charts_of(history) if chart.title == "GPU memory, GiB")
+    assert memory.axis == "seconds"
+    assert memory.points[-1][0] == pytest.approx(240, abs=1)  # of training
+    steps = [b - a for (a, _), (b, _) in pairwise(memory.points)]
+    assert max(steps) == pytest.approx(2, abs=1)
+
+
+def test_a_monitor_that_seldom_looks_has_no_pauses() -> None:
+    history = MachineHistory()
+    take(history, [sample(ago) for ago in range(6000, -1, -600)])
+    assert not history.pauses
 
 
 def test_each_card_has_its_own_curve() -> None:

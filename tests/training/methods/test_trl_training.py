@@ -113,6 +113,7 @@ def test_a_short_training_is_not_all_warm_up(tmp_path: Path, saved_llama: Path) 
         lines: list[str] = []
         TrainingDeployment(config, say=lines.append).run()
         assert "50 is more than half of 6 steps: the learning rate rises for 3" in "".join(lines)
+        assert sum("the model has no chat template" in line for line in lines) == 1
 
     assert in_fork(trained) == 0
     lines = (run_folder(config) / "metrics.jsonl").read_text().splitlines()

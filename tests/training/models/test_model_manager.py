@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
-from infrastructure.training.models import transformers_backend
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.training.models.saved_model import (
     weight_files,
@@ -384,16 +383,6 @@ def test_a_cached_hub_model_is_pinned_to_its_commit(
     assert again.description["revision"] == commit
     with pytest.raises(ValueError, match="model 'someone/some-model': no folder of that name"):
         load("someone/some-model", revision="no-such-branch")
-
-
-def test_offline_is_found_without_a_request_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HF_HUB_OFFLINE")
-    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert not transformers_backend.hub_is_reachable()
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:8080")
-    assert transformers_backend.hub_is_reachable()
 
 
 def test_load_saved_is_for_looking_only(llama_folder: Path, input_ids: torch.Tensor) -> None:

@@ -343,6 +343,17 @@ def read_chat_template(setting: str) -> str:
     return path.read_text("utf-8")
 
 
+def without_template(tokenizer: "PreTrainedTokenizerBase | None") -> list[str]:
+    """A sentence where no chat template writes the conversations that a model learns."""
+    if tokenizer is None or tokenizer.chat_template:
+        return []
+    ready = "such as qwen3" if "qwen3" in shipped_templates() else "a file of Jinja text"
+    return [
+        "note: the model has no chat template: prompts and answers are written as plain text, a"
+        f" line each; data.chat_template gives it one, {ready}"
+    ]
+
+
 def shipped_templates() -> dict[str, Path]:
     """The chat templates that come with TRL, by their names; without its variants that only mark
     answers, which Temper finds by itself. None where TRL is not there, or ships none."""

@@ -1,0 +1,96 @@
+"""The Hugging Face hub: whether it answers, and single small files of a model there.
+
+Loads no torch; nothing is asked of the hub that lies in its cache on this machine.
+"""
+
+import os
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from infrastructure.core.json_text import JsonObject, as_object, parse_json
+
+CONNECT_SECONDS = 5.0
+_TRUE = ("1", "on", "yes", "true")
+
+
+class NotOnHubError(ValueError):
+    """Neither the cache nor the hub has the model.
+
+    Attributes:
+        hub_reachable: whether the hub has said so.
+    """
+
+    def __init__(self, name: str, *, hub_reachable: bool) -> None:
+        super().__init__(name)
+        self.hub_reachable = hub_reachable
+
+
+def reads_like_path(name: str) -> bool:
+    """Whether the name of a model can only be a folder's, and none of the hub's."""
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip()
+
+
+def hub_is_reachable() -> bool:
+    """Whether the hub answers at its address, or a proxy stands before it."""
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
+        return False
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
+        return True
+    hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    port = hub.port or (80 if hub.scheme == "http" else 443)
+    try:
+        socket.create_connection((hub.hostname or "", port), timeout=CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
+def cached_file(name: str, file: str, revision: str | None = None) -> Path | None:
+    """A file of a hub model that an earlier download left on this machine."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, file, revision=revision)
+    except HFValidationError:  # no name of the hub at all
+        return None
+    return Path(found) if isinstance(found, str) else None
+
+
+def hub_file(name: str, file: str, revision: str | None = None) -> Path | None:
+    """A file of a hub model, from the cache or fetched; None where the model lacks it, or it
+    cannot be had for a reason that loading the model tells better.
+
+    Raises:
+        NotOnHubError: there is no such model.
+    """
+    if (cached := cached_file(name, file, revision)) is not None:
+        return cached
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    if not hub_is_reachable():
+        raise NotOnHubError(name, hub_reachable=False)
+    try:
+        return Path(hf_hub_download(name, file, revision=revision))
+    except GatedRepoError:
+        return None
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise NotOnHubError(name, hub_reachable=True) from error
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError):
+        return None
+
+
+def json_of(path: Path | None) -> JsonObject:
+    """What a JSON file holds; empty where it cannot be read, which is told where it is used."""
+    try:
+        return {} if path is None else as_object(parse_json(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}

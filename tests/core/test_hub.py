@@ -1,0 +1,112 @@
+"""The hub is asked for a small file once, and not at all where the cache has it."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.core import hub
+
+ROOT = Path(__file__).parents[2]
+SHORT = json.dumps({"max_position_embeddings": 64}).encode()
+LOOK = """
+import sys
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.deployment.given_paths import check_given
+from infrastructure.training.data.defaults import make_ready, problems_of
+for name in sys.argv[1:]:
+    config = DeploymentConfig(model={"name": name}, data={"path": "rows.csv"})
+    problems_of(config)
+    make_ready(config)
+    try:
+        check_given(config)
+        print(config.data.max_length, *config.notes())
+    except ValueError as error:
+        print(error)
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.fixture
+def asked() -> Iterator[tuple[str, list[str]]]:
+    """The address of a hub with one model, someone/short, and what it was asked."""
+    requests: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            requests.append(f"{self.command} {self.path}")
+            is_there = self.path == "/someone/short/resolve/main/config.json"
+            self.send_response(200 if is_there else 404)
+            for name, value in (
+                [("ETag", '"1"'), ("X-Repo-Commit", "a" * 40), ("Content-Length", str(len(SHORT)))]
+                if is_there
+                else [("X-Error-Code", "RepoNotFound"), ("Content-Length", "0")]
+            ):
+                self.send_header(name, value)
+            self.end_headers()
+            if is_there and self.command == "GET":
+                self.wfile.write(SHORT)
+
+        do_GET = do_HEAD  # noqa: N815
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing: a test's output is its own."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", requests
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def look(folder: Path, endpoint: str, *names: str) -> list[str]:
+    """What is said of each model before PyTorch is loaded."""
+    (folder / "rows.csv").write_text(
+        "prompt,completion\n" + "".join(f"What is {n} + 1?,{n + 1}\n" for n in range(40))
+    )
+    hidden = ("HF_HUB_OFFLINE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "HF_TOKEN")
+    given = {name: value for name, value in os.environ.items() if name not in hidden}
+    done = subprocess.run(
+        [sys.executable, "-c", LOOK, *names],
+        cwd=folder,
+        env={**given, "PYTHONPATH": str(ROOT), "HF_HOME": str(folder), "HF_ENDPOINT": endpoint},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def test_a_hub_model_says_its_length_and_a_wrong_name_is_told_without_torch(
+    tmp_path: Path, asked: tuple[str, list[str]]
+) -> None:
+    endpoint, requests = asked
+    short, wrong = look(tmp_path, endpoint, "someone/short", "someone/shrot")
+    assert short.startswith("64 data.max_length is 64 instead of 512")
+    assert "the Hugging Face hub does not have it" in wrong
+    assert len([line for line in requests if "/short/" in line]) == 2  # its head, and the file
+    requests.clear()
+    (tmp_path / "shrot").mkdir()
+    again, gone = look(tmp_path, "http://127.0.0.1:9", "someone/short", "shrto")
+    assert again == short  # from the cache
+    assert requests == []
+    assert "the Hugging Face hub cannot be reached; did you mean 'shrot'" in gone
+
+
+def test_offline_is_found_without_a_request_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    assert not hub.hub_is_reachable()
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:8080")
+    assert hub.hub_is_reachable()
