@@ -45,7 +45,7 @@ def _result_lines(summary: Summary) -> list[str]:
     if summary.get("num_questions"):
         lines.append(f"(exact match over {summary['num_questions']} held-out prompts)")
     if example := summary.get("example"):
-        lines += ["", "A held-out example", *_indented("prompt", example["prompt"])]
+        lines += ["", "A held-out example", *_indented("prompt", example["prompt"], keeps_end=True)]
         lines += _indented("expected", example["expected"])
         lines += _indented("before", example["before"]) + _indented("after", example["after"])
     return lines + (["", *costs] if (costs := cost_lines(summary)) else [])
@@ -76,12 +76,16 @@ def cost_lines(summary: Summary) -> list[str]:
     return [f"Cost: {cost['text']} ({duration} at {cost['price_per_hour']} an hour)"]
 
 
-def _indented(name: str, text: str | None) -> list[str]:
+def _indented(name: str, text: str | None, *, keeps_end: bool = False) -> list[str]:
+    """A text beside its name. `keeps_end`: of a long one the end is shown, and not the start."""
     lines = (text or "").strip().splitlines()
     whole = [printable(line) for line in lines if line.strip()] or ["(nothing)"]
     left_out = len(whole) - MAX_EXAMPLE_LINES
     more = [f"… ({left_out} more lines; the report has all)"] if left_out > 0 else []
-    first, *rest = [*whole[:MAX_EXAMPLE_LINES], *more]
+    shown = (
+        [*more, *whole[-MAX_EXAMPLE_LINES:]] if keeps_end else [*whole[:MAX_EXAMPLE_LINES], *more]
+    )
+    first, *rest = shown
     return [f"  {name:<9} {first}", *(f"            {line}" for line in rest)]
 
 

@@ -37,11 +37,15 @@ def test_where_the_result_is_shown_already_only_places_follow(tmp_path: Path) ->
 
 
 def test_a_long_answer_is_cut_and_blank_lines_are_left_out(tmp_path: Path) -> None:
-    example = {"prompt": "x", "expected": "y", "before": "\n\n".join("abcdefghijk"), "after": "y"}
+    long = "\n\n".join("abcdefghijk")
+    example = {"prompt": long.upper(), "expected": "y", "before": long, "after": "y"}
     lines = closing_lines(tmp_path, a_summary(tmp_path, example=example))
     assert "            h" in lines
     assert "            i" not in lines
     assert "            … (3 more lines; the report has all)" in lines
+    assert "  prompt    … (3 more lines; the report has all)" in lines  # the question is its end
+    assert "            K" in lines
+    assert "            C" not in lines
 
 
 def test_without_held_out_data_nothing_is_claimed(tmp_path: Path) -> None:

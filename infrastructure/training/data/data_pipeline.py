@@ -329,7 +329,7 @@ class DataPipeline:
         encoder = self._ready().encoder
         questions = [
             GenerationPrompt(
-                prompt=conversation.prompt[-1].text,
+                prompt=encoder.prompt_text(conversation.prompt, conversation.inputs),
                 prompt_ids=encoder.prompt_ids(conversation.prompt, conversation.inputs),
                 expected=conversation.answer.text,
                 expected_length=encoder.num_tokens(conversation.answer.text),

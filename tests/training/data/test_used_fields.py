@@ -152,6 +152,8 @@ def test_qwen3_learns_every_answer_of_60_conversations(tmp_path: Path) -> None:
     messages = data.evaluation_rows(1)[0].messages
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
     assert question.prompt_ids == prompt
+    assert len(messages) > 1
+    assert question.prompt == tokenizer.decode(prompt)  # all that the model is given
 
 
 @needs_templates

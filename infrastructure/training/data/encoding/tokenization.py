@@ -167,8 +167,16 @@ class ConversationEncoder:
         Raises:
             FormatError: the chat template refuses these messages.
         """
-        written = (self.own_template or self._plain()).write_prompt(turns, inputs)
+        written = self._written_prompt(turns, inputs)
         return [*written.lead, *self._ids([written.text])[0]]
+
+    def prompt_text(self, turns: Sequence[Turn], inputs: str = "") -> str:
+        """For people: a single message as it stands; several as the model is given them; raises
+        what `prompt_ids` does."""
+        return turns[0].text if len(turns) == 1 else self._written_prompt(turns, inputs).text
+
+    def _written_prompt(self, turns: Sequence[Turn], inputs: str) -> Written:
+        return (self.own_template or self._plain()).write_prompt(turns, inputs)
 
     def num_tokens(self, text: str) -> int:
         """Tokens of a bare text."""

@@ -90,7 +90,7 @@ class GenerationPrompt:
     """A held-out row for generation.
 
     Attributes:
-        prompt: the last thing said before the answer.
+        prompt: everything before the answer, for people.
         prompt_ids: everything before the answer, tokenised as in training.
         expected: the right answer.
         expected_length: of that answer, in tokens, without the one that ends it.
