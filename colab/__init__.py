@@ -35,7 +35,7 @@ _PLACES: dict[str, str] = {
     "fetch_dataset": "colab.fetching_data",
     "find_fastest": "infrastructure.deployment.tuning",
     "flush_drive": "colab.drive",
-    "forecast": "infrastructure.deployment.forecast",
+    "forecast": "infrastructure.deployment.forecasting",
     "get_secret": "colab.secrets",
     "has_browser": "colab.runtime",
     "install": "colab.bootstrap",

@@ -31,7 +31,8 @@ class Price:
     def text(self, seconds: float) -> str:
         """The same in words: `2.90`, `$2.90`, `2.90 EUR`, `0.003`."""
         amount = self.amount(seconds)
-        return self._shown(f"{amount:,.2f}" if amount >= 0.005 else f"{amount:.1g}")
+        small = f"{float(f'{amount:.1g}'):.9f}".rstrip("0").rstrip(".")  # 0.00007, and never 7e-05
+        return self._shown(f"{amount:,.2f}" if amount >= 0.005 else small)
 
     def __str__(self) -> str:
         return self._shown(f"{self.per_hour:.10g}")

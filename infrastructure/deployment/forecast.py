@@ -31,7 +31,6 @@ from infrastructure.optimization.peak_memory import PeakMemory
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.record_types import ForecastRow
 from infrastructure.run.replication import newest_kept, versions_kept
-from infrastructure.training.core.error_handlers import free_memory
 from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
@@ -45,7 +44,6 @@ from infrastructure.training.setup.stack_outputs import (
     plan_lines,
 )
 from infrastructure.training.sizing.cost_measurement import StepCosts
-from infrastructure.training.trainer_factory import TrainerFactory
 
 SMALL_BYTES = 1_000_000  # of a version: random states, run files, manifest
 
@@ -57,6 +55,10 @@ SMALL_FILES_BYTES = 2_000_000  # report, metrics, logs, tokenizer
 REMEDIES = (
     "give data.max_length a smaller value, set training.gradient_checkpointing or"
     " model.lora_config, or take a machine with more memory"
+)
+NO_PIECES = (
+    "at which the training will stop, with its finished steps saved: lower training.batch_size and"
+    " raise training.gradient_accumulation by as much, which learns the same"
 )
 
 
@@ -76,6 +78,8 @@ class Forecast:
         measure_seconds: of the measurement before the training; the one after takes about as long.
         num_processes: that share each step; how long their exchange takes is not foretold.
         price_per_hour: of this machine; None: nobody gave one.
+        has_smaller_pieces: a micro-batch that does not fit is done in smaller pieces.
+        has_growing_answers: steps write answers, which may become longer than the measured ones.
     """
 
     num_steps: int
@@ -91,6 +95,8 @@ class Forecast:
     num_processes: int = 1
     most_disk_bytes: int = 0
     price_per_hour: str | None = None
+    has_smaller_pieces: bool = True
+    has_growing_answers: bool = False
 
     def lines(self) -> list[str]:
         """For people: what it takes, and whether that fits."""
@@ -109,6 +115,8 @@ class Forecast:
             f" ({self.step_seconds:.2g} s each{shared}{rest}), peak memory {memory} of"
             f" {format_bytes(self.memory_bytes)}, {disk} on disk (at most {most_disk}){backup}"
         )
+        if self.has_growing_answers:
+            summary += "; longer answers than the first ones take more time and memory"
         problems = self.problems()
         if problems:
             return [summary, f"It does not fit into this session: {'; '.join(problems)}"]
@@ -127,7 +135,8 @@ class Forecast:
             )
         if self.peak_memory_bytes > self.memory_bytes:
             problems.append(
-                "the memory is too small for a whole micro-batch, which is done in smaller pieces"
+                "the memory is too small for a whole micro-batch, "
+                + ("which is done in smaller pieces" if self.has_smaller_pieces else NO_PIECES)
             )
         needed = max(self.disk_bytes, self.most_disk_bytes)
         if self.disk_free_bytes is not None and needed > self.disk_free_bytes:
@@ -170,10 +179,8 @@ class RunForecast:
         """
         try:
             costs = costs_of(trainer)
-            self.first_step = trainer.state.step if trainer.state is not None else 0
-            self.forecast = made_of(
-                trainer, costs, self.config, self.run.path, self.measure_seconds
-            )
+            first_step = trainer.state.step if trainer.state is not None else 0
+            forecast = made_of(trainer, costs, self.config, self.run.path, self.measure_seconds)
         except DoesNotFitError:
             raise
         except Exception as error:  # the training itself will meet it, and knows an answer
@@ -182,11 +189,16 @@ class RunForecast:
             self._report_plan(plan_lines(trainer))
             return
         self._report_plan(plan_lines(trainer, costs.step_seconds))
-        for line in self.forecast.lines():
-            self.report(line)
-        write_record(self.path, asdict(self.forecast))
+        self.keep(forecast, first_step)
         if self.config.enable_memory_optimization and trainer.device.type == "cpu":
             self._keep_within(trainer, costs)
+
+    def keep(self, forecast: Forecast, first_step: int) -> None:
+        """Show a forecast that was made at `first_step`, and keep it with the run."""
+        self.forecast, self.first_step = forecast, first_step
+        for line in forecast.lines():
+            self.report(line)
+        write_record(self.path, asdict(forecast))
 
     def compared(self, seconds: float) -> list[ForecastRow]:
         """Rows of forecast and truth, for summary.json; none where nothing was foretold."""
@@ -235,26 +247,6 @@ class RunForecast:
             self.report(
                 f"Micro-batches of {size}, because more would take {why}; the result is the same"
             )
-
-
-def forecast(config: DeploymentConfig) -> Forecast:
-    """What a run of `config` will take, measured now with a few of its own micro-batches.
-
-    Trains nothing and makes no run; prepared data stays in the cache, where the run finds it. The
-    measuring before and after the training, by answering held-out prompts, is not in its time.
-
-    Raises:
-        ValueError, TemperError: the run could not be started like this, or does not fit.
-    """
-    try:
-        return _measured(config.changed([]))  # what is found out about it is not the caller's
-    finally:
-        free_memory(torch.device("cuda" if torch.cuda.is_initialized() else "cpu"))
-
-
-def _measured(config: DeploymentConfig) -> Forecast:
-    trainer = TrainerFactory().for_run(config)
-    return made_of(trainer, costs_of(trainer), config, Path(config.output_dir), measure_seconds=0.0)
 
 
 def made_of(
@@ -320,9 +312,14 @@ class PeakObserver(Observer):
         self._peak = PeakMemory(next(state.model.parameters()).device)
         self._peak.start()
 
-    def train_end(self, state: TrainingState) -> None:
+    def phase_end(self, state: TrainingState) -> None:
+        """A Trainer's summary is written before its end."""
         if self._peak is not None:
             self.highest_bytes = self._peak.read()
+
+    def train_end(self, state: TrainingState) -> None:
+        self.phase_end(state)
+        if self._peak is not None:
             self._peak.close()
 
 

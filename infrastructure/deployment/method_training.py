@@ -1,6 +1,7 @@
 """A run whose steps are those of a trainer of TRL: the middle of `TrainingDeployment`, where
 `training.method` is not sft."""
 
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ from infrastructure.config.sections.training_config import BY_REWARD
 from infrastructure.core.console import Report
 from infrastructure.core.errors import CopyNotConfirmedError
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
+from infrastructure.deployment.method_forecast import MethodForecast
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.run.advice import advice_at_end
+from infrastructure.run.cost import cost_of
 from infrastructure.run.directory import RunDirectory, RunStatus
 from infrastructure.run.finalize import read_summary
 from infrastructure.run.record_types import Summary
-from infrastructure.run.summary_text import closing_lines
+from infrastructure.run.summary_text import closing_lines, cost_lines
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.hf_bridge import TemperCallback
@@ -80,13 +83,14 @@ class MethodTraining:
             training = TrlTraining(config, run.path)
         for line in training.lines():
             self.report(line)
-        callback = self._callback()
+        callback, forecast = self._callback(training)
         resumed = callback.resume_from()
         with traceback_kept_in(run.path / TRACEBACK_FILE):
             with self.report.waiting("loading the model"):
                 trainer = training.make_trainer(is_new=resumed is None, say=self.report)
             training.data.quarantine.write(run.quarantine_file)
             trainer.add_callback(callback)
+            forecast.trainer = trainer
             self.report(training.described(trainer))
             try:
                 with progress_bars_in_a_terminal():
@@ -98,7 +102,7 @@ class MethodTraining:
                 raise
         return self._summary()
 
-    def _callback(self) -> TemperCallback:
+    def _callback(self, training: TrlTraining) -> tuple[TemperCallback, MethodForecast]:
         path = self.files.path.absolute()
         config = self.config.changed([])
         config.output_dir = str(path.parent)
@@ -109,21 +113,38 @@ class MethodTraining:
             say=self.report,
             is_whole=True,
         )
-        callback.run.more_of_summary = self.measured.summary
-        short = callback.run.copies.short
+        copies, began = callback.run.copies, time.monotonic()
+        forecast = MethodForecast(self.files, self.config, self.report, copies, training)
+        cost_before = read_summary(self.files).get("cost", {}).get("seconds", 0.0)
+
+        def more_of_summary() -> Summary:
+            seconds = cost_before + time.monotonic() - began
+            return {
+                **self.measured.summary(),
+                **cost_of(self.config.price_per_hour, seconds),
+                "forecast": forecast.compared() if self.measured.is_finished else [],
+            }
+
+        callback.run.more_of_summary = more_of_summary
+        short = copies.short
         callback.hooks = [
             self.measured,
+            forecast,
+            forecast.kept.peak,
             *early_stopping(config.training),
             ProgressObserver(lambda total, step: self.make_progress(total, step, short)),
             *self.observers,
         ]
-        return callback
+        return callback, forecast
 
     def _summary(self) -> Summary:
         """As the end has left it."""
         summary = read_summary(self.files)
         if summary.get("status") == RunStatus.FINISHED:
             for line in closing_lines(self.files.path, summary):
+                self.report(line)
+        else:
+            for line in cost_lines(summary):
                 self.report(line)
         return summary
 
@@ -152,6 +173,12 @@ class _Measured(Observer):
         else:
             self.after = spell_numbers(numbers)
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the training has come to its end, and in order."""
+        state = self.state
+        return state is not None and not state.is_interrupted and state.error is None
+
     def summary(self) -> Summary:
         """What summary.json says of it; nothing of a training that measured nothing."""
         measured: Summary = {"before": self.before, "after": self.after} if self.after else {}
@@ -160,7 +187,7 @@ class _Measured(Observer):
     def _advice(self) -> Summary:
         """What the numbers at the end suggest; nothing of a training that has more to do."""
         state, training = self.state, self.config.training
-        if state is None or state.is_interrupted or state.error is not None:
+        if state is None or not self.is_finished:
             return {}
         has_loss = training.method not in BY_REWARD  # whose loss says nothing of what is learnt
         both = (self.before, self.after) if has_loss else ({}, {})

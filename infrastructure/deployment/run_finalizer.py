@@ -8,11 +8,11 @@ import torch
 
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.console import Report
-from infrastructure.core.price import parse_price
 from infrastructure.deployment.forecast import RunForecast
 from infrastructure.deployment.run_record import summarise
 from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.run.advice import advice_at_end
+from infrastructure.run.cost import cost_of
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary, seal, write_report_of, write_summary
 from infrastructure.run.record_types import Summary
@@ -106,18 +106,7 @@ class RunFinalizer:
 
     def _cost(self) -> Summary:
         """What the run has cost until now, where somebody has said what an hour costs."""
-        if self.price_per_hour is None:
-            return {}
-        price = parse_price(self.price_per_hour)
-        seconds = self._seconds_before + self.stages.total_seconds()
-        return {
-            "cost": {
-                "price_per_hour": self.price_per_hour,
-                "seconds": seconds,
-                "amount": price.amount(seconds),
-                "text": price.text(seconds),
-            }
-        }
+        return cost_of(self.price_per_hour, self._seconds_before + self.stages.total_seconds())
 
     def _advice(self, after: HeldOut | None) -> Summary:
         """What the numbers at the end suggest; nothing of a training that has more to do."""

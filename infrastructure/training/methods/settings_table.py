@@ -179,7 +179,7 @@ SETTINGS: dict[str, Treatment] = {
     "device": _argument("use_cpu"),
     "cuda_visible_devices": _RUN,
     "num_processes": _refused(_ONE_PROCESS),
-    "price_per_hour": _refused("a cost is forecast for Temper's own loop only"),
+    "price_per_hour": _RUN,
     "enable_gpu_optimization": _argument("tf32"),
     "enable_memory_optimization": _nothing("nothing of Temper's is in the loop to release"),
     "enable_monitoring": _RUN,

@@ -123,16 +123,22 @@ def test_a_short_training_is_not_all_warm_up(tmp_path: Path, saved_llama: Path) 
     assert rates[-1] < max(rates)  # and left again
 
 
-def test_temper_changes_no_bit_of_what_trl_trains(tmp_path: Path, saved_llama: Path) -> None:
-    """Evaluating draws random numbers where a method generates, so nothing is held out."""
+@pytest.mark.parametrize("method", slow_but(["dpo", "grpo"], METHODS))
+def test_temper_changes_no_bit_of_what_trl_trains(
+    tmp_path: Path, saved_llama: Path, teacher: Path, method: str
+) -> None:
+    """Nor does its forecast, which does some of the steps beforehand. Evaluating draws random
+    numbers where a method generates, so nothing is held out."""
     more = {"training": {"max_steps": 4}, "data": {"validation_split": 0}}
-    for method in ("dpo", "grpo"):
-        config = configuration(method, begin_anew(tmp_path / method), saved_llama, **more)
-        alone = begin_anew(tmp_path / f"{method}-alone")
-        assert in_fork(lambda c=config: train(c)) == 0
-        assert in_fork(lambda c=config, a=alone: train_plainly(c, a)) == 0
-        ours = trained_weights(run_folder(config) / "final")
-        assert torch.equal(ours, trained_weights(alone / "final"))
+    config = configuration(method, begin_anew(tmp_path / method), saved_llama, teacher, **more)
+    alone = begin_anew(tmp_path / f"{method}-alone")
+    assert in_fork(lambda: train(config)) == 0
+    assert in_fork(lambda: train_plainly(config, alone)) == 0
+    run = run_folder(config)
+    assert torch.equal(trained_weights(run / "final"), trained_weights(alone / "final"))
+    forecast = json.loads((run / "forecast.json").read_text())
+    assert forecast["num_steps"] == 4
+    assert forecast["step_seconds"] > 0
 
 
 def test_what_may_differ_is_named_by_a_flag(tmp_path: Path, saved_llama: Path) -> None:

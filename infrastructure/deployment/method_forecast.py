@@ -1,0 +1,215 @@
+"""What a run by a trainer of TRL will take: the same forecast as of every run, from a few of TRL's
+own steps before the first."""
+
+import logging
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from infrastructure.backup.run_backup import place_options
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.console import Report
+from infrastructure.core.error_place import caller_place
+from infrastructure.core.hardware import disk_free_bytes
+from infrastructure.deployment.forecast import (
+    SMALL_FILES_BYTES,
+    USUAL_SAVE_SECONDS,
+    Forecast,
+    RunForecast,
+    bytes_of_version,
+)
+from infrastructure.optimization.batch_size import DoesNotFitError
+from infrastructure.optimization.memory_prediction import MemoryBudget
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.record_types import ForecastRow
+from infrastructure.run.replication import RunReplication, newest_kept, versions_kept
+from infrastructure.training.checkpoints.checkpoint_manager import BACKGROUND_BYTES
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.methods.method_table import RowKind
+from infrastructure.training.methods.step_probe import (
+    ProbedCosts,
+    StepProbe,
+    create_optimizer_of,
+    steps_per_epoch,
+)
+from infrastructure.training.methods.trl_training import TrlTraining
+from infrastructure.training.sizing.cost_measurement import LOOP_SECONDS, SAVING_BYTES
+
+log = logging.getLogger(__name__)
+
+
+class MethodForecast(Observer):
+    """Forecasts when the Trainer has all that it trains with, and compares at the end.
+
+    Args:
+        copies: whose place is looked at for free space.
+
+    Attributes:
+        trainer: to be set before the training begins.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        config: DeploymentConfig,
+        report: Report,
+        copies: RunReplication,
+        training: TrlTraining,
+    ) -> None:
+        self.kept = RunForecast(run, config, report, measure_seconds=0.0)
+        self.run, self.config, self.report = run, config, report
+        self.copies, self.training = copies, training
+        self.trainer: Any = None
+        self._began: float | None = None
+
+    def train_start(self, state: TrainingState) -> None:
+        """Measure, and say what comes.
+
+        Raises:
+            DoesNotFitError: a step needs more memory than there is.
+            StorageError: what is to be kept does not fit on a disk.
+        """
+        version = bytes_of_version(state.model, create_optimizer_of(self.trainer))
+        self.copies.check_free_space(version, state.total_steps)
+        try:
+            with self.report.waiting("measuring memory and time of a step"):
+                forecast = measured(self.training, self.trainer, self.run.path)
+        except DoesNotFitError:
+            raise
+        except Exception as error:  # the training itself will meet it, and says so
+            at = f" at {where}" if (where := caller_place(error)) else ""
+            log.warning("there is no forecast: %r%s", error, at)
+        else:
+            self.kept.keep(forecast, state.step)
+        self.report(f"Training for {state.total_steps:,} steps; Ctrl-C saves and stops")
+        self._began = time.monotonic()
+
+    def compared(self) -> list[ForecastRow]:
+        """Rows of forecast and truth; none where nothing was forecast."""
+        return [] if self._began is None else self.kept.compared(time.monotonic() - self._began)
+
+
+def measured(training: TrlTraining, trainer: Any, folder: Path) -> Forecast:
+    """The forecast of a Trainer whose model, optimizer and accelerator are ready.
+
+    Args:
+        folder: where the run lies, or will.
+
+    Raises:
+        DoesNotFitError: a step needs more memory than there is.
+    """
+    config, done, total = training.config, trainer.state.global_step, trainer.state.max_steps
+    left = total - done
+    writes = training.installed.method.rows is RowKind.PROMPTS
+    limit_bytes = MemoryBudget.of(config).limit_bytes(training.device)
+    costs = StepProbe(trainer, writes, limit_bytes).costs(left)
+    per_epoch = steps_per_epoch(trainer, trainer.callback_handler.train_dataloader)
+    seconds = left * (costs.step_seconds + LOOP_SECONDS)
+    seconds += evaluations_left(training, trainer, per_epoch) * costs.evaluation_seconds
+    return _with_disk(training, trainer, costs, seconds, per_epoch, folder)
+
+
+def _with_disk(
+    training: TrlTraining,
+    trainer: Any,
+    costs: ProbedCosts,
+    seconds: float,
+    per_epoch: int,
+    folder: Path,
+) -> Forecast:
+    config, done, total = training.config, trainer.state.global_step, trainer.state.max_steps
+    version = bytes_of_version(trainer.model, create_optimizer_of(trainer))
+    saves = saves_left(config, total, per_epoch, seconds)
+    kept = min(newest_kept(config.training, total), saves)
+    most = min(versions_kept(config.training, total), saves)
+    final, options = _bytes_of_model(trainer.model), place_options(config)
+    resumed = version if done else 0  # the version that it goes on from, as a Trainer reads it
+    is_copied = training.device.type == "cpu" and version >= BACKGROUND_BYTES
+    return Forecast(
+        num_steps=total - done,
+        step_seconds=costs.step_seconds + LOOP_SECONDS,
+        seconds=seconds,
+        peak_memory_bytes=costs.peak_bytes + (version + SAVING_BYTES if is_copied else 0),
+        memory_bytes=costs.limit_bytes,
+        disk_bytes=kept * version + resumed + final + SMALL_FILES_BYTES,
+        most_disk_bytes=(most + 1) * version + resumed + final + SMALL_FILES_BYTES,
+        disk_free_bytes=disk_free_bytes(folder),
+        backup_bytes=None if options.place is None else options.keep * version + final,
+        session_seconds=config.training.deadline,
+        measure_seconds=costs.evaluation_seconds,
+        price_per_hour=config.price_per_hour,
+        has_smaller_pieces=False,
+        has_growing_answers=costs.writes,
+    )
+
+
+def evaluations_left(training: TrlTraining, trainer: Any, per_epoch: int) -> int:
+    """How often the held-out rows are measured: before the first step, in their rhythm, and at the
+    end; see `training_rhythm`."""
+    if not training.data.held_out:
+        return 0
+    settings, done, total = (
+        training.config.training,
+        trainer.state.global_step,
+        trainer.state.max_steps,
+    )
+    steps = {total}
+    if (every := settings.validation_frequency) is not None:
+        steps.update(range(every, total, every))
+    if (epochs := settings.validation_interval) is not None:
+        steps.update(range(epochs * per_epoch, total, epochs * per_epoch))
+    return sum(step > done for step in steps) + bool(trainer.args.eval_on_start)
+
+
+def saves_left(config: DeploymentConfig, total: int, per_epoch: int, seconds: float) -> int:
+    """About how many versions are saved: before the first step, by their rhythm, by the clock, and
+    at the end."""
+    training = config.training
+    steps = {0, total}
+    if (every := training.checkpoint_frequency) is not None:
+        steps.update(range(every, total, every))
+    if (epochs := training.checkpoint_interval) is not None:
+        steps.update(range(epochs * per_epoch, total, epochs * per_epoch))
+    by_clock = int(seconds // USUAL_SAVE_SECONDS) if training.checkpoint_seconds else 0
+    return len(steps) + by_clock
+
+
+def _bytes_of_model(model: Any) -> int:
+    """Of `final/`: a LoRA's own weights, or all."""
+    is_lora = hasattr(model, "peft_config")
+    weights = (p for p in model.parameters() if p.requires_grad or not is_lora)
+    return sum(p.numel() * p.element_size() for p in weights)
+
+
+class _MeasuredError(Exception):
+    """Ends a call of `Trainer.train` before its first step, with what was measured."""
+
+    def __init__(self, forecast: Forecast) -> None:
+        super().__init__("measured")
+        self.forecast = forecast
+
+
+def forecast_of_method(config: DeploymentConfig) -> Forecast:
+    """What a run of `config` will take, which nobody has begun.
+
+    Raises:
+        ValueError, TemperError: the run could not be started like this, or does not fit.
+    """
+    from transformers import TrainerCallback
+
+    with tempfile.TemporaryDirectory() as folder:
+        training = TrlTraining(config, Path(folder))
+        trainer = training.make_trainer(is_new=True)
+
+        class Measure(TrainerCallback):
+            def on_train_begin(self, *_: object, **parts: object) -> None:
+                raise _MeasuredError(measured(training, trainer, Path(config.output_dir)))
+
+        trainer.add_callback(Measure())
+        try:
+            trainer.train()
+        except _MeasuredError as measurement:
+            return measurement.forecast
+    raise AssertionError("a Trainer begins with on_train_begin")

@@ -1,0 +1,310 @@
+"""What the steps of a trainer of TRL cost here: a few of them are done before the first.
+
+They are TRL's own steps, on the training's own rows: forward, backward, the answers that are
+written and judged. Only the optimizer that steps is another one, at a learning rate of nothing, so
+that the training is number for number the one that nobody has measured (see `untouched`). A reward
+function of one's own is really called.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from infrastructure.core.integers import ceil_div
+from infrastructure.optimization.batch_size import DoesNotFitError
+from infrastructure.optimization.memory_prediction import MemoryPoint, fit_line
+from infrastructure.optimization.optimizer_memory import CreateOptimizer
+from infrastructure.optimization.peak_memory import peak_memory
+from infrastructure.training.core.error_handlers import is_out_of_memory
+from infrastructure.training.methods.untouched import untouched
+
+# A training of fewer steps is over sooner than more than the least is worth.
+STEPS_WORTH_MORE = 20
+# What the measurement may take of the training that it is for, and at most.
+SHARE_OF_TRAINING = 0.03
+MOST_SECONDS = 6.0
+# Micro-batches that are drawn to find the heaviest.
+MOST_DRAWN = 2048
+# Answers below which a part of a micro-batch is none of its own: KTO compares rows with each other.
+FEWEST_ROWS = 2
+REMEDIES = (
+    "lower training.batch_size and raise training.gradient_accumulation by as much, which learns"
+    " the same; give data.max_length or training.max_completion_length a smaller value, set"
+    " training.gradient_checkpointing or model.lora_config, or take a machine with more memory"
+)
+
+
+@dataclass(frozen=True)
+class ProbedCosts:
+    """What steps take here.
+
+    Attributes:
+        step_seconds: of an optimizer step.
+        evaluation_seconds: of all held-out rows once.
+        peak_bytes: of the heaviest step that is to come, and of an evaluation.
+        limit_bytes: what there is for this process.
+        writes: answers are written in each step, and may come to be longer ones.
+    """
+
+    step_seconds: float
+    evaluation_seconds: float
+    peak_bytes: int
+    limit_bytes: int
+    writes: bool
+
+
+@dataclass
+class StepProbe:
+    """Measures a Trainer whose training is about to begin, or to go on.
+
+    Args:
+        trainer: of TRL; its model, optimizer and accelerator are ready.
+        writes: its steps write answers.
+        limit_bytes: what this process may take.
+    """
+
+    trainer: Any
+    writes: bool
+    limit_bytes: int
+
+    def __post_init__(self) -> None:
+        self.device = torch.device(self.trainer.args.device)
+        self.accumulation = int(self.trainer.args.gradient_accumulation_steps)
+        self.peaks: list[int] = []
+        self.update_seconds = 0.0
+
+    def costs(self, steps_left: int) -> ProbedCosts:
+        """Do a few steps and one batch of held-out rows.
+
+        Raises:
+            DoesNotFitError: a step of this training needs more memory than there is.
+        """
+        try:
+            with untouched(self.trainer), peak_memory(self.device) as idle:
+                return self._costs(steps_left, idle.now())
+        except DoesNotFitError:
+            raise
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            raise DoesNotFitError(
+                f"this training does not fit into the memory: a step of it does not: {REMEDIES}"
+            ) from error
+
+    def _costs(self, steps_left: int, idle_bytes: int) -> ProbedCosts:
+        loader = self.trainer.get_train_dataloader()
+        self.trainer.current_gradient_accumulation_steps = self.accumulation
+        if self.writes:
+            seconds, points = self._whole_steps(loader, steps_left), list[MemoryPoint]()
+        else:
+            seconds, points = self._micro_batches(loader, steps_left, idle_bytes)
+        evaluation = self._evaluation()
+        heaviest = self._heaviest(loader, steps_left, points, idle_bytes) if points else 0
+        return ProbedCosts(
+            step_seconds=seconds + self.update_seconds,
+            evaluation_seconds=evaluation,
+            peak_bytes=max([*self.peaks, heaviest]),
+            limit_bytes=self.limit_bytes,
+            writes=self.writes,
+        )
+
+    def _whole_steps(self, loader: Any, steps_left: int) -> float:
+        """Seconds of a step that writes its answers: several may share what one has written."""
+        micro_batches = _reused_over(self.trainer, self.accumulation)
+        batches = _again_and_again(loader)
+        times, began = [], time.perf_counter()
+        while True:
+            seconds = sum(
+                self._group(batches) for _ in range(ceil_div(micro_batches, self.accumulation))
+            )
+            times.append(seconds / ceil_div(micro_batches, self.accumulation))
+            self._update()
+            if self._is_enough(len(times), times[-1] * steps_left, steps_left, began):
+                return _later_mean(times)
+
+    def _micro_batches(
+        self, loader: Any, steps_left: int, idle_bytes: int
+    ) -> tuple[float, list[MemoryPoint]]:
+        """Seconds of a step, and the memory of micro-batches by their size; a half one first, so
+        that a whole one is done only where it fits."""
+        batches = _again_and_again(loader)
+        size = int(self.trainer.args.per_device_train_batch_size)
+        points: list[MemoryPoint] = []
+        if size // 2 >= FEWEST_ROWS:
+            rows = range(min(size // 2, len(loader.dataset)))
+            self._micro_batch(_collated(loader, rows), 1, points)
+        self._update()
+        times, began = [], time.perf_counter()
+        while True:
+            samples, count = self.trainer.get_batch_samples(batches, 1, self.device)
+            if points:
+                self._refuse_beyond(fit_line(points, idle_bytes).peak_bytes(_units(samples[0])))
+            times.append(self._micro_batch(samples[0], count, points))
+            num_steps = steps_left * self.accumulation
+            if self._is_enough(len(times), times[-1] * num_steps, steps_left, began):
+                return _later_mean(times) * self.accumulation, points
+
+    def _is_enough(self, done: int, estimated: float, steps_left: int, began: float) -> bool:
+        """Whether a further measurement is worth its time."""
+        if steps_left < STEPS_WORTH_MORE:
+            return True
+        allowed = min(SHARE_OF_TRAINING * estimated, MOST_SECONDS)
+        return done > 1 and time.perf_counter() - began > allowed
+
+    def _group(self, batches: Iterator[Any]) -> float:
+        """Seconds of the micro-batches of one step."""
+        samples, count = self.trainer.get_batch_samples(batches, self.accumulation, self.device)
+        return sum(self._micro_batch(inputs, count) for inputs in samples)
+
+    def _micro_batch(
+        self, inputs: Any, count: Any, points: list[MemoryPoint] | None = None
+    ) -> float:
+        """Seconds of forward and backward."""
+        trainer = self.trainer
+        units = _units(inputs)
+        with peak_memory(self.device) as peak:
+            started = self._now()
+            trainer.training_step(trainer.model_wrapped, inputs, count)
+            seconds = self._now() - started
+            self.peaks.append(peak.read())
+        if points is not None:
+            points.append(MemoryPoint(units, self.peaks[-1]))
+        return seconds
+
+    def _update(self) -> None:
+        """Clipping and the optimizer's step, by one of its own, whose state stays meanwhile."""
+        trainer = self.trainer
+        if trainer.optimizer.state:
+            return  # of a training that goes on: its own state is there already
+        parameters = [p for p in trainer.model.parameters() if p.requires_grad]
+        if not hasattr(self, "_optimizer"):
+            self._optimizer = create_optimizer_of(trainer)(trainer.model)
+        for group in self._optimizer.param_groups:
+            group["lr"] = 0.0
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        with peak_memory(self.device) as peak:
+            started = self._now()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            self._optimizer.step()
+            self.update_seconds = self._now() - started
+            self.peaks.append(peak.read())
+        trainer.model.zero_grad()
+
+    def _evaluation(self) -> float:
+        """Seconds of all held-out rows, by one or two batches of them."""
+        trainer = self.trainer
+        if trainer.eval_dataset is None:
+            return 0.0
+        trainer.model.zero_grad()
+        loader = trainer.get_eval_dataloader()
+        trainer.model.eval()
+        times = []
+        for inputs, _ in zip(loader, range(2), strict=False):
+            with torch.no_grad(), peak_memory(self.device) as peak:
+                started = self._now()
+                trainer.prediction_step(trainer.model_wrapped, inputs, prediction_loss_only=True)
+                times.append(self._now() - started)
+                self.peaks.append(peak.read())
+        trainer.model.train()
+        return _later_mean(times) * len(loader)
+
+    def _heaviest(
+        self, loader: Any, steps_left: int, points: list[MemoryPoint], idle_bytes: int
+    ) -> int:
+        """The peak with the longest rows that are to be expected together."""
+        size = min(int(self.trainer.args.per_device_train_batch_size), len(loader.dataset))
+        lengths = _lengths(loader.dataset)
+        if lengths is None:
+            return 0
+        generator = np.random.default_rng(0)  # its own: the training's numbers stay as they are
+        num_drawn = min(steps_left * self.accumulation, MOST_DRAWN)
+        drawn = generator.integers(len(lengths), size=(max(1, num_drawn), size))
+        heaviest = drawn[int(lengths[drawn].max(axis=1).argmax())]
+        units = _units(_collated(loader, [int(i) for i in heaviest]))
+        line = fit_line(points, idle_bytes)
+        return max(line.peak_bytes(units), *(point.peak_bytes for point in points))
+
+    def _refuse_beyond(self, peak_bytes: int) -> None:
+        """On a CPU a process that takes too much is killed; nobody could answer afterwards."""
+        if self.device.type == "cpu" and peak_bytes > self.limit_bytes:
+            needed, there = peak_bytes / 2**30, self.limit_bytes / 2**30
+            raise DoesNotFitError(
+                f"this training does not fit into the memory: a micro-batch takes {needed:.2f} GiB,"
+                f" and there are {there:.2f} GiB: {REMEDIES}"
+            )
+
+    def _now(self) -> float:
+        """The time when the device is done with what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+
+def create_optimizer_of(trainer: Any) -> CreateOptimizer:
+    """What makes an optimizer as the Trainer's own, for a module."""
+    optimizer_class, arguments = trainer.get_optimizer_cls_and_kwargs(trainer.args, trainer.model)
+
+    def create(module: torch.nn.Module) -> torch.optim.Optimizer:
+        trained = [p for _, p in module.named_parameters() if p.requires_grad]
+        optimizer: torch.optim.Optimizer = optimizer_class(trained, **arguments)
+        return optimizer
+
+    return create
+
+
+def steps_per_epoch(trainer: Any, loader: Any) -> int:
+    """Optimizer steps of an epoch, as a Trainer counts them."""
+    return max(1, ceil_div(len(loader), int(trainer.args.gradient_accumulation_steps)))
+
+
+def _again_and_again(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def _reused_over(trainer: Any, accumulation: int) -> int:
+    """Micro-batches that learn from one generation, in whole steps."""
+    args = trainer.args
+    shared = int(getattr(args, "steps_per_generation", None) or 1)
+    shared *= int(getattr(args, "num_iterations", None) or 1)
+    return ceil_div(max(shared, accumulation), accumulation) * accumulation
+
+
+def _collated(loader: Any, rows: Sequence[int] | range) -> Any:
+    return loader.collate_fn([loader.dataset[i] for i in rows])
+
+
+def _units(inputs: Any) -> int:
+    """Tokens of a micro-batch, padding included; rows, where it is not made of tensors yet."""
+    if not isinstance(inputs, dict) and not hasattr(inputs, "items"):
+        return len(inputs)
+    tokens = [
+        value.numel()
+        for value in inputs.values()
+        if isinstance(value, torch.Tensor) and value.ndim == 2 and not value.is_floating_point()
+    ]
+    return sum(tokens)
+
+
+def _lengths(dataset: Any) -> np.ndarray | None:
+    """Tokens of each row, (N,); None: they are not known before they are written."""
+    first = dataset[0]
+    columns = [name for name, value in first.items() if _is_tokens(value)]
+    if not columns:
+        return None
+    return np.sum([[len(ids) for ids in dataset[name]] for name in columns], axis=0)
+
+
+def _is_tokens(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], int)
+
+
+def _later_mean(times: list[float]) -> float:
+    """Without the first, which is slower than all later ones, where there are others."""
+    later = times[1:] or times
+    return sum(later) / max(1, len(later))
