@@ -1,6 +1,7 @@
 """Fixtures for all tests."""
 
 import gc
+import json
 import logging
 import os
 import shlex
@@ -34,7 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
-    """Workers are forks of the process that has imported what they need."""
+    """Workers are forks of the process that has imported what they need, these tests included."""
+    os.environ[forks.TESTS] = json.dumps(config.args)
     for spec in specs:
         command = [sys.executable, "-m", "tests.forked_worker", config.option.testrunuid]
         spec.python = shlex.join(command)

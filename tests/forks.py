@@ -11,6 +11,7 @@ import errno
 import functools
 import gc
 import importlib
+import json
 import os
 import pickle
 import runpy
@@ -49,6 +50,7 @@ OURS = (
 )
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD)
+TESTS = "TEMPER_TESTS_TO_IMPORT"  # paths of tests as a JSON list, in the server's environment
 UNFLUSHED = 120  # the exit code of a Python whose last output nobody takes
 MESSAGE = struct.Struct("<ci")  # how a fork stands: BEGUN and its number, ENDED and its status
 BEGUN, ENDED = b"b", b"e"
@@ -207,20 +209,42 @@ def serve(number: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it means the tests
     with _silent():
         import_what_takes_long(HEAVY + KERNELS + OURS)
+        if TESTS in os.environ:
+            _import_tests(json.loads(os.environ.pop(TESTS)))
     _Serving(socket.socket(fileno=number)).until_nobody_is_connected()
+
+
+def _import_tests(paths: Sequence[str]) -> None:
+    """Have the modules of tests in memory, their asserts rewritten as pytest does it: once instead
+    of once in each worker."""
+    import pytest
+
+    class Failures:
+        def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+            """What cannot be imported is tried again, and shown, by each worker."""
+            if not report.passed:
+                name = report.nodeid.removesuffix(".py").replace("/", ".")
+                sys.modules.pop(name, None)
+
+    without = ("xdist", "cacheprovider", "unraisableexception", "threadexception")
+    plugins = [word for name in without for word in ("-p", f"no:{name}")]
+    pytest.main(["--collect-only", "-qq", *plugins, *paths], [Failures()])
 
 
 @contextmanager
 def _silent() -> Iterator[None]:
     """What libraries tell each other when they are imported is not for who runs tests."""
-    errors = os.dup(2)
+    own = [os.dup(number) for number in (1, 2)]
     with Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
+        for number in (1, 2):
+            os.dup2(nowhere.fileno(), number)
     try:
         yield
     finally:
-        os.dup2(errors, 2)
-        os.close(errors)
+        sys.stdout.flush()
+        for number, end in zip((1, 2), own, strict=True):
+            os.dup2(end, number)
+            os.close(end)
 
 
 class _Serving:
