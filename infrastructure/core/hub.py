@@ -52,10 +52,10 @@ def cached_file(name: str, file: str, revision: str | None = None) -> Path | Non
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(name, file, revision=revision)
+        cached = try_to_load_from_cache(name, file, revision=revision)
     except HFValidationError:  # no name of the hub at all
         return None
-    return Path(found) if isinstance(found, str) else None
+    return Path(cached) if isinstance(cached, str) else None
 
 
 def hub_file(name: str, file: str, revision: str | None = None) -> Path | None:

@@ -35,7 +35,7 @@ assert "torch" not in sys.modules
 
 
 @pytest.fixture
-def asked() -> Iterator[tuple[str, list[str]]]:
+def loopback_hub() -> Iterator[tuple[str, list[str]]]:
     """The address of a hub with one model, someone/short, and what it was asked."""
     requests: list[str] = []
 
@@ -86,10 +86,10 @@ def look(folder: Path, endpoint: str, *names: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_hub_model_says_its_length_and_a_wrong_name_is_told_without_torch(
-    tmp_path: Path, asked: tuple[str, list[str]]
+def test_length_and_wrong_name_of_a_hub_model_are_known_without_torch(
+    tmp_path: Path, loopback_hub: tuple[str, list[str]]
 ) -> None:
-    endpoint, requests = asked
+    endpoint, requests = loopback_hub
     short, wrong = look(tmp_path, endpoint, "someone/short", "someone/shrot")
     assert short.startswith("64 data.max_length is 64 instead of 512")
     assert "the Hugging Face hub does not have it" in wrong

@@ -20,6 +20,7 @@ from infrastructure.monitoring.drawing.formatting import (
     not_finite_name,
 )
 from infrastructure.monitoring.drawing.html import Markup, element, raw_markup, readable_key
+from infrastructure.monitoring.drawing.quantity_names import HELD_OUT, in_order, name_of
 
 EVALUATION = "evaluation"
 MAX_FURTHER_CHARTS = 12
@@ -94,13 +95,17 @@ def charts_of(
         if (chart := chart_of(quantity, points, buckets)) is not None:
             charts[quantity.key] = chart
     known = {key for q in QUANTITIES for key in (q.key, q.marks_key)} | POSITION_KEYS
+    known |= {f"{HELD_OUT}{key}" for key in points if f"{HELD_OUT}{key}" in evaluated}
     further = [
         key
         for key, pairs in points.items()
-        if key not in known and not (key.startswith(OF_QUANTUM) and len(pairs) < 2)
-    ][:MAX_FURTHER_CHARTS]
+        if key not in known
+        and not (key.startswith(OF_QUANTUM) and len(pairs) < 2)
+        and not (name_of(key).is_detail and not any(value for _, value in pairs))
+    ]
     return charts | {
-        key: _further(key, points[key], key in evaluated, num_buckets) for key in further
+        key: _further(key, points, key in evaluated, num_buckets)
+        for key in in_order(further)[:MAX_FURTHER_CHARTS]
     }
 
 
@@ -136,14 +141,18 @@ def chart_of(
     )
 
 
-def _further(key: str, points: Points, is_evaluation: bool, num_buckets: int) -> Chart:
-    """A number that an evaluation or an extension added; an evaluation's are drawn as dots."""
-    format_value = format_share if "exact_match" in key else format_number
-    title = readable_key(key.removeprefix("eval_")).capitalize()
+def _further(key: str, points_of: PointsByKey, is_evaluation: bool, num_buckets: int) -> Chart:
+    """A number that an evaluation or an extension added; an evaluation's are drawn as dots, on top
+    of the training's, where that has the same."""
+    name = name_of(key)
+    format_value = format_share if name.is_share or "exact_match" in key else format_number
+    title = name.title[:1].upper() + name.title[1:]
     title += ", seconds" if key.endswith("_seconds") else ""
+    better = f" ({name.better})" if name.better else ""
     if is_evaluation:
-        return Chart(f"{title}, held out", [], points, format_value)
-    return Chart(title, points, [], format_value, num_buckets=num_buckets)
+        return Chart(f"{title}, held out{better}", [], points_of[key], format_value)
+    marks = points_of.get(f"{HELD_OUT}{key}", [])
+    return Chart(title + better, points_of[key], marks, format_value, num_buckets=num_buckets)
 
 
 def _unit(key: str, points: Points) -> tuple[float, Callable[[float], str]]:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from infrastructure.monitoring.drawing.formatting import format_number, format_share, printable
+from infrastructure.monitoring.drawing.quantity_names import QuantityName, in_order, name_of
 
 MAX_CELL_WIDTH = 60
 HELD_OUT_LOSS = "held-out loss"
@@ -60,24 +61,32 @@ def _padded(text: str, width: int, column: int) -> str:
 
 
 def before_after_rows(
-    before: Mapping[str, Any], after: Mapping[str, Any], loss: object = None
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    loss: object = None,
+    *,
+    has_details: bool = True,
 ) -> list[tuple[str, str, str, str]]:
-    """Rows (what, before, after, change) of held-out loss and exact match by task.
+    """Rows (what, before, after, change) of held-out loss, other numbers, exact match by task.
 
     Args:
         before: `{"eval_loss": float, "exact_match": {task: share, …, "all": share}}`; each part
             may be missing and shows as a dash. Other numbers get a row each, by their name.
         after: the same after the training.
         loss: see `held_out_loss`.
+        has_details: with numbers that few people look at.
     """
     rows = []
-    if "eval_loss" in before or "eval_loss" in after:
+    # What learns by rewards has a loss of about 0, whatever it has learnt.
+    if "eval_reward" not in after and ("eval_loss" in before or "eval_loss" in after):
         numbers = _loss_row(before.get("eval_loss"), after.get("eval_loss"))
         rows.append((held_out_loss(loss), *numbers))
-    for key in dict.fromkeys([*before, *after]):
-        if key != "eval_loss" and isinstance(after.get(key, before.get(key)), int | float):
-            what = printable(key.removeprefix("eval_").replace("_", " "))
-            rows.append((what, _shown(before.get(key)), _shown(after.get(key)), ""))
+    others = [key for key in dict.fromkeys([*before, *after]) if key != "eval_loss"]
+    for key in in_order(others):
+        name = name_of(key)
+        is_number = isinstance(after.get(key, before.get(key)), int | float)
+        if is_number and (has_details or not name.is_detail):
+            rows.append(_number_row(name, before.get(key), after.get(key)))
     matches = before.get("exact_match") or {}, after.get("exact_match") or {}
     tasks = list(dict.fromkeys([*matches[0], *matches[1]]))
     for task in sorted(tasks, key=lambda task: task != "all"):
@@ -96,6 +105,17 @@ def _loss_row(before: float | None, after: float | None) -> tuple[str, str, str]
     return _shown(before), _shown(after), text
 
 
+def _number_row(
+    name: QuantityName, before: float | None, after: float | None
+) -> tuple[str, str, str, str]:
+    if name.is_share:
+        return _share_row(name.with_direction, before, after)
+    difference = float("nan") if before is None or after is None else after - before
+    change = f"{'+' if difference >= 0 else ''}{format_number(difference)}"
+    has_change = name.better and math.isfinite(difference)
+    return name.with_direction, _shown(before), _shown(after), change if has_change else ""
+
+
 def _share_row(what: str, before: float | None, after: float | None) -> tuple[str, str, str, str]:
     difference = float("nan") if before is None or after is None else after - before
     change = f"{100 * difference:+.1f} points" if math.isfinite(difference) else ""
@@ -106,5 +126,5 @@ def before_after_table(
     before: Mapping[str, object], after: Mapping[str, object], loss: object = None
 ) -> str:
     """The table that ends a training, as text; empty when nothing was measured."""
-    rows = before_after_rows(before, after, loss)
+    rows = before_after_rows(before, after, loss, has_details=False)
     return render_table(["", "before", "after", "change"], rows) if rows else ""

@@ -24,6 +24,7 @@ from infrastructure.monitoring.drawing.formatting import (
     format_step_time,
 )
 from infrastructure.monitoring.drawing.metrics_file import Record
+from infrastructure.monitoring.drawing.quantity_names import in_order, name_of
 from infrastructure.monitoring.drawing.tables import EXACT_MATCH, before_after_rows, held_out_loss
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.machine_history import Meter
@@ -318,7 +319,9 @@ def _headlines(
     held_out = run.points.get("eval_loss")
     finite = [value for _, value in held_out.kept if math.isfinite(value)] if held_out else []
     best = f"best {format_number(min(finite))}" if finite else ""
-    if "eval_loss" in after:
+    if "eval_reward" in after:
+        losses = []  # the loss of what learns by rewards says nothing
+    elif "eval_loss" in after:
         losses = [_headline(loss_name, after["eval_loss"], before=before.get("eval_loss"))]
     else:
         newest = _headline(loss_name, held_out.last if held_out else None, more=best)
@@ -326,6 +329,7 @@ def _headlines(
     cost = mapping_of(run.facts.summary.get("cost"))
     lines = [
         *losses,
+        *_best_known(before, after),
         _headline(EXACT_MATCH, now, format_share, was),
         _headline("tokens per second", run.tokens_per_second, format_rate),
         _headline("time per step", run.seconds_per_step, format_step_time),
@@ -334,6 +338,16 @@ def _headlines(
         _headline("cost", cost.get("amount"), lambda _: str(cost.get("text"))),
     ]
     return [line for line in lines if line is not None]
+
+
+def _best_known(before: Mapping[str, object], after: Mapping[str, object]) -> list[Headline | None]:
+    """The first of the numbers of a method of TRL that says how well it went."""
+    names = {key: name_of(key) for key in in_order([*after])}
+    for key, name in names.items():
+        if name.better and not name.is_detail:
+            show = format_share if name.is_share else format_number
+            return [_headline(name.title, after[key], show, before.get(key))]
+    return []
 
 
 def _headline(

@@ -29,7 +29,7 @@ def make_ready(config: DeploymentConfig) -> None:
         ConfigurationError: a sentence for each setting that cannot be carried out.
     """
     use_sample_data(config)
-    _fit_length(config, asks_hub=True)
+    _fit_length(config, may_fetch=True)
     config.adopt_plugins()
     config.check_supported()
 
@@ -39,15 +39,15 @@ def problems_of(config: DeploymentConfig) -> list[str]:
     nothing of the hub."""
     ready = config.changed([])
     use_sample_data(ready)
-    _fit_length(ready, asks_hub=False)
+    _fit_length(ready, may_fetch=False)
     return ready.problems()
 
 
-def _fit_length(config: DeploymentConfig, *, asks_hub: bool) -> None:
+def _fit_length(config: DeploymentConfig, *, may_fetch: bool) -> None:
     """A length of examples that nobody has given is at most what the model has positions for."""
     if config.source("data.max_length").layer not in (Layer.DEFAULT, Layer.PRESET):
         return
-    positions = _num_positions(config, asks_hub=asks_hub)
+    positions = _num_positions(config, may_fetch=may_fetch)
     if positions is None or positions >= config.data.max_length:
         return
     config.note(
@@ -57,7 +57,7 @@ def _fit_length(config: DeploymentConfig, *, asks_hub: bool) -> None:
     config.data.max_length = positions
 
 
-def _num_positions(config: DeploymentConfig, *, asks_hub: bool) -> int | None:
+def _num_positions(config: DeploymentConfig, *, may_fetch: bool) -> int | None:
     """Tokens that the model can see; None where it does not say it, or cannot be had."""
     if config.model.name == "embedded":
         return config.model.embedded.max_positions
@@ -66,9 +66,9 @@ def _num_positions(config: DeploymentConfig, *, asks_hub: bool) -> int | None:
         values = _in_folder(folder, "config.json")
         base = _in_folder(folder, "adapter_config.json").get("base_model_name_or_path")
         if isinstance(base, str):
-            values = json_of(Path(base) / "config.json") or _on_hub(base, None, asks_hub)
+            values = json_of(Path(base) / "config.json") or _on_hub(base, None, may_fetch)
     else:
-        values = _on_hub(config.model.name, config.model.revision, asks_hub)
+        values = _on_hub(config.model.name, config.model.revision, may_fetch)
     text = values.get("text_config")
     inside = text if isinstance(text, dict) else values
     positions = inside.get("max_position_embeddings")
@@ -80,11 +80,11 @@ def _in_folder(folder: Path, name: str) -> JsonObject:
     return json_of(folder / name) or json_of(folder / "final" / name)
 
 
-def _on_hub(name: str, revision: str | None, asks_hub: bool) -> JsonObject:
+def _on_hub(name: str, revision: str | None, may_fetch: bool) -> JsonObject:
     """The configuration of a hub model, where it lies in the cache or can be fetched."""
     if name in REGISTERED_MODELS or reads_like_path(name):
         return {}
-    find = hub_file if asks_hub else cached_file
+    find = hub_file if may_fetch else cached_file
     try:
         return json_of(find(name, "config.json", revision))
     except NotOnHubError:  # which is told where model and data are looked at

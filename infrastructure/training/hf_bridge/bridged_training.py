@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.config.fingerprint import result_settings
 from infrastructure.core.errors import CopyNotConfirmedError, TemperError
+from infrastructure.core.redact import redact_urls
 from infrastructure.run.compatibility import check_compatible
 from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
 from infrastructure.run.record_types import Summary
@@ -124,7 +125,7 @@ class BridgedTraining:
             run.copies.close()
         else:
             run.complete()
-        if run.copies.has_place:
+        if run.copies.has_place and not _has_closing_lines(run, state):
             run.report(run.copies.line())
 
     def break_off(self, error: BaseException) -> None:
@@ -203,10 +204,24 @@ def begin_training(
         events = TrainerEvents(parts, loader, state, hooks, saves)
         for line in run.notes():
             run.report(line)
-        # A whole training of Temper's says at its end where all lies.
-        copies = f": {run.copies.line()}" if run.copies.has_place or not run.is_whole else ""
-        run.report(f"Run {run.name} in {run.directory}{copies}")
+        run.report(_beginning(run, state))
         return BridgedTraining(run, parts, state, hooks, saves, events, stack.pop_all())
+
+
+def _beginning(run: TrainerRun, state: TrainingState) -> str:
+    """What trains now; of somebody's own Trainer also where, which nothing else says."""
+    if not run.is_whole:
+        return f"Run {run.name} in {run.directory}: {run.copies.line()}"
+    place = run.copies.backup.options.place
+    copied = "" if place is None else f", with copies at {redact_urls(place)}"
+    return (
+        f"Run {run.name}: training for {state.total_steps:,} steps{copied}; Ctrl-C saves and stops"
+    )
+
+
+def _has_closing_lines(run: TrainerRun, state: TrainingState) -> bool:
+    """Whether the lines that end a whole training say how its copies stand."""
+    return run.is_whole and not state.is_interrupted
 
 
 def _restored(

@@ -62,7 +62,8 @@ class FinishedTraining:
                 seal(run.files, read_summary(run.files))
             run.copies.compare_anew()
             run.complete()
-            run.report(run.copies.line())
+            if not run.is_whole:  # otherwise the lines that end it say so
+                run.report(run.copies.line())
         finally:
             self._release()
 

@@ -1,6 +1,11 @@
 import math
 
-from infrastructure.monitoring.drawing.tables import before_after_table, render_table, text_width
+from infrastructure.monitoring.drawing.tables import (
+    before_after_rows,
+    before_after_table,
+    render_table,
+    text_width,
+)
 
 BEFORE = {"eval_loss": 8.0, "exact_match": {"reverse": 0.0, "all": 0.05}}
 AFTER = {"eval_loss": 0.4, "exact_match": {"reverse": 0.975, "all": 0.97, "sort": 1.0}}
@@ -23,8 +28,28 @@ def test_nan_is_shown_and_claims_no_change() -> None:
 
 
 def test_other_numbers_have_their_own_rows() -> None:
-    table = before_after_table({"win_rate": 0.25}, {"win_rate": 0.5, "eval_reward": 3})
-    assert table.splitlines()[2:] == ["win rate  0.2500  0.5000", "reward         –       3"]
+    table = before_after_table({"win_rate": 0.25}, {"win_rate": 0.5, "eval_words": 3})
+    assert table.splitlines()[2:] == ["win rate  0.2500  0.5000", "words          –       3"]
+
+
+def test_numbers_of_a_method_have_readable_names_and_a_direction() -> None:
+    before = {"eval_loss": 0.69, "eval_logits/chosen": 1, "eval_rewards/accuracies": 0.0}
+    after = {"eval_loss": 0.5, "eval_rewards/margins": 0.25, "eval_rewards/accuracies": 0.75}
+    assert before_after_rows(before, after, has_details=False) == [
+        ("held-out loss", "0.6900", "0.5000", "-27.5 %"),
+        ("pairs ranked rightly (higher is better)", "0 %", "75.0 %", "+75.0 points"),
+        ("margin of chosen over rejected (higher is better)", "–", "0.2500", ""),
+    ]
+    assert before_after_rows(before, after)[-1] == ("mean logit in chosen answers", "1", "–", "")
+
+
+def test_a_loss_without_meaning_is_left_to_the_files() -> None:
+    numbers = {"eval_loss": 0.0, "eval_reward": 0.5, "eval_rewards/exact_answer/mean": 0.5}
+    rows = before_after_rows(numbers, numbers | {"eval_reward": 1.0})
+    assert rows == [
+        ("mean reward (higher is better)", "0.5000", "1", "+0.5000"),
+        ("reward exact answer (higher is better)", "0.5000", "0.5000", "+0"),
+    ]
 
 
 def test_nothing_measured_is_no_table() -> None:

@@ -12,6 +12,7 @@ import torch
 
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.monitoring.drawing.quantity_names import name_of
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
@@ -76,6 +77,7 @@ def _check_run(path: Path, method: str) -> None:
     assert (summary["status"], summary["steps"]) == ("finished", 8)
     assert "eval_loss" in summary["before"]
     assert "eval_loss" in (summary["after"] or {})
+    assert not [key for key in summary["after"] or {} if "/" in name_of(key).title]
     records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records if "loss" in r] == list(range(1, 9))
     assert RunDirectory(path).read_configuration().training.method == method
@@ -106,7 +108,10 @@ def test_a_stopped_training_is_stopped_and_a_finished_one_not_trained_again(
 
 def test_a_short_training_is_not_all_warm_up(tmp_path: Path, saved_llama: Path) -> None:
     """The default of 50 steps is more than all of these."""
-    more = {"training": {"max_steps": 6, "warmup_steps": 50}}
+    more = {
+        "training": {"max_steps": 6, "warmup_steps": 50},
+        "backup": {"place": str(tmp_path / "place")},
+    }
     config = configuration("dpo", tmp_path, saved_llama, **more)
 
     def trained() -> None:
@@ -114,6 +119,9 @@ def test_a_short_training_is_not_all_warm_up(tmp_path: Path, saved_llama: Path) 
         TrainingDeployment(config, say=lines.append).run()
         assert "50 is more than half of 6 steps: the learning rate rises for 3" in "".join(lines)
         assert sum("the model has no chat template" in line for line in lines) == 1
+        assert sum("training for 6 steps, with copies at" in line for line in lines) == 1
+        assert sum("backup: " in line for line in lines) == 1  # how they stand, at the end alone
+        assert "pairs ranked rightly (higher is better)" in "".join(lines)
 
     assert in_fork(trained) == 0
     lines = (run_folder(config) / "metrics.jsonl").read_text().splitlines()

@@ -1,0 +1,109 @@
+"""What the numbers of a training are called for people, and which direction is good.
+
+Files keep the names that their trainers give: TRL's `rewards/margins` is a key there, and
+"margin between better and worse answers" on a screen.
+"""
+
+import re
+from dataclasses import dataclass
+
+from infrastructure.monitoring.drawing.formatting import printable
+from infrastructure.monitoring.drawing.html import readable_key
+
+HIGHER, LOWER = "higher is better", "lower is better"
+OF_ONE_REWARD = re.compile(r"rewards/(?P<name>.+)/(?P<what>mean|std)")
+HELD_OUT = "eval_"
+
+
+@dataclass(frozen=True)
+class QuantityName:
+    """How a number is shown.
+
+    Attributes:
+        title: what it is.
+        better: which direction is good, in words; "" where neither is.
+        is_share: between 0 and 1, and shown in percent.
+        is_detail: for who looks closely: in the report, and not in the table that ends a run.
+    """
+
+    title: str
+    better: str = ""
+    is_share: bool = False
+    is_detail: bool = False
+
+    @property
+    def with_direction(self) -> str:
+        """Both: `mean reward (higher is better)`."""
+        return f"{self.title} ({self.better})" if self.better else self.title
+
+
+# Of TRL's trainers; the order is that of a table. "Chosen" and "rejected" are the data's columns.
+KNOWN = {
+    "rewards/accuracies": QuantityName("pairs ranked rightly", HIGHER, is_share=True),
+    "accuracy": QuantityName("accuracy", HIGHER),  # which metrics of one's own are called, too
+    "rewards/margins": QuantityName("margin of chosen over rejected", HIGHER),
+    "margin": QuantityName("margin", HIGHER),
+    "rewards/chosen": QuantityName("reward of chosen answers", HIGHER),
+    "rewards/rejected": QuantityName("reward of rejected answers", LOWER),
+    "log_odds_chosen": QuantityName("log odds of chosen over rejected", HIGHER),
+    "log_odds_ratio": QuantityName("odds ratio, as the loss takes it", HIGHER, is_detail=True),
+    "nll_loss": QuantityName("loss of chosen answers", LOWER),
+    "reward": QuantityName("mean reward", HIGHER),
+    "reward_std": QuantityName("spread of rewards in a group", is_detail=True),
+    "frac_reward_zero_std": QuantityName("groups of equal rewards", LOWER, is_share=True),
+    "mean_reward": QuantityName("mean reward", is_detail=True),
+    "min_reward": QuantityName("lowest reward", is_detail=True),
+    "max_reward": QuantityName("highest reward", is_detail=True),
+    "mean_token_accuracy": QuantityName("tokens predicted rightly", HIGHER, is_share=True),
+    "kl": QuantityName("distance from the first model (KL)"),
+    "completions/mean_length": QuantityName("length of answers, tokens"),
+    "completions/clipped_ratio": QuantityName("answers cut off", LOWER, is_share=True),
+    "completions/min_length": QuantityName("shortest answer, tokens", is_detail=True),
+    "completions/max_length": QuantityName("longest answer, tokens", is_detail=True),
+    "completions/mean_terminated_length": QuantityName("length of ended answers", is_detail=True),
+    "completions/min_terminated_length": QuantityName("shortest ended answer", is_detail=True),
+    "completions/max_terminated_length": QuantityName("longest ended answer", is_detail=True),
+    "logps/chosen": QuantityName("log-probability of chosen answers", HIGHER, is_detail=True),
+    "logps/rejected": QuantityName("log-probability of rejected answers", LOWER, is_detail=True),
+    "logits/chosen": QuantityName("mean logit in chosen answers", is_detail=True),
+    "logits/rejected": QuantityName("mean logit in rejected answers", is_detail=True),
+    "entropy": QuantityName("uncertainty over the next token (entropy)", is_detail=True),
+    "aux_loss": QuantityName("uneven load of experts (loss)", LOWER, is_detail=True),
+    "clip_ratio/low_mean": QuantityName("tokens clipped below", is_share=True, is_detail=True),
+    "clip_ratio/high_mean": QuantityName("tokens clipped above", is_share=True, is_detail=True),
+    "clip_ratio/region_mean": QuantityName("tokens clipped", is_share=True, is_detail=True),
+    "clip_ratio/low_min": QuantityName(
+        "tokens clipped below, least", is_share=True, is_detail=True
+    ),
+    "clip_ratio/high_max": QuantityName(
+        "tokens clipped above, most", is_share=True, is_detail=True
+    ),
+}
+
+
+def bare_key(key: str) -> str:
+    """The key of a held-out number without what says that it is one."""
+    return key.removeprefix(HELD_OUT)
+
+
+def name_of(key: str) -> QuantityName:
+    """How the number under a key of the metrics is called: by its key where nobody has named it."""
+    key = bare_key(key)
+    if key in KNOWN:
+        return KNOWN[key]
+    if (match := OF_ONE_REWARD.fullmatch(key)) is not None:
+        reward, is_mean = match["name"].replace("_", " "), match["what"] == "mean"
+        title = f"reward {printable(reward)}" + ("" if is_mean else ", spread")
+        return QuantityName(title, HIGHER if is_mean else "", is_detail=not is_mean)
+    return QuantityName(printable(readable_key(key)))
+
+
+def in_order(keys: list[str]) -> list[str]:
+    """Keys as a table lists them: what is known first, the rest as it comes."""
+    places = {key: place for place, key in enumerate(KNOWN)}
+
+    def place_of(key: str) -> int:
+        of_one_reward = OF_ONE_REWARD.fullmatch(bare_key(key)) is not None
+        return places.get("reward" if of_one_reward else bare_key(key), len(places))
+
+    return sorted(keys, key=place_of)
