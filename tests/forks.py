@@ -173,13 +173,19 @@ def _server() -> _Server:
 
 
 # Abstract, as Linux has them: no file, gone with the last who listens.
-_server_address = f"\0temper tests {os.getpid()} {secrets.token_hex(8)}"
+ADDRESS = "\0temper tests "
+_server_address = f"{ADDRESS}{os.getpid()} {secrets.token_hex(8)}"
 
 
 def share_server(name: str) -> None:
     """Use one server with every other process that gives this name, instead of an own one."""
     global _server_address
-    _server_address = f"\0temper tests {name}"
+    _server_address = f"{ADDRESS}{name}"
+
+
+def server_name() -> str:
+    """What a process that this one starts gives to `share_server`, to use the same server."""
+    return _server_address.removeprefix(ADDRESS)
 
 
 def _start_server(address: str) -> None:

@@ -1,12 +1,12 @@
 """The quickstart in a real JupyterLab and a real browser: all cells run, form and panel are there.
 
-Starting both and training take their time. SCREENSHOTS names a folder for pictures of it.
+JupyterLab and the kernel that it starts are forks, which have imported PyTorch already. SCREENSHOTS
+names a folder for pictures of it.
 """
 
 import os
 import re
 import secrets
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import Forked, forked_python, server_name
 from tests.monitoring.browser import Browser, open_browser
 from tests.notebooks.notebook_files import NOTEBOOKS, cells_of, copy_into, variables
 
@@ -22,6 +23,16 @@ pytest.importorskip("jupyterlab", reason="Colab's column shows notebooks without
 pytest.importorskip("ipywidgets", minversion="8", reason="JupyterLab shows none of version 7")
 
 SECONDS = 180.0
+# JupyterLab as its command starts it, but for its kernels: those are forks, too.
+LAB = """
+import sys
+from tests.forks import share_server
+from tests.notebooks.kernels import kernels_are_forks
+share_server(sys.argv.pop(1))
+from jupyterlab.labapp import main
+with kernels_are_forks():
+    main()
+"""
 APP = "window.jupyterapp"
 HAS_KERNEL = f"{APP} && Array.from({APP}.serviceManager.sessions.running()).length > 0"
 IS_IDLE = "document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'"
@@ -39,7 +50,7 @@ ERRORS = "document.querySelectorAll('[data-mime-type=\"application/vnd.jupyter.e
 def jupyterlab(folder: Path, environment: dict[str, str]) -> Iterator[str]:
     """The address of a JupyterLab for `folder`, on loopback, with a token."""
     token = secrets.token_hex(16)
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--port=0"]
+    command = [sys.executable, "-c", LAB, server_name(), "--no-browser", "--allow-root", "--port=0"]
     command += ["--expose-app-in-browser", f"--IdentityProvider.token={token}", "--ip=127.0.0.1"]
     command += ["--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate"]
     log = folder.parent / "jupyterlab.log"
@@ -49,7 +60,7 @@ def jupyterlab(folder: Path, environment: dict[str, str]) -> Iterator[str]:
         file.write_text(text)
     environment = {**environment, "JUPYTERLAB_SETTINGS_DIR": str(folder.parent / "settings")}
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        process = forked_python(
             command, cwd=folder, env={**os.environ, **environment}, stdout=output, stderr=output
         )
     try:
@@ -59,7 +70,7 @@ def jupyterlab(folder: Path, environment: dict[str, str]) -> Iterator[str]:
         process.wait(timeout=60)
 
 
-def _address(log: Path, process: subprocess.Popen[bytes]) -> str:
+def _address(log: Path, process: Forked) -> str:
     deadline = time.monotonic() + SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         if found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text()):
@@ -79,12 +90,10 @@ def test_the_quickstart_shows_form_panel_and_report(tmp_path: Path) -> None:
         wait_for(browser, f"{HAS_KERNEL} && {IS_IDLE} && {EXECUTED}.length > 0")
         browser.evaluate(f"{APP}.commands.execute('notebook:run-all-cells') && true")
         wait_for(browser, "document.querySelector('.temper-panel') !== null")
-        show(browser, 4)
-        take(browser, "training")
+        take(browser, "training", cell=4)
         wait_for(browser, f"{NOT_YET} === 0 || {ERRORS} > 0")
         for number in range(len(cells_of(NOTEBOOKS[0]))):
-            show(browser, number)
-            take(browser, f"cell_{number}")
+            take(browser, f"cell_{number}", cell=number)
         assert browser.evaluate(ERRORS) == 0
         assert browser.evaluate("document.querySelectorAll('.jupyter-widgets').length") > 20
         assert browser.evaluate("document.querySelectorAll('iframe[title=report]').length") == 1
@@ -100,14 +109,12 @@ def wait_for(browser: Browser, script: str) -> None:
         time.sleep(0.2)
 
 
-def show(browser: Browser, cell: int) -> None:
-    """Scroll a code cell to the top, and let the page come to rest."""
-    browser.evaluate(f"document.querySelectorAll('.jp-CodeCell')[{cell}].scrollIntoView()")
-    time.sleep(0.5)
-
-
-def take(browser: Browser, name: str) -> None:
-    """A picture for a person, where one was asked for."""
+def take(browser: Browser, name: str, cell: int | None = None) -> None:
+    """A picture for a person, where one was asked for, with a code cell at the page's top."""
     folder = os.environ.get("SCREENSHOTS")
-    if folder:
-        browser.screenshot(Path(folder) / f"quickstart_{name}.png")
+    if not folder:
+        return
+    if cell is not None:
+        browser.evaluate(f"document.querySelectorAll('.jp-CodeCell')[{cell}].scrollIntoView()")
+        time.sleep(0.5)  # the page comes to rest
+    browser.screenshot(Path(folder) / f"quickstart_{name}.png")
