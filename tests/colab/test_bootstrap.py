@@ -1,14 +1,18 @@
 """`colab.install()` for real but small: a real environment, real pip, no network.
 
-The tests share one environment, which each puts into the state that it needs.
+The tests share one environment, which each puts into the state that it needs, and in which it uses
+one installer; the slow tests are the same with the other one.
 """
 
+import functools
 import importlib.metadata
 import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +28,7 @@ from tests.deployment.small_project import (
     make_wheel,
     offline,
 )
+from tests.slow import slow
 
 NEEDED_BY_BOTH = [name for name in COPIED if name.endswith(".py")]
 COPIED_HERE = [
@@ -122,12 +127,13 @@ class Notebook:
         return {one.metadata["Name"]: one.version for one in found}
 
 
-@pytest.fixture(
-    scope="module",
-    params=["pip", pytest.param("uv", marks=pytest.mark.skipif(UV is None, reason=NO_UV))],
-)
-def notebook(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Notebook:
-    folder = tmp_path_factory.mktemp("notebook")
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a name with the project, wheels and a new environment."""
+    return functools.cache(lambda name: prepare(tmp_path_factory.mktemp(name)))
+
+
+def prepare(folder: Path) -> Path:
     for name in COPIED_HERE:
         target = folder / "project" / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -138,8 +144,29 @@ def notebook(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
     for wheel in WHEELS:
         make_wheel(folder / "wheels", *wheel.split())
     wheel_of_packaging(folder / "wheels")
-    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
-    return Notebook(folder, request.param)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+    (packages,) = (folder / "venv").glob("lib/python*/site-packages")
+    for path in Path(sysconfig.get_path("purelib")).glob("pip*"):  # compiled already
+        (packages / path.name).symlink_to(path)
+    return folder
+
+
+@pytest.fixture
+def notebook(folders: Callable[[str], Path], request: pytest.FixtureRequest) -> Notebook:
+    """For an installer: the environment of the quick tests, or that of the slow ones with it."""
+    speed, installer = request.param
+    return Notebook(folders(installer if speed == "slow" else "quick"), installer)
+
+
+def first_with(*installers: str) -> pytest.MarkDecorator:
+    """A quick test with these installers, and a slow one with the other."""
+    needs = {"pip": [], "uv": [pytest.mark.skipif(UV is None, reason=NO_UV)]}
+    cases = [pytest.param(("quick", one), id=one, marks=needs[one]) for one in installers]
+    cases += [
+        pytest.param(("slow", other), id=other, marks=[slow, *needs[other]])
+        for other in needs.keys() - set(installers)
+    ]
+    return pytest.mark.parametrize("notebook", cases, indirect=True)
 
 
 def wheel_of_packaging(folder: Path) -> None:
@@ -152,6 +179,7 @@ def wheel_of_packaging(folder: Path) -> None:
                 wheel.write(str(file.locate()), str(file))
 
 
+@first_with("pip")
 def test_a_bare_environment_gets_the_tested_versions(notebook: Notebook) -> None:
     done = notebook.python(INSTALL)
     assert (done.code, done.err) == (0, "")
@@ -170,6 +198,7 @@ def ready(notebook: Notebook) -> Notebook:
     return notebook
 
 
+@first_with("uv")
 def test_the_next_time_nothing_is_installed(ready: Notebook) -> None:
     ready.has(leaf="1.6", numpy="2.1", extra="2.0")
     done = ready.python(INSTALL, wheels="nowhere")
@@ -177,6 +206,7 @@ def test_the_next_time_nothing_is_installed(ready: Notebook) -> None:
     assert ready.versions()["leaf"] == "1.6"
 
 
+@first_with("uv")
 def test_on_colab_what_is_there_stays_and_what_lacks_has_colab_s_version(
     ready: Notebook,
 ) -> None:
@@ -186,6 +216,7 @@ def test_on_colab_what_is_there_stays_and_what_lacks_has_colab_s_version(
     assert (found["leaf"], found["numpy"], found["extra"]) == ("1.6", "2.1", "0.9")
 
 
+@first_with("pip")
 def test_a_failed_installer_fails_the_cell_with_its_words(ready: Notebook) -> None:
     ready.has(leaf=None, numpy="2.1", extra="1.0")
     done = ready.python(INSTALL, wheels="nowhere")
@@ -197,6 +228,7 @@ def test_a_failed_installer_fails_the_cell_with_its_words(ready: Notebook) -> No
     assert ready.python(INSTALL).code == 0
 
 
+@first_with("uv")
 def test_a_loaded_package_that_was_replaced_needs_a_restart(ready: Notebook) -> None:
     ready.has(leaf="0.9", numpy="2.1", extra="1.0")
     done = ready.python(f"import leaf{TWICE}")
@@ -217,11 +249,13 @@ def test_a_new_setuptools_needs_no_restart(monkeypatch: pytest.MonkeyPatch) -> N
     assert loaded_of({"setuptools"}) == {"setuptools"}
 
 
+@first_with("uv")
 def test_a_package_that_was_replaced_unloaded_needs_no_restart(ready: Notebook) -> None:
     ready.has(leaf="0.9", numpy="2.1", extra="1.0")
     assert ready.python(INSTALL).code == 0
 
 
+@first_with("pip")
 def test_numpy_is_not_replaced_but_reported(ready: Notebook) -> None:
     ready.has(leaf="1.5", numpy="1.9", extra="1.0")
     done = ready.python(INSTALL)
@@ -230,6 +264,7 @@ def test_numpy_is_not_replaced_but_reported(ready: Notebook) -> None:
     ready.has(numpy="2.1")
 
 
+@first_with("pip", "uv")
 def test_an_installation_that_was_killed_is_mended(ready: Notebook) -> None:
     """What pip had not finished has no RECORD, what uv had not has not all files; by its metadata
     alone it would count as there."""
@@ -246,6 +281,7 @@ def test_an_installation_that_was_killed_is_mended(ready: Notebook) -> None:
     assert not ready.marker.exists()
 
 
+@first_with("pip")
 def test_unsloth_only_where_it_is_requested(ready: Notebook) -> None:
     ready.has(leaf="1.5", numpy="2.1", extra="1.0")
     assert ready.python("import colab; colab.install(with_unsloth=True)").code == 0
@@ -261,6 +297,7 @@ colab.install(with_unsloth="on_gpu")
 """
 
 
+@first_with("uv")
 def test_a_gpu_gets_unsloth_and_does_without_where_that_fails(ready: Notebook) -> None:
     ready.has(leaf="1.5", numpy="2.1", extra="1.0")
     assert ready.python(ON_GPU.format(there=False)).code == 0
@@ -273,6 +310,7 @@ def test_a_gpu_gets_unsloth_and_does_without_where_that_fails(ready: Notebook) -
     ready.has(unsloth=None)
 
 
+@first_with("uv")
 def test_an_old_package_of_which_files_are_missing_is_not_the_installer_s(
     ready: Notebook,
 ) -> None:
@@ -286,6 +324,7 @@ def test_an_old_package_of_which_files_are_missing_is_not_the_installer_s(
     assert ready.versions()["numpy"] == "2.1"
 
 
+@first_with("pip", "uv")
 def test_the_installer_s_words_are_kept(ready: Notebook) -> None:
     log = (ready.folder / ".cache/temper/install.log").read_text()
     assert {"pip": "Successfully installed", "uv": "Installed 1 package"}[ready.installer] in log

@@ -1,14 +1,18 @@
 """The one command, for real but small: bash, a real virtual environment, real pip, no network.
 
-The tests of `project` share one installation and leave it whole.
+The tests of `project` share one installation and leave it whole. The quick ones share one that pip
+has made, in which some then use uv; the slow ones are the same with the other installer alone.
 """
 
+import dataclasses
+import functools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,7 +28,7 @@ from tests.deployment.small_project import (
     make_wheel,
 )
 from tests.foreign_folder import foreign_folder
-from tests.slow import slow, slow_but
+from tests.slow import slow
 
 SCRIPTS = [
     "launch_training.sh",
@@ -40,25 +44,40 @@ on_a_machine_without_a_gpu = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(
-    scope="module",
-    params=["pip", pytest.param("uv", marks=pytest.mark.skipif(UV is None, reason=NO_UV))],
-)
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], SmallProject]:
+    """The project of a name, whose environment was made by the first launch with an installer."""
+
+    @functools.cache
+    def launch(name: str, installer: str) -> SmallProject:
+        project = make_small_project(tmp_path_factory.mktemp(name), installer)
+        first = project.run(LAUNCH, "--epochs", "2", "data with space.jsonl")
+        (project.root / "first.json").write_text(json.dumps([first.code, first.out, first.err]))
+        return project
+
+    return launch
+
+
+@pytest.fixture
 def project(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    launched: Callable[[str, str], SmallProject], request: pytest.FixtureRequest
 ) -> SmallProject:
-    """A project whose environment was made by the first launch."""
-    project = make_small_project(tmp_path_factory.mktemp("launch"), request.param)
-    first = project.run(LAUNCH, "--epochs", "2", "data with space.jsonl")
-    (project.root / "first.json").write_text(json.dumps([first.code, first.out, first.err]))
-    return project
+    """For an installer: the project of the quick tests, or its own."""
+    speed, installer = request.param
+    if speed == "slow":
+        return launched(installer, installer)
+    return dataclasses.replace(launched("quick", "pip"), installer=installer)
 
 
-# What an installer has no part in is shown with the faster one.
-FASTER, SLOWER = ("pip", "uv") if UV is None else ("uv", "pip")
-with_one_installer = pytest.mark.parametrize(
-    "project", slow_but([FASTER], [FASTER, SLOWER]), indirect=True, scope="module"
-)
+def first_with(installer: str) -> pytest.MarkDecorator:
+    """A quick test with this installer, and a slow one with the other."""
+    other = {"pip": "uv", "uv": "pip"}[installer]
+    needs = {"pip": [], "uv": [pytest.mark.skipif(UV is None, reason=NO_UV)]}
+    cases = [
+        pytest.param(("quick", installer), id=installer, marks=needs[installer]),
+        pytest.param(("slow", other), id=other, marks=[slow, *needs[other]]),
+    ]
+    return pytest.mark.parametrize("project", cases, indirect=True)
 
 
 def first_launch(project: SmallProject) -> tuple[int, str, str]:
@@ -78,6 +97,7 @@ def test_scripts_are_valid_and_executable(script: str) -> None:
 
 
 @on_a_machine_without_a_gpu
+@first_with("pip")
 def test_the_first_launch_installs_and_reports_that(project: SmallProject) -> None:
     _, _, err = first_launch(project)
     for step in ("virtual environment, Python", "CPU build", "requirements.txt", "temper itself"):
@@ -89,6 +109,7 @@ def test_the_first_launch_installs_and_reports_that(project: SmallProject) -> No
     assert not (project.packages / "unsloth-1.0.dist-info").exists()
 
 
+@first_with("pip")
 def test_temper_gets_the_flags_and_the_folder_and_its_exit_code_is_the_launcher_s(
     project: SmallProject,
 ) -> None:
@@ -100,6 +121,7 @@ def test_temper_gets_the_flags_and_the_folder_and_its_exit_code_is_the_launcher_
     }
 
 
+@first_with("uv")
 def test_the_second_launch_only_trains(project: SmallProject, tmp_path: Path) -> None:
     before = (project.root / ".venv" / RECORD_NAME).stat().st_mtime_ns
     again = project.run(LAUNCH, cwd=tmp_path)
@@ -108,6 +130,7 @@ def test_the_second_launch_only_trains(project: SmallProject, tmp_path: Path) ->
     assert (project.root / ".venv" / RECORD_NAME).stat().st_mtime_ns == before
 
 
+@first_with("uv")
 def test_from_a_folder_whose_files_are_named_like_modules(
     project: SmallProject, tmp_path: Path
 ) -> None:
@@ -117,6 +140,7 @@ def test_from_a_folder_whose_files_are_named_like_modules(
     assert json.loads(done.out)["folder"] == str(folder)
 
 
+@first_with("pip")
 def test_through_a_relative_path(project: SmallProject) -> None:
     done = subprocess.run(
         ["bash", f"{project.root.name}/{LAUNCH}"],
@@ -129,7 +153,7 @@ def test_through_a_relative_path(project: SmallProject) -> None:
     assert (done.returncode, done.stderr) == (7, "")
 
 
-@with_one_installer
+@first_with("uv")
 def test_unsloth_is_requested_and_stays_an_option_of_the_launcher(project: SmallProject) -> None:
     done = project.run(LAUNCH, "--with-unsloth", "--epochs", "1")
     assert "requirements-unsloth.txt, without their dependencies" in done.err
@@ -138,7 +162,7 @@ def test_unsloth_is_requested_and_stays_an_option_of_the_launcher(project: Small
     assert (project.packages / "unsloth-1.0.dist-info").exists()
 
 
-@with_one_installer
+@first_with("uv")
 def test_a_changed_file_installs_that_part_alone(project: SmallProject) -> None:
     make_wheel(project.wheels, "leaf", "1.1")
     requirements = project.root / "requirements.txt"
@@ -153,6 +177,7 @@ def test_a_changed_file_installs_that_part_alone(project: SmallProject) -> None:
 
 
 @on_a_machine_without_a_gpu
+@first_with("pip")
 def test_triton_does_not_stay_where_there_is_no_gpu(project: SmallProject) -> None:
     make_wheel(project.wheels, "triton", "1.0")
     requirements = project.root / "requirements.txt"
@@ -164,6 +189,7 @@ def test_triton_does_not_stay_where_there_is_no_gpu(project: SmallProject) -> No
     assert project.run(ENVIRONMENT).err == ""
 
 
+@first_with("uv")
 def test_the_name_that_it_had_before_does_not_stay(project: SmallProject) -> None:
     assert project.run(ENVIRONMENT).code == 0
     make_wheel(project.wheels, "temper", "0.1.0")
@@ -179,11 +205,19 @@ def test_the_name_that_it_had_before_does_not_stay(project: SmallProject) -> Non
     assert not (project.packages / "temper.py").exists()
 
 
-@pytest.mark.parametrize("has_record", [False, True])
-def test_what_a_killed_installer_left_is_installed_again(
-    project: SmallProject, has_record: bool
-) -> None:
-    """pip writes the RECORD last, uv with the other files."""
+@first_with("pip")
+def test_what_a_killed_pip_left_is_installed_again(project: SmallProject) -> None:
+    """It writes the RECORD last."""
+    install_again_what_was_left(project, has_record=False)
+
+
+@first_with("uv")
+def test_what_a_killed_uv_left_is_installed_again(project: SmallProject) -> None:
+    """It writes the RECORD with the other files."""
+    install_again_what_was_left(project, has_record=True)
+
+
+def install_again_what_was_left(project: SmallProject, has_record: bool) -> None:
     (leaf,) = project.packages.glob("leaf-*.dist-info")
     if not has_record:
         (leaf / "RECORD").unlink()
@@ -198,6 +232,7 @@ def test_what_a_killed_installer_left_is_installed_again(
     assert not (project.packages / "~eaf").exists()
 
 
+@first_with("uv")
 def test_a_step_that_would_replace_the_chosen_torch_fails_with_pip_s_last_words(
     project: SmallProject,
 ) -> None:
@@ -212,6 +247,7 @@ def test_a_step_that_would_replace_the_chosen_torch_fails_with_pip_s_last_words(
     assert project.run(ENVIRONMENT, "--with-dev").code == 0
 
 
+@first_with("pip")
 def test_a_stranger_s_settings_do_not_reach_pip(project: SmallProject, tmp_path: Path) -> None:
     """A shell set up for something else must not send the packages elsewhere."""
     (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')\n")
