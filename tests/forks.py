@@ -406,14 +406,21 @@ def forked_python(command: Sequence[str], **options: Any) -> Forked:
 
     A `-P` before them is what forks do anyway: the current folder is not looked into.
     """
-    python, how, *arguments = [word for word in command if word != "-P"]
-    assert python == sys.executable, command
-    runners = {"-c": run_program, "-m": _run_module}
-    if how not in runners:
-        return Forked(functools.partial(_run_script, how), (how, *arguments), **options)
-    what, *arguments = arguments
-    work = functools.partial(runners[how], what)
-    return Forked(work, (how if how == "-c" else what, *arguments), **options)
+    return ForkedPython(command, **options)
+
+
+class ForkedPython(Forked):
+    """As `forked_python`, for a subclass of `Popen` that is to be a fork."""
+
+    def __init__(self, command: Sequence[str], **options: Any) -> None:
+        python, how, *arguments = [word for word in command if word != "-P"]
+        assert python == sys.executable, command
+        assert not options.get("pass_fds"), "a fork inherits none"
+        work = functools.partial(_run_script, how)
+        if how in (runners := {"-c": run_program, "-m": _run_module}):
+            what, *arguments = arguments
+            work, how = functools.partial(runners[how], what), how if how == "-c" else what
+        super().__init__(work, (how, *arguments), **options)
 
 
 def _run_module(name: str) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from infrastructure.commands.parser import subcommands
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from notebooks.build import REPOSITORY
+from tests.forks import run_forked
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -23,10 +23,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     quiet = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    built = subprocess.run(
-        command, cwd=ROOT, env=quiet, capture_output=True, text=True, timeout=300
-    )
-    assert built.returncode == 0, built.stderr
+    built = run_forked(command, cwd=ROOT, env=quiet, text=True)
     assert "WARNING" not in built.stderr
     return folder
 

@@ -18,7 +18,7 @@ from infrastructure.monitoring.records.run_owner import read_trainer
 from tests.colab.kernels import Cell, Kernel, start_kernel
 from tests.deployment.runs import losses, runs_of, small_config, small_settings
 from tests.monitoring.written_run import write_run
-from tests.slow import slow
+from tests.slow import slow, slow_but
 
 pytestmark = pytest.mark.usefixtures("restore_logging")
 
@@ -29,7 +29,8 @@ SHORT = {"num_epochs": 8, "checkpoint_frequency": 20}
 @pytest.fixture
 def kernel(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Kernel]:
     """A fork; a Python of its own, where that is asked for."""
-    with start_kernel(tmp_path, is_fork=not hasattr(request, "param")) as started:
+    is_fork = getattr(request, "param", "a fork") == "a fork"
+    with start_kernel(tmp_path, is_fork=is_fork) as started:
         yield started
     for run in runs_of(tmp_path):
         stop(run)  # what outlived it
@@ -53,7 +54,10 @@ def panel_of(shown: Cell) -> str:
     return panels[-1] if panels else ""
 
 
-@pytest.mark.parametrize("kernel", ["that imports PyTorch"], indirect=True)
+KERNELS = ["a fork", "that imports PyTorch"]
+
+
+@pytest.mark.parametrize("kernel", slow_but(KERNELS[:1], KERNELS), indirect=True)
 def test_a_training_in_the_cell_is_one_output_drawn_again_and_ends_with_its_result(
     kernel: Kernel, tmp_path: Path
 ) -> None:

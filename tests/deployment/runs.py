@@ -8,14 +8,17 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.helper_process import HelperProcess
+from infrastructure.deployment import detached
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.run.checkpoint_paths import by_step, step_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from tests.forks import forked_python
+from tests.forks import ForkedPython, forked_python
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -59,6 +62,15 @@ def deploy(config: DeploymentConfig, **options: Any) -> tuple[Path, list[str]]:
     lines: list[str] = []
     summary = TrainingDeployment(config, say=lines.append, **options).run()
     return Path(summary["paths"]["run"]), lines
+
+
+class ForkedHelper(HelperProcess, ForkedPython):
+    """A helper that has imported what it needs."""
+
+
+def detached_trainings_are_forks() -> Any:
+    """Inside, what this process starts to train by itself is no Python of its own."""
+    return mock.patch.object(detached, "HelperProcess", ForkedHelper)
 
 
 def runs_of(folder: Path) -> list[Path]:

@@ -21,6 +21,7 @@ from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_owner import read_trainer, write_trainer
 from tests.deployment.runs import (
     deploy,
+    detached_trainings_are_forks,
     losses,
     runs_of,
     small_config,
@@ -105,7 +106,8 @@ def test_a_configuration_arrives_whole_with_its_origins_and_no_secret_lies_on_th
     for key in config.present_keys():
         assert arrived.value(key) == config.value(key), key
         assert arrived.source(key) == config.source(key), key
-    training = detached.start(config)
+    with detached_trainings_are_forks():
+        training = detached.start(config)
     with pytest.raises(RunFailedError, match=r"ended before it began: .*nothing.jsonl"):
         detached.follow(training, lambda line: None)
     written = [path for path in tmp_path.rglob("*") if path.is_file()]

@@ -8,8 +8,7 @@ from pathlib import Path
 from infrastructure.backup.backends.base import Place
 from infrastructure.backup.format.store import Store
 from infrastructure.testing.suites.storage_backend import StorageBackendSuite
-from tests.deployment.runs import small_settings
-from tests.examples.test_own_strategy import MOST_LINES, ROOT, example
+from tests.examples.scripts import MOST_LINES, ROOT, example
 from tests.forks import outcome_of_forked
 
 
@@ -25,6 +24,8 @@ def test_it_is_short() -> None:
 
 def test_a_training_is_copied_to_both(tmp_path: Path) -> None:
     """As the example's text says, with its folder as the current one."""
+    from tests.deployment.runs import small_settings  # PyTorch; the suite's process needs none
+
     settings = small_settings(tmp_path, max_steps=3)
     settings["backup"] = {"finish_seconds": 120}
     (tmp_path / "temper.yaml").write_text(json.dumps(settings))

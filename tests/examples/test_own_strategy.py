@@ -1,6 +1,5 @@
 """The example is short, runs as it stands, and keeps the contract."""
 
-import importlib.util
 import json
 import os
 import sys
@@ -10,20 +9,8 @@ from typing import Any, ClassVar
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.testing.suites.strategy import TrainingStrategySuite
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
+from tests.examples.scripts import MOST_LINES, ROOT, example
 from tests.forks import outcome_of_forked
-
-ROOT = Path(__file__).resolve().parents[2]
-MOST_LINES = 30
-
-
-def example(name: str) -> Any:
-    """A module of `examples/`, imported and not run."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class TestHeadFirst(TrainingStrategySuite):

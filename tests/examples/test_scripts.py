@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.scripts import run_example
-from tests.examples.test_own_strategy import MOST_LINES, ROOT
+from tests.examples.scripts import MOST_LINES, ROOT, run_example
 from tests.forks import outcome_of_forked
 from tests.slow import slow
 

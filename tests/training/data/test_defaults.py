@@ -16,7 +16,7 @@ from infrastructure.deployment import detached
 from infrastructure.training.data.defaults import make_ready, problems_of
 from infrastructure.training.quantum.records_observer import quantum_extension_of
 from infrastructure.training.trainer_factory import TrainerFactory
-from tests.deployment.runs import write_rows
+from tests.deployment.runs import detached_trainings_are_forks, write_rows
 from tests.training.quantum.quantum_runs import records
 
 TINY = {
@@ -128,7 +128,8 @@ def test_examples_are_as_long_as_the_model_sees_unless_a_length_is_given(
 def test_a_detached_training_takes_what_one_in_the_foreground_takes(tmp_path: Path) -> None:
     """It begins, and ends at the first thing that no configuration can know."""
     place = {"output_dir": str(tmp_path), "device": "cuda:77"}
-    training = detached.start(DeploymentConfig(**{**place, "quantum.data_budget": 0.5}))
+    with detached_trainings_are_forks():
+        training = detached.start(DeploymentConfig(**{**place, "quantum.data_budget": 0.5}))
     with pytest.raises(RunFailedError, match="cuda:77"):
         detached.follow(training, lambda line: None)
     own = {"quantum.data_budget": 0.5, "data.path": "my.jsonl"}

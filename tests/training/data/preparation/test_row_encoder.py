@@ -139,10 +139,10 @@ class Hungry:
 
 @pytest.mark.skipif(not can_limit_hard(), reason="only Linux refuses memory to one process")
 def test_a_row_that_needs_more_than_a_worker_may_take_is_set_aside() -> None:
-    worker: Any = Hungry(max_bytes=700 * 10**6)
-    prepared = list(work_on(chunks_of(["1", "1", "2000", "1"]), worker, 1))
+    worker: Any = Hungry(max_bytes=400 * 10**6)
+    prepared = list(work_on(chunks_of(["1", "1", "500", "1"]), worker, 1))
     [rows] = [chunk.rows for chunk in prepared]
     assert [isinstance(row, BadRow) for row in rows] == [False, False, True, False]
     unlimited: Any = Hungry(max_bytes=10**13)
-    [chunk] = work_on(chunks_of(["2000"]), unlimited, 1)
+    [chunk] = work_on(chunks_of(["500"]), unlimited, 1)
     assert not isinstance(chunk.rows[0], BadRow)
