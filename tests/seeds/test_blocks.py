@@ -8,10 +8,7 @@ import dataclasses
 import functools
 import importlib
 import json
-import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +29,6 @@ from infrastructure.config.sections.stackwise_config import ProgressiveConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.config.sources.flags import flags_given
 from infrastructure.config.sources.load import load_config
-from infrastructure.core.optional import is_installed
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.tuning import find_fastest
 from infrastructure.monitoring.training_monitor import TrainingMetrics, TrainingMonitor
@@ -64,6 +60,7 @@ from infrastructure.training.strategies.curriculum_strategy import CurriculumStr
 from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy
 from tests.deployment.runs import deploy, runs_of, small_config, small_settings
 from tests.seeds.blocks import Block, all_blocks, num_fences
+from tests.seeds.unsloth_loop import WITH_UNSLOTH
 from tests.training.models.architectures import tiny_model
 from tests.training.test_context import configure
 
@@ -194,62 +191,9 @@ def test_the_loop_of_000_runs_as_written(config: DeploymentConfig) -> None:
     assert len(context.trainer.checkpoints.checkpoints()) == 2  # of steps 2, 4 and 5, two are kept
 
 
-SCRIPT = """
-import sys, json
-from pathlib import Path
-import infrastructure.training as ours
-from infrastructure.config.deployment_config import DeploymentConfig
-from tests.seeds.blocks import all_blocks
-
-settings = json.loads(sys.argv[1])
-config = DeploymentConfig(**settings)
-names = {n: getattr(ours, n) for n in (
-    "UnslothTrainer", "DataPipeline", "ModelManager", "TrainingContext", "should_optimize",
-    "should_checkpoint", "quantum_optimize")}
-names |= {"config": config, "setup_environment": lambda: None}
-blocks = all_blocks()
-exec(blocks["000 Initialization Phase"].text, names)
-exec(blocks["000 Training Loop"].text, names)
-context = names["initialize_training"]()
-trainer, manager = context.trainer, context.manager
-assert type(trainer) is ours.UnslothTrainer and type(manager) is ours.ModelManager
-assert trainer.model is manager.base_model
-assert trainer.optimizer.param_groups and trainer.scheduler is not None
-assert trainer.quantization is None
-assert trainer.model_config.backend == "unsloth"
-names["training_loop"](context)
-saved = trainer.checkpoints.checkpoints()
-print(json.dumps({"steps": context.state.step, "saved": len(saved), "epochs": config.num_epochs,
-                  "device": str(trainer.device), "adapters": manager.adapters}))
-"""
-
-
-@runs("000 Implementation", "000 Initialization Phase")
-@pytest.mark.skipif(not is_installed("unsloth"), reason="unsloth is not installed")
-@pytest.mark.timeout(900)
-def test_the_parts_of_000_are_made_of_one_configuration(saved_llama: Path, tmp_path: Path) -> None:
-    """With Unsloth, whose import changes the whole process: it has one of its own."""
-    settings = small_settings(tmp_path, max_steps=3, checkpoint_frequency=2)
-    settings["model"] = {"name": str(saved_llama), "lora_config": {"r": 4}}
-    settings["training"]["num_epochs"] = "auto"
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(settings)],
-        cwd=ROOT.parent,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=850,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    record = json.loads(done.stdout.splitlines()[-1])
-    assert record == {
-        "steps": 3,
-        "saved": 2,
-        "epochs": 1,
-        "device": "cpu",
-        "adapters": ["default"],
-    }
+# With Unsloth, whose import changes a process: that of test_unsloth_backend.py executes them.
+for name in WITH_UNSLOTH:
+    state(name, RUNS)
 
 
 @runs("000 Implementation 2")

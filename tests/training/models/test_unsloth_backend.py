@@ -1,4 +1,4 @@
-"""Unsloth for real, on the CPU. Its import changes the whole process, so each test has its own."""
+"""Unsloth for real, on the CPU. Its import changes the whole process, so it has its own."""
 
 import json
 import os
@@ -14,6 +14,7 @@ from infrastructure.core.errors import MissingPackageError
 from infrastructure.core.optional import is_installed
 from infrastructure.training.models import unsloth_backend
 from infrastructure.training.models.unsloth_backend import check_versions, prepare_backend
+from tests.deployment.runs import small_settings
 from tests.slow import slow
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -61,7 +62,7 @@ def logits(model):
 """
 
 
-def run_python(script: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
+def run_python(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), *map(str, arguments)],
         cwd=ROOT,
@@ -73,12 +74,9 @@ def run_python(script: str, *arguments: Path) -> subprocess.CompletedProcess[str
     )
 
 
-@needs_unsloth
-def test_lora_and_qlora_by_unsloth_in_plain_peft(llama_folder: Path, tmp_path: Path) -> None:
-    """LoRA and 4-bit: trains, is saved, loads in plain PEFT, goes on; refusals; stdout is clean."""
-    script = (
-        COMMON
-        + """
+SCRIPT = (
+    COMMON
+    + """
 found = {}
 lora = LoraConfig(r=4, alpha=8, target_modules=["q_proj", "v_proj"])
 before = torch.get_rng_state()
@@ -109,11 +107,34 @@ found["refused"] = [
 ]
 found["statistics off"] = os.environ["UNSLOTH_DISABLE_STATISTICS"]
 found["compiled"] = os.environ["UNSLOTH_COMPILE_LOCATION"]
+from tests.seeds.unsloth_loop import train_as_written
+found["loop of 000"] = train_as_written(json.loads(sys.argv[3]))
 print(json.dumps(found))
 """
-    )
-    done = run_python(script, llama_folder, tmp_path)
-    assert done.returncode == 0, done.stderr
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("unsloth")
+
+
+@pytest.fixture(scope="module")
+def done(saved_llama: Path, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """One process, because its import takes most of the time: LoRA, 4 bits and a training loop."""
+    settings = small_settings(folder, max_steps=3, checkpoint_frequency=2)
+    settings["model"] = {"name": str(saved_llama), "lora_config": {"r": 4}}
+    settings["training"]["num_epochs"] = "auto"
+    completed = run_python(SCRIPT, saved_llama, folder, json.dumps(settings))
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    return completed
+
+
+@needs_unsloth
+def test_lora_and_qlora_by_unsloth_in_plain_peft(
+    done: "subprocess.CompletedProcess[str]", folder: Path
+) -> None:
+    """LoRA and 4-bit: trains, is saved, loads in plain PEFT, goes on; refusals; stdout is clean."""
     found = json.loads(done.stdout)
     assert found["random state untouched"]
     assert found["description"]["backend"] == "unsloth"
@@ -131,11 +152,24 @@ print(json.dumps(found))
     assert "unsloth chooses the attention itself" in eager
     assert "'wq' is no linear layer" in target
     assert found["statistics off"] == "1"
-    assert found["compiled"] == str(tmp_path / "cache" / "unsloth_compiled")
+    assert found["compiled"] == str(folder / "cache" / "unsloth_compiled")
     assert "imported before unsloth" not in done.stderr
     assert not (ROOT / "unsloth_compiled_cache").exists()
-    no_token = [p for p in tmp_path.rglob("*") if p.is_file() and b"hf_secret" in p.read_bytes()]
+    no_token = [p for p in folder.rglob("*") if p.is_file() and b"hf_secret" in p.read_bytes()]
     assert no_token == []
+
+
+@needs_unsloth
+def test_the_parts_of_000_are_made_of_one_configuration(
+    done: "subprocess.CompletedProcess[str]",
+) -> None:
+    assert json.loads(done.stdout)["loop of 000"] == {
+        "steps": 3,
+        "saved": 2,
+        "epochs": 1,
+        "device": "cpu",
+        "adapters": ["default"],
+    }
 
 
 @slow
