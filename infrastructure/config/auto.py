@@ -32,6 +32,17 @@ def learning_rate_for(training: TrainingConfig, model: ModelConfig, from_scratch
     return SCRATCH_LEARNING_RATE if from_scratch else FULL_LEARNING_RATE
 
 
+def added_learning_rate_for(training: TrainingConfig, learning_rate: float) -> float:
+    """The peak learning rate of weights that extensions add, which begin new.
+
+    Args:
+        learning_rate: of the model's own weights.
+    """
+    if training.extension_learning_rate != "auto":
+        return training.extension_learning_rate
+    return max(SCRATCH_LEARNING_RATE, learning_rate)
+
+
 def num_epochs_for(
     training: TrainingConfig, from_scratch: bool, num_steps_per_epoch: int, num_phases: int = 1
 ) -> int:

@@ -12,11 +12,16 @@ from torch.optim.lr_scheduler import LambdaLR
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.retention import retention_of
 from infrastructure.backup.state.random_state import seed_everything
-from infrastructure.config.auto import learning_rate_for, num_epochs_for
+from infrastructure.config.auto import (
+    added_learning_rate_for,
+    learning_rate_for,
+    num_epochs_for,
+)
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import check_sections
 from infrastructure.config.fingerprint import EARLIER_DEFAULTS
 from infrastructure.config.measures import PERPLEXITY
+from infrastructure.config.merging.added_weights import added_weights_refusals
 from infrastructure.config.merging.declared_settings import declare_settings
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
@@ -43,7 +48,7 @@ from infrastructure.training.core.precision import Precision, choose_device, cho
 from infrastructure.training.core.state import Phase, RecoveryKind, TrainingState
 from infrastructure.training.curriculum.curriculum_extension import CurriculumExtension
 from infrastructure.training.data.encoding.tokenization import LABELS_VERSION
-from infrastructure.training.extensions.extension_hooks import Hook
+from infrastructure.training.extensions.extension_hooks import Extension, Hook
 from infrastructure.training.extensions.extension_manager import (
     ExtensionFactory,
     ExtensionManager,
@@ -178,6 +183,7 @@ class EnhancedTrainer:
             training_config.strategy_for(model_config), training_config
         )
         extensions = create_extensions(training_config.extensions, self, own)
+        self._refuse_added_weights(extensions)
         self.curriculum: CurriculumExtension | None = None
         if isinstance(self.strategy, CurriculumStrategy):
             self.curriculum = CurriculumExtension(self)
@@ -222,6 +228,12 @@ class EnhancedTrainer:
         ]
         declare_settings(config, parts)
 
+    def _refuse_added_weights(self, extensions: Iterable[Hook]) -> None:
+        names = [e.name for e in extensions if isinstance(e, Extension) and e.adds_weights]
+        problems = added_weights_refusals(names, self.model_config, self.training_config)
+        if sentence := next(problems, None):
+            raise ConfigurationError(sentence)
+
     def add_hooks(self, hooks: Iterable[Hook]) -> None:
         """Add observers or extensions; before `prepare` only.
 
@@ -257,6 +269,8 @@ class EnhancedTrainer:
         if self.model is None:
             seed_everything(self.training_config.seed)
             self.model = self.adapter.initialize_model()
+            self.hooks.attach(self.model, self.training_config)
+            self.adapter.note_added_weights()
             self.bind_strategy().prepare_model(self.model)
         return self.model
 
@@ -364,6 +378,9 @@ class EnhancedTrainer:
         """The strategy, with what it needs to do a step."""
         self.strategy.compute_loss = self.adapter.compute_loss
         self.strategy.precision = self.precision
+        self.strategy.added_rate = added_learning_rate_for(
+            self.training_config, self._learning_rate()
+        )
         self.strategy.objective = getattr(self.adapter, "objective", None)
         return self.strategy
 

@@ -102,6 +102,12 @@ class TrainerFactory:
             )
         size = num_processes_for(config, trainer.device, launch)
         given = [name for name in ("model_adapter", "training_strategy") if options.get(name)]
+        if size > 1 and trainer.hooks.adding_weights:
+            raise ConfigurationError(
+                f"num_processes = {size}: {', '.join(trainer.hooks.adding_weights)} of"
+                " training.enabled_extensions keeps what it has read in the memory of one process:"
+                " give num_processes = 1, or leave it out"
+            )
         if size > 1 and given:
             raise ConfigurationError(
                 f"num_processes = {size}: the other processes build their parts from the"

@@ -99,7 +99,7 @@ def test_a_batch_that_a_training_would_measure_is_an_ordinary_one_here() -> None
 
 def test_a_setting_of_a_later_part_is_refused_before_anything_is_loaded() -> None:
     config = DeploymentConfig(model_name="nowhere", data_path="nowhere.jsonl")
-    config.training.enabled_extensions = ["memory"]
+    config.training.enabled_extensions = ["multimodal"]
     with pytest.raises(ValueError, match="is not there yet"):
         evaluate_model(config)
 

@@ -54,6 +54,7 @@ from infrastructure.training import (
 from infrastructure.training.core.error_handlers import is_device_fault, is_out_of_memory
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.extensions.extension_manager import EXTENSIONS
+from infrastructure.training.models.added_modules import added_modules
 from infrastructure.training.other_names import ELSEWHERE
 from infrastructure.training.strategies import STRATEGIES, TrainingStrategy
 from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy
@@ -421,14 +422,12 @@ def test_the_curriculum_of_001_that_is_there(config: DeploymentConfig) -> None:
     assert (strategy.curriculum_stages, strategy.current_stage) == (2, 0)
 
 
-@refused(
-    "= memory,quantum (keyword training.enabled_extensions) is not there yet: it comes"
-    " with the part on dialogue and multimodal models",
-    "001 Example: Using Model Extensions",
-)
+@runs("001 Example: Using Model Extensions")
 def test_the_extensions_of_001(config: DeploymentConfig) -> None:
     wanted = sections(config) | {"EnhancedTrainer": training_names.EnhancedTrainer}
-    execute("001 Example: Using Model Extensions", wanted)
+    names = execute("001 Example: Using Model Extensions", wanted)
+    assert [one.name for one in names["trainer"].hooks.extensions] == ["memory", "quantum"]
+    assert added_modules(names["model"]).keys() == {"memory"}
 
 
 def test_the_same_as_it_stands_with_a_memory_of_ones_own(config: DeploymentConfig) -> None:

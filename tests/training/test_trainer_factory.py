@@ -53,7 +53,7 @@ def test_a_run_takes_what_is_chosen_for_it_and_stays_with_that(
 @pytest.mark.parametrize(
     "keywords",
     [
-        {"training": {"enabled_extensions": ["memory"]}},
+        {"training": {"enabled_extensions": ["multimodal"]}},
         {"data": {"path": "rows.jsonl", "buffer_size": 5}},
     ],
 )

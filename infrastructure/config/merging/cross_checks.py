@@ -11,6 +11,7 @@ from infrastructure.config.auto import attention_for
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.field_help import format_value
 from infrastructure.config.measures import MEASURES, OF_TORCHMETRICS
+from infrastructure.config.merging.added_weights import added_weights_refusals
 from infrastructure.config.merging.stackwise_cross_checks import stackwise_contradictions
 from infrastructure.config.sampler_needs import check_sampler
 from infrastructure.config.sections.data_config import DataConfig
@@ -23,7 +24,12 @@ from infrastructure.config.sections.quantum_config import (
     QuantumConfig,
 )
 from infrastructure.config.sections.stackwise_config import STACKWISE
-from infrastructure.config.sections.training_config import CURRICULUM, QUANTUM, TrainingConfig
+from infrastructure.config.sections.training_config import (
+    CURRICULUM,
+    QUANTUM,
+    WITH_WEIGHTS,
+    TrainingConfig,
+)
 from infrastructure.core.errors import MissingPackageError, MissingSecretError
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.optional import is_installed
@@ -54,6 +60,8 @@ def contradictions(config: HasSections) -> Iterator[str]:
     yield from _curriculum(config)
     yield from _lora_variants(config)
     yield from _quantization_aware(config)
+    enabled = [name for name in config.training.extensions if name in WITH_WEIGHTS]
+    yield from added_weights_refusals(enabled, config.model, config.training)
     yield from stackwise_contradictions(config.model, config.data, config.training)
 
 

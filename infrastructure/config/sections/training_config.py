@@ -14,6 +14,7 @@ from infrastructure.config.measures import (
     is_greater_better,
 )
 from infrastructure.config.registries import EXTENSIONS, LOSSES, METRICS, SINKS, STRATEGIES
+from infrastructure.config.sections.memory_settings import MemorySettings
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.config.sections.stackwise_config import STACKWISE, StackwiseFields
@@ -40,7 +41,9 @@ from infrastructure.config.types import (
     UsedWhen,
 )
 
-LATER_EXTENSIONS = ("memory", "multimodal")
+LATER_EXTENSIONS = ("multimodal",)
+MEMORY = "memory"  # the extension of `training.memory`
+WITH_WEIGHTS = (MEMORY, "multimodal")  # extensions that add weights to the model
 SFT = "sft"  # the method that is Temper's own loop; every other one is a trainer of TRL
 BY_REWARD = ("grpo", "rloo")
 GENERATING = (*BY_REWARD, "distillation")  # methods that learn from what the model itself writes
@@ -53,6 +56,11 @@ EPOCHS_OR_STEPS = {
 }
 
 
+_ADDS_WEIGHTS = UsedWhen(
+    lambda config: set(config.training.extensions) - {QUANTUM},
+    "no extension adds weights",
+    "add memory to training.enabled_extensions, or leave it out",
+)
 _CHECKPOINTED = UsedWhen(
     lambda config: config.training.gradient_checkpointing,
     "training.gradient_checkpointing is off",
@@ -343,7 +351,20 @@ class TrainingConfig(StackwiseFields):
         Planned("extensions", LATER_EXTENSIONS),
     ] = Field(
         default=[],
-        description="Extensions and observers by name, in their order, such as quantum.",
+        description="Extensions and observers by name, in their order, such as memory and quantum.",
+    )
+    memory: MemorySettings = Field(
+        default=MemorySettings(), description="The key-value memory that extension memory adds."
+    )
+    extension_learning_rate: Annotated[Annotated[float, Gt(0), Le(10)] | Auto, _ADDS_WEIGHTS] = (
+        Field(
+            default="auto",
+            description="Peak learning rate of weights that extensions add; auto: 1e-3 or more.",
+        )
+    )
+    train_extensions_only: Annotated[bool, _ADDS_WEIGHTS] = Field(
+        default=False,
+        description="Train what extensions add alone; the model's own weights stay as they are.",
     )
     optimization_frequency: Count | None = Field(
         default=None,

@@ -2,10 +2,11 @@
 
 import math
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -49,10 +50,12 @@ class StepOutput:
     Attributes:
         loss_sum: sum of the losses of the supervised items, a detached scalar on the device.
         num_items: supervised items (tokens, for a language model) in the micro-batch.
+        batch: the micro-batch, as the adapter prepared it.
     """
 
     loss_sum: torch.Tensor
     num_items: int
+    batch: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 class RecoveryKind(StrEnum):

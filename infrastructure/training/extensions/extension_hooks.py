@@ -7,6 +7,9 @@ event fails when the class is defined.
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from typing import ClassVar
+
+import torch
 
 from infrastructure.core.json_text import JsonObject
 from infrastructure.training.core.state import TrainingState
@@ -103,7 +106,34 @@ class Hook:
 
 
 class Extension(Hook):
-    """A hook that may change the training state."""
+    """A hook that may change the training state, and add weights to the model.
+
+    Life: made with its trainer; `attach` once the model is loaded, before there is an optimizer;
+    then the events of the training. `detach` takes off the model what `attach` has added.
+
+    Attributes:
+        requires: names of extensions that must be enabled with it, and are called before it.
+        after: names of extensions that are called before it where they are enabled.
+        adds_weights: whether `attach` adds weights. See `models.added_modules`.
+    """
+
+    requires: ClassVar[tuple[str, ...]] = ()
+    after: ClassVar[tuple[str, ...]] = ()
+    adds_weights: ClassVar[bool] = False
+
+    def attach(self, model: torch.nn.Module) -> None:
+        """Add weights to `model`, or take those over that it was loaded with.
+
+        Raises:
+            ValueError: this model cannot have them; says why.
+        """
+
+    def detach(self, model: torch.nn.Module) -> None:
+        """Take off `model` what `attach` has added."""
+
+    def weights_updated(self) -> None:
+        """The optimizer has just stepped: what an extension learns besides by gradients changes
+        here, so that a checkpoint never holds the one without the other."""
 
 
 class Observer(Hook):
@@ -128,6 +158,12 @@ class HookRunner:
     def fire(self, event: Event, state: TrainingState) -> None:
         for hook in self.hooks:
             getattr(hook, event.value)(state)
+
+    def weights_updated(self) -> None:
+        """The optimizer has stepped; see `Extension.weights_updated`."""
+        for hook in self.hooks:
+            if isinstance(hook, Extension):
+                hook.weights_updated()
 
     def fire_to_all(self, event: Event, state: TrainingState) -> None:
         """Fire an event that every hook must get, whatever happens in one of them.

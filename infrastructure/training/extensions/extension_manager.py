@@ -7,15 +7,22 @@ its address, `training.enabled_extensions: [module:Class]`.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
+import torch
+
 from infrastructure.config import registries
+from infrastructure.config.sections.training_config import MEMORY, TrainingConfig
 from infrastructure.core.registry import Registry
 from infrastructure.training.extensions.extension_hooks import Extension, Hook, HookRunner
+from infrastructure.training.extensions.key_value_memory import KeyValueMemoryExtension
+from infrastructure.training.models.added_modules import train_added_alone
+from infrastructure.training.models.model_manager import own_random_state
 
 # Is given the trainer, whose model, data and loop are made later: it keeps what it needs of it.
 ExtensionFactory = Callable[[Any], Hook]
 
 EXTENSIONS: Registry[ExtensionFactory] = registries.EXTENSIONS
-EXTENSIONS.provide({}, Hook)  # `quantum` is brought by the trainer
+# `quantum` is brought by the trainer
+EXTENSIONS.provide({MEMORY: KeyValueMemoryExtension}, Hook)
 
 
 def register_extension(name: str, factory: ExtensionFactory) -> None:
@@ -31,21 +38,73 @@ def register_extension(name: str, factory: ExtensionFactory) -> None:
 def create_extensions(
     names: Iterable[str], trainer: object, own: Mapping[str, ExtensionFactory]
 ) -> list[Hook]:
-    """One new extension for each name, in order.
+    """One new extension for each name, in their order as far as they leave it open themselves.
 
     Args:
         trainer: what they extend.
         own: those that this trainer brings itself.
 
     Raises:
-        ValueError: a name is unknown (suggests the nearest one), or it cannot be used.
+        ValueError: a name is unknown (suggests the nearest one), it cannot be used, it needs one
+            that is not enabled, or some would each have to come before the other.
     """
-    return [
-        own[name](trainer)
+    made = {
+        name: own[name](trainer)
         if name in own and not EXTENSIONS.is_own(name)
         else EXTENSIONS.make(name, trainer)
         for name in names
-    ]
+    }
+    return [made[name] for name in ordered({name: _before(name, made) for name in made})]
+
+
+def _before(name: str, made: Mapping[str, Hook]) -> list[str]:
+    """The extensions that are called before this one.
+
+    Raises:
+        ValueError: one that it needs is not enabled.
+    """
+    hook = made[name]
+    if not isinstance(hook, Extension):
+        return []
+    missing = [other for other in hook.requires if other not in made]
+    if missing:
+        raise ValueError(
+            f"training.enabled_extensions: {name} needs the extension {missing[0]}: add it, too"
+        )
+    return [*hook.requires, *(other for other in hook.after if other in made)]
+
+
+def ordered(before: Mapping[str, Collection[str]]) -> list[str]:
+    """Names so that each comes after those it is called after; else in the order given.
+
+    Args:
+        before: for each name, those that come before it.
+
+    Raises:
+        ValueError: that is a circle; names those in it.
+    """
+    left = dict(before)
+    order: list[str] = []
+    while left:
+        ready = next((name for name in left if not set(left[name]) & left.keys()), None)
+        if ready is None:
+            raise ValueError(
+                f"training.enabled_extensions: {' and '.join(_circle(left))} each come after the"
+                " other by what they declare: leave one of them out"
+            )
+        order.append(ready)
+        del left[ready]
+    return order
+
+
+def _circle(before: Mapping[str, Collection[str]]) -> list[str]:
+    """Names that wait for each other, of some that all wait."""
+    path = [next(iter(before))]
+    while True:
+        following = next(name for name in before[path[-1]] if name in before)
+        if following in path:
+            return path[path.index(following) :]
+        path.append(following)
 
 
 def own_extensions(names: Iterable[str], own: Collection[str]) -> list[ExtensionFactory]:
@@ -70,3 +129,25 @@ class ExtensionManager(HookRunner):
     def extensions(self) -> list[Extension]:
         """Those that may change the training, in the order in which they are called."""
         return [hook for hook in self.hooks if isinstance(hook, Extension)]
+
+    @property
+    def adding_weights(self) -> list[str]:
+        """Names of those that add weights to the model."""
+        return [extension.name for extension in self.extensions if extension.adds_weights]
+
+    def attach(self, model: torch.nn.Module, config: TrainingConfig) -> None:
+        """Let each add its weights; torch's random state stays as it was.
+
+        Raises:
+            ValueError: the model, or the training, cannot have them.
+        """
+        for extension in self.extensions:
+            with own_random_state(config.seed, next(model.parameters()).device):
+                extension.attach(model)
+        if config.train_extensions_only:
+            train_added_alone(model)
+
+    def detach(self, model: torch.nn.Module) -> None:
+        """Take what they have added off the model, the last one first."""
+        for extension in reversed(self.extensions):
+            extension.detach(model)

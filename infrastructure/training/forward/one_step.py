@@ -31,14 +31,17 @@ def one_step(
     """
     if total_items is None:
         total_items = max(1, adapter.count_items(examples))
-    return strategy.train_step(
+    batch = adapter.prepare_batch(examples)
+    output = strategy.train_step(
         model,
-        {**adapter.prepare_batch(examples), "total_items": total_items},
+        {**batch, "total_items": total_items},
         optimizer,
         scaler=scaler,
         scheduler=None,
         update_gradients=update_gradients,
     )
+    output.batch = batch
+    return output
 
 
 def backward_of_sum(

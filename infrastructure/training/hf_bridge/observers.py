@@ -6,7 +6,7 @@ from typing import NoReturn
 from infrastructure.config.merging.declared_settings import declare_settings
 from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.training.core.precision import Precision
-from infrastructure.training.extensions.extension_hooks import Hook, HookRunner
+from infrastructure.training.extensions.extension_hooks import Extension, Hook, HookRunner
 from infrastructure.training.extensions.extension_manager import (
     create_extensions,
     own_extensions,
@@ -35,6 +35,15 @@ def _refuse_quantum(_parts: TrainerParts) -> NoReturn:
     )
 
 
+def _refuse_added_weights(extensions: Iterable[Hook]) -> None:
+    for extension in extensions:
+        if isinstance(extension, Extension) and extension.adds_weights:
+            raise ValueError(
+                f"training.enabled_extensions: {extension.name} adds weights to the model, which a"
+                " Trainer neither trains nor saves: train with `temper train`, or leave it out"
+            )
+
+
 def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> HookRunner:
     """The hooks of a training, in order.
 
@@ -50,8 +59,10 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
     names, brought = config.training.enabled_extensions, {QUANTUM: _refuse_quantum}
     declare_settings(config.training, own_extensions(names, brought))
     sinks = [name for name in config.training.metrics_sinks if name != CONSOLE]
+    extensions = create_extensions(names, parts, brought)
+    _refuse_added_weights(extensions)
     hooks: list[Hook] = [
-        *create_extensions(names, parts, brought),
+        *extensions,
         *others,
         *monitoring_hooks(config, directory, None, precision, run.report, copies.probes()),
         MetricsObserver(MetricsLogger(make_sinks(sinks, directory))),

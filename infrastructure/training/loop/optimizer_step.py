@@ -174,6 +174,7 @@ class OptimizerStep:
         window.grad_norm = self.strategy.update_parameters(
             state.model, self.optimizer, self.scaler, self.scheduler
         )
+        self.hooks.weights_updated()
         window.num_tokens = num_tokens
         self.losses.add(window)
         state.num_tokens += num_tokens

@@ -25,6 +25,7 @@ from infrastructure.training.methods.method_table import (
 )
 from infrastructure.training.methods.rewards import needs_answers, reward_functions
 from infrastructure.training.methods.settings_table import SETTINGS, Use, refused_settings
+from infrastructure.training.models.saved_model import EXTENSIONS_MANIFEST
 
 REGISTERED_MANIFEST = "temper_model.json"
 # Arguments of TRL's that would change what Temper keeps safe.
@@ -186,6 +187,12 @@ def _check_model(name: str, key: str, *, takes_lora: bool = False) -> None:
         folder = folder / "final"
     if (folder / REGISTERED_MANIFEST).is_file():
         raise ValueError(f"{key}: {name} reads no text, and TRL's methods train language models")
+    if (folder / EXTENSIONS_MANIFEST).is_file():
+        raise ValueError(
+            f"{key}: {name} computes with weights of extensions ({EXTENSIONS_MANIFEST}), which"
+            " TRL's trainers do not load: give a model without them, or train with training.method"
+            " = sft"
+        )
     if (folder / "adapter_config.json").is_file():
         if not takes_lora:
             raise ValueError(

@@ -159,6 +159,9 @@ class ModelAdapter(ABC):
         """What the model is, for run.json: name, parameters, backend."""
         return {"name": self.model_config.name}
 
+    def note_added_weights(self) -> None:  # noqa: B027 (one's own may have nothing to note)
+        """Extensions have attached weights to the model: what `describe` says is of both."""
+
     def notes(self) -> list[str]:
         """Sentences that a user should read before the training starts."""
         return []

@@ -30,6 +30,7 @@ from infrastructure.training.model_adapters.base_adapter import (
     ModelAdapter,
 )
 from infrastructure.training.models.bidirectional import check_bidirectional
+from infrastructure.training.models.fitting import describe_added
 from infrastructure.training.models.model_inputs import inner_model
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager
 from infrastructure.training.models.packing_check import (
@@ -260,6 +261,10 @@ class StandardModelAdapter(ModelAdapter):
         if self.objective is not None:
             description["corruption"] = self.objective.corruption
         return {**self.description, **description}
+
+    def note_added_weights(self) -> None:
+        assert self.model is not None
+        self.description |= describe_added(self.model)
 
     def notes(self) -> list[str]:
         return list(self._notes)

@@ -7,6 +7,11 @@ import torch
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.core.json_text import JsonObject, JsonValue
+from infrastructure.training.models.added_modules import (
+    added_modules,
+    added_train_alone,
+    facts_of_added,
+)
 from infrastructure.training.models.lora import (
     adapted_paths,
     count_parameters,
@@ -121,6 +126,21 @@ def describe(model: torch.nn.Module, config: ModelConfig) -> JsonObject:
         "quantization": config.quantization,
         "attention": getattr(getattr(base, "config", None), "_attn_implementation", None),
         "lora": _describe_lora(lora_of(model)) if is_lora else None,
+        **describe_added(model),
+    }
+
+
+def describe_added(model: torch.nn.Module) -> JsonObject:
+    """What extensions have attached, and the numbers of weights with it; nothing where there is
+    nothing."""
+    if not added_modules(model):
+        return {}
+    counts = count_parameters(model)
+    return {
+        "extensions": facts_of_added(model),
+        "extensions_train_alone": added_train_alone(model),
+        "num_parameters": counts.total,
+        "num_trainable": counts.trainable,
     }
 
 

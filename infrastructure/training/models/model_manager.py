@@ -16,6 +16,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.json_text import JsonObject
 from infrastructure.optimization.checkpointing import checkpoint_gradients
 from infrastructure.training.models import quantization_aware
+from infrastructure.training.models.added_modules import added_modules, load_added
 from infrastructure.training.models.embedded import build_embedded_model
 from infrastructure.training.models.fitting import (
     check_length,
@@ -39,6 +40,7 @@ from infrastructure.training.models.model_inputs import (
 from infrastructure.training.models.processor import has_processor, load_processor
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.saved_model import (
+    EXTENSIONS_MANIFEST,
     TOKENIZER_FILES,
     ModelSource,
     SourceKind,
@@ -88,6 +90,17 @@ class LoadedModel:
     tokenizer: "PreTrainedTokenizerBase | None"
     description: JsonObject
     notes: tuple[str, ...] = ()
+
+
+def extensions_folder(source: ModelSource) -> Path | None:
+    """Where the weights lie that extensions have added to a saved model; None: there are none."""
+    if source.kind not in (SourceKind.FOLDER, SourceKind.LORA_FOLDER):
+        return None
+    folders = [source.folder]
+    if source.kind is SourceKind.LORA_FOLDER:
+        base = base_of_lora(source.folder)
+        folders += [base.folder] if base.kind is SourceKind.FOLDER else []
+    return next((f for f in folders if (f / EXTENSIONS_MANIFEST).is_file()), None)
 
 
 def check_saved(source: ModelSource) -> None:
@@ -178,9 +191,22 @@ class ModelManager:
             check_vocabulary(model, tokenizer, self.config.name)
         if self.config.quantization_aware is not None:
             quantization_aware.prepare(model, self.config.quantization_aware)
+        self._attach_saved(source, model)
         description = {"kind": str(source.kind), **self._identity(source, model)}
         description = describe(model, self.config) | description
         return LoadedModel(model.train(), tokenizer, description, tuple(self._notes))
+
+    def _attach_saved(self, source: ModelSource, model: torch.nn.Module) -> None:
+        """What extensions have added to a saved model computes in it again. It trains where the
+        model does, and where its extension is enabled once more."""
+        folder = extensions_folder(source)
+        if folder is None:
+            return
+        with own_random_state(self.seed, self.device):
+            load_added(model, folder)
+        trains = self._is_full and source.kind is SourceKind.FOLDER
+        for module in added_modules(model).values():
+            module.requires_grad_(trains)
 
     def load_tokenizer(self) -> "PreTrainedTokenizerBase | None":
         """The tokenizer alone, as `load` gives it with the model; None: the model reads no text.
@@ -229,6 +255,8 @@ class ModelManager:
         for key, (is_set, has_effect, reason) in refusals.items():
             if is_set and not has_effect:
                 raise ValueError(f"model.{key}: model {config.name!r} {reason}; leave it out")
+        if extensions_folder(source) is not None:
+            self._refuse_extensions()
         lora = config.lora_config
         if lora is not None and lora.init_lora_weights == "loftq" and self.device.type == "cpu":
             raise ValueError(
@@ -241,6 +269,23 @@ class ModelManager:
                 f"model.quantization={config.quantization!r} freezes the weights, so nothing would"
                 " train: give model.lora_config too"
             )
+
+    def _refuse_extensions(self) -> None:
+        """A saved model with weights of extensions is loaded by transformers, as it was saved."""
+        config = self.config
+        for key, is_set, why in (
+            (
+                "backend=unsloth",
+                config.backend == "unsloth",
+                "patches the layers that they hang on",
+            ),
+            ("quantization_aware", config.quantization_aware, "saves a second, rounded model"),
+        ):
+            if is_set:
+                raise ValueError(
+                    f"model.{key} {why}, and {config.name!r} has weights of extensions"
+                    f" ({EXTENSIONS_MANIFEST}): leave it out"
+                )
 
     def _build_embedded(self, source: ModelSource) -> ModelAndTokenizer:
         tokenizer = self._embedded_tokenizer()

@@ -17,6 +17,7 @@ from infrastructure.core.json_text import JsonObject, parse_json
 from infrastructure.training.models.model_path import GGUF_SUFFIX, refuse_file
 
 REGISTERED_MANIFEST = "temper_model.json"
+EXTENSIONS_MANIFEST = "extensions.json"  # weights that extensions have attached; see added_modules
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer.model",

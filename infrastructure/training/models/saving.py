@@ -21,6 +21,7 @@ from safetensors.torch import save_model as save_module
 from infrastructure.core.checksums import write_sums
 from infrastructure.core.files import whole_directory, write_json, write_text
 from infrastructure.core.lookup import look_up
+from infrastructure.training.models.added_modules import added_modules, is_added, save_added
 from infrastructure.training.models.lora import PISSA_START, count_parameters
 from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.models.registry import MODELS
@@ -100,6 +101,7 @@ def write_model(
             f"{type(model).__name__} is no transformers model: save it with the name that it"
             " is registered under"
         )
+    save_added(model, part)
     if tokenizer is not None:
         save_tokenizer(tokenizer, part, processor)
 
@@ -147,10 +149,12 @@ def _save_pretrained(
     model: Any, directory: Path, state_dict: dict[str, torch.Tensor] | None = None
 ) -> None:
     arguments: dict[str, object] = {} if state_dict is None else {"state_dict": state_dict}
-    if hasattr(model, TRAINING_ONLY):
+    if hasattr(model, TRAINING_ONLY) or added_modules(model):
         state = state_dict or model.state_dict()
         arguments["state_dict"] = {
-            name: tensor for name, tensor in state.items() if f".{TRAINING_ONLY}." not in f".{name}"
+            name: tensor
+            for name, tensor in state.items()
+            if f".{TRAINING_ONLY}." not in f".{name}" and not is_added(name)
         }
     with without_progress_bars():
         model.save_pretrained(directory, **arguments)

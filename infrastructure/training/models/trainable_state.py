@@ -2,6 +2,7 @@
 
 Full training: every parameter, also those that are frozen just now (gradual unfreezing moves the
 border). LoRA: the LoRA matrices and what trains beside them; the frozen base comes from its source.
+So with weights of extensions that train alone.
 Buffers that belong to the model's state travel always.
 """
 
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from infrastructure.core.errors import CheckpointError
+from infrastructure.training.models.added_modules import added_train_alone, is_added
 
 _COMPILED = "_orig_mod."
 _TUNED = ("lora_", "modules_to_save")
@@ -40,9 +42,9 @@ def load_trainable_state(model: torch.nn.Module, tensors: Mapping[str, torch.Ten
 
 
 def _state(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    base_is_frozen = hasattr(model, "peft_config")
+    base_is_frozen = hasattr(model, "peft_config") or added_train_alone(model)
     for name, parameter in _named(model.named_parameters()):
-        tuned = any(part in name for part in _TUNED) or parameter.requires_grad
+        tuned = any(part in name for part in _TUNED) or is_added(name) or parameter.requires_grad
         if tuned or not base_is_frozen:
             yield name, parameter
     yield from _named(_persistent_buffers(model))

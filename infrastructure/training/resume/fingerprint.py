@@ -103,5 +103,5 @@ def base_facts(described: JsonObject) -> dict[str, object]:
     """Which weights the training started from, and whether they stay as they were."""
     return {
         "base_model": described.get("base_sha256") or described.get("revision"),
-        "base_is_frozen": bool(described.get("lora")),
+        "base_is_frozen": bool(described.get("lora") or described.get("extensions_train_alone")),
     }

@@ -20,6 +20,7 @@ from infrastructure.core.optional import require
 from infrastructure.optimization.offloaded_adamw import OffloadedAdamW
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import Phase, StepOutput
+from infrastructure.training.models.added_modules import is_added
 
 
 class HasLossSum(Protocol):
@@ -52,6 +53,8 @@ class TrainingStrategy(ABC):
         precision: the number format of the forward pass, given by the trainer.
         entered: the phase whose form the model has; -1: none, it is as it was loaded.
         steps_per_epoch: optimizer steps, given by the trainer.
+        added_rate: peak learning rate of weights that extensions have added; None: as all others.
+            Given by the trainer.
         objective: what hides tokens of the examples; None: nothing does. Given by the trainer.
     """
 
@@ -61,6 +64,7 @@ class TrainingStrategy(ABC):
     precision: Precision
     entered: int
     steps_per_epoch: int
+    added_rate: float | None
     objective: HasDraw | None
 
     def __init__(self, config: TrainingConfig, logger: logging.Logger | None = None) -> None:
@@ -70,6 +74,7 @@ class TrainingStrategy(ABC):
         self.precision = Precision("fp32", "cpu")
         self.entered = NOT_ENTERED
         self.steps_per_epoch = 0
+        self.added_rate = None
         self.objective = None
 
     @abstractmethod
@@ -155,10 +160,26 @@ class TrainingStrategy(ABC):
             ValueError: nothing in the model can be trained.
         """
         groups = [g for g in self.parameter_groups(model, learning_rate) if g["params"]]
+        groups = self._with_rate_of_added(model, groups)
         if not groups:
             raise ValueError("no parameter of the model can be trained; give model.lora_config")
         build = look_up("optimizer", self.config.optimizer, OPTIMIZERS)
         return build(groups, learning_rate, (self.config.adam_beta1, self.config.adam_beta2))
+
+    def _with_rate_of_added(
+        self, model: torch.nn.Module, groups: ParameterGroups
+    ) -> ParameterGroups:
+        """The same groups, those weights that extensions have added in groups of their own, which
+        learn at their own rate."""
+        added = {id(p) for name, p in model.named_parameters() if is_added(name)}
+        split: list[ParameterGroups] = [[], []]
+        for group in groups:
+            for is_own in (False, True):
+                chosen = [p for p in group["params"] if (id(p) in added) == is_own]
+                rate = {"lr": self.added_rate} if is_own and self.added_rate is not None else {}
+                if chosen:
+                    split[is_own].append({**group, "params": chosen, **rate})
+        return [*split[False], *split[True]]
 
     def create_scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:
         """Learning rate as a pure function of the step: linear warm-up, then the schedule."""

@@ -17,7 +17,7 @@ def test_every_mark_names_a_part() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("training.enabled_extensions", "memory"),
+        ("training.enabled_extensions", "multimodal"),
     ],
 )
 def test_single_values_of_later_parts(key: str, value: str) -> None:
@@ -27,6 +27,6 @@ def test_single_values_of_later_parts(key: str, value: str) -> None:
 
 def test_an_assigned_value_is_checked_too() -> None:
     config = DeploymentConfig()
-    config.training.enabled_extensions = ["memory"]
-    with pytest.raises(ValueError, match=r"extensions = memory \(assigned in Python\)"):
+    config.training.enabled_extensions = ["multimodal"]
+    with pytest.raises(ValueError, match=r"extensions = multimodal \(assigned in Python\)"):
         config.check_supported()

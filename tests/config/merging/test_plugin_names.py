@@ -39,9 +39,9 @@ def test_what_is_there_is_not_imported(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_ones_own_goes_before_a_name_that_is_kept_for_later() -> None:
-    config = DeploymentConfig(**{"training.enabled_extensions": ["memory"]})
+    config = DeploymentConfig(**{"training.enabled_extensions": ["multimodal"]})
     assert len(config.problems()) == 1
-    with EXTENSIONS.registered("memory", make):
+    with EXTENSIONS.registered("multimodal", make):
         assert config.problems() == []
 
 

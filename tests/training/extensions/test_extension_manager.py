@@ -73,7 +73,7 @@ def test_an_unknown_extension_gets_the_nearest_name() -> None:
         create_extensions(["nudeg"], None, {"quantum": Nudge})
 
 
-@pytest.mark.parametrize("name", ["memory", "multimodal"])
+@pytest.mark.parametrize("name", ["multimodal"])
 def test_extensions_of_later_parts_are_refused_when_a_run_starts(name: str) -> None:
     config = DeploymentConfig(training=TrainingConfig(enabled_extensions=[name]))
     with pytest.raises(ValueError, match="not there yet"):

@@ -1,0 +1,87 @@
+"""The extension `memory`: gives the model a key-value memory, and fills its store while it trains.
+
+What it stores of a step was read before the step and is stored with the step's weights: a batch
+never reads itself, however it is split, and a checkpoint has both or neither.
+"""
+
+from typing import Any
+
+import torch
+
+from infrastructure.config.base import ConfigurationError
+from infrastructure.core.json_text import JsonObject
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Extension
+from infrastructure.training.models import added_modules
+from infrastructure.training.models.added_modules import decoder_layers, hidden_size
+from infrastructure.training.models.key_value_memory import KeyValueMemory
+
+Entries = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class KeyValueMemoryExtension(Extension):
+    """One memory, by `training.memory`.
+
+    Attributes:
+        module: the memory, once it is attached.
+    """
+
+    name = KeyValueMemory.kind
+    adds_weights = True
+
+    def __init__(self, trainer: Any) -> None:
+        self.settings = trainer.training_config.memory
+        self.module: KeyValueMemory | None = None
+        self._pending: list[Entries] = []
+
+    def attach(self, model: torch.nn.Module) -> None:
+        there = added_modules.added_modules(model).get(self.name)
+        if there is None:
+            there = KeyValueMemory.build(model, self._wanted(model))
+            added_modules.attach(model, there)
+        else:
+            self._check_same(there.facts)
+        assert isinstance(there, KeyValueMemory)
+        self.module = there.requires_grad_(True)
+
+    def detach(self, model: torch.nn.Module) -> None:
+        added_modules.detach(model, self.name)
+        self.module = None
+
+    def _wanted(self, model: torch.nn.Module) -> JsonObject:
+        given = self.settings
+        middle = (len(decoder_layers(model)) - 1) // 2
+        return {
+            "layer": middle if given.layer == "auto" else given.layer,
+            "slots": given.slots,
+            "heads": given.heads,
+            "width": hidden_size(model) if given.width == "auto" else given.width,
+            "store": given.store,
+        }
+
+    def _check_same(self, facts: JsonObject) -> None:
+        """The model was loaded with a memory, which goes on as it is."""
+        for name in self.settings.model_fields_set:
+            value = getattr(self.settings, name)
+            if value not in ("auto", facts[name]):
+                raise ConfigurationError(
+                    f"training.memory.{name} = {value}: this model has a memory already, with"
+                    f" {name} {facts[name]}, and goes on with it: leave it out"
+                )
+
+    def step_start(self, state: TrainingState) -> None:
+        self._pending = []
+
+    def after_loss(self, state: TrainingState) -> None:
+        module = self.module
+        if module is None or not module.capacity or module.seen is None or state.output is None:
+            return
+        (states, rows), batch = module.seen, state.output.batch
+        positions, targets = batch["target_positions"], batch["targets"]
+        self._pending.append((states[positions], targets, rows[positions]))
+
+    def weights_updated(self) -> None:
+        for entries in self._pending:
+            assert self.module is not None
+            self.module.store(*entries)
+        self._pending = []

@@ -1,0 +1,248 @@
+"""Weights beside a model's own: modules that an extension attaches to a model of transformers.
+
+They hang on the model's own parts by forward hooks and lie in one `ModuleDict` of the model, so
+they are parameters of it: optimizer, clipping and checkpoints see them as they see all others. With
+the finished model they lie beside its files, which stay those of the plain one:
+`extensions.json` says what there is, `extension_weights.safetensors` holds the numbers.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch.utils.hooks import RemovableHandle
+
+from infrastructure.config import registries
+from infrastructure.core.files import write_json
+from infrastructure.core.json_text import JsonObject
+from infrastructure.core.lookup import unknown_name
+from infrastructure.training.models.model_inputs import inner_model
+from infrastructure.training.models.saved_model import EXTENSIONS_MANIFEST, read_json
+
+ATTRIBUTE = "extension_modules"  # of the inner model; the names of all their weights begin with it
+ADDED_WEIGHTS = "extension_weights.safetensors"
+NOTE = (
+    "This model computes with the weights in extension_weights.safetensors, too. Temper loads both;"
+    " plain transformers passes these files over, and the model is another one then."
+)
+
+
+class AddedModule(torch.nn.Module, ABC):
+    """A module that works inside a model which does not know of it.
+
+    Attributes:
+        kind: the extension that it belongs to, as `training.enabled_extensions` names it.
+    """
+
+    kind: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def build(cls, model: torch.nn.Module, facts: JsonObject) -> Self:
+        """A new one for `model`, of the form that `facts` says; weights come from torch's global
+        generator.
+
+        Raises:
+            ValueError: this model cannot have it.
+        """
+
+    @property
+    @abstractmethod
+    def facts(self) -> JsonObject:
+        """All that `build` needs to make another one of this form."""
+
+    @abstractmethod
+    def connect(self, model: torch.nn.Module) -> Sequence[RemovableHandle]:
+        """Hang it on the parts of `model`, a plain one without wrappers."""
+
+
+class AddedModules(torch.nn.ModuleDict):
+    """All that are attached to a model, by the names of their extensions.
+
+    Attributes:
+        train_alone: the model's own weights stay as they were loaded.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handles: dict[str, Sequence[RemovableHandle]] = {}
+        self.train_alone = False
+
+
+KINDS: dict[str, type[AddedModule]] = {}
+
+
+def register_added_module(kind: type[AddedModule]) -> type[AddedModule]:
+    """Let a saved model that has such a module be loaded; a decorator, too."""
+    KINDS[kind.kind] = kind
+    return kind
+
+
+def attach(model: torch.nn.Module, module: AddedModule) -> None:
+    """Give `model` a module, in fp32 on the device of the model.
+
+    Raises:
+        ValueError: it has one of that kind already.
+    """
+    inner: Any = inner_model(model)
+    modules = getattr(inner, ATTRIBUTE, None)
+    if modules is None:
+        modules = AddedModules()
+        setattr(inner, ATTRIBUTE, modules)
+    if module.kind in modules:
+        raise ValueError(f"this model has weights of the extension {module.kind!r} already")
+    module.to(device=next(inner.parameters()).device, dtype=torch.float32)
+    module.train(inner.training)
+    modules[module.kind] = module
+    modules.handles[module.kind] = module.connect(inner)
+
+
+def detach(model: torch.nn.Module, kind: str) -> None:
+    """Take a module off the model, which computes as if it had never been there."""
+    inner: Any = inner_model(model)
+    modules: AddedModules = getattr(inner, ATTRIBUTE)
+    for handle in modules.handles.pop(kind):
+        handle.remove()
+    del modules[kind]
+    if not len(modules):
+        delattr(inner, ATTRIBUTE)
+
+
+def added_modules(model: torch.nn.Module) -> dict[str, AddedModule]:
+    """What is attached to `model`, by kind."""
+    modules = getattr(inner_model(model), ATTRIBUTE, None)
+    return {} if modules is None else cast(dict[str, AddedModule], dict(modules.items()))
+
+
+def is_added(name: str) -> bool:
+    """Whether a parameter or a buffer of that name belongs to an attached module."""
+    return f".{ATTRIBUTE}." in f".{name}"
+
+
+def train_added_alone(model: torch.nn.Module) -> None:
+    """Freeze the model's own weights; those of extensions train.
+
+    Raises:
+        ValueError: it has none of extensions.
+    """
+    modules: AddedModules | None = getattr(inner_model(model), ATTRIBUTE, None)
+    if modules is None:
+        raise ValueError(
+            "training.train_extensions_only: no extension that is enabled has weights; leave it out"
+        )
+    for name, parameter in model.named_parameters():
+        if not is_added(name):
+            parameter.requires_grad_(False)
+    modules.train_alone = True
+
+
+def added_train_alone(model: torch.nn.Module) -> bool:
+    """Whether nothing but weights of extensions trains."""
+    modules = getattr(inner_model(model), ATTRIBUTE, None)
+    return modules is not None and modules.train_alone
+
+
+def facts_of_added(model: torch.nn.Module) -> JsonObject:
+    """What is attached, ready for JSON."""
+    return {kind: module.facts for kind, module in added_modules(model).items()}
+
+
+def save_added(model: torch.nn.Module, folder: Path) -> None:
+    """Write what is attached to `model` beside its files; nothing where nothing is."""
+    modules = added_modules(model)
+    if not modules:
+        return
+    tensors = {
+        f"{kind}.{name}": tensor.detach().cpu().contiguous()
+        for kind, module in modules.items()
+        for name, tensor in module.state_dict().items()
+    }
+    save_file(tensors, folder / ADDED_WEIGHTS)
+    write_json(folder / EXTENSIONS_MANIFEST, {"note": NOTE, "extensions": facts_of_added(model)})
+
+
+def load_added(model: torch.nn.Module, folder: Path) -> None:
+    """Attach to `model` what lies in `folder` beside its files; nothing where nothing does.
+
+    Raises:
+        ValueError: unknown here, missing, damaged, or of another model; names the file.
+    """
+    manifest = folder / EXTENSIONS_MANIFEST
+    if not manifest.is_file():
+        return
+    described = read_json(manifest).get("extensions")
+    if not isinstance(described, dict):
+        raise ValueError(f'{manifest} should hold "extensions"; copy it again')
+    tensors = _read(folder / ADDED_WEIGHTS)
+    for kind, facts in described.items():
+        module = _kind_of(kind, manifest).build(model, cast(JsonObject, facts))
+        own = {
+            n.removeprefix(f"{kind}."): t for n, t in tensors.items() if n.startswith(f"{kind}.")
+        }
+        try:
+            module.load_state_dict(own)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(
+                f"{folder / ADDED_WEIGHTS} does not belong to {manifest} ({reason}); copy both"
+                " again"
+            ) from error
+        attach(model, module)
+
+
+def _read(file: Path) -> Mapping[str, torch.Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"the weights of extensions in {file} are missing or damaged ({error}); download or"
+            " copy them again"
+        ) from error
+
+
+def _kind_of(kind: str, manifest: Path) -> type[AddedModule]:
+    if kind not in KINDS and ":" not in kind and registries.EXTENSIONS.is_here(kind):
+        registries.EXTENSIONS.get(kind)  # registers its module when it is imported
+    if kind not in KINDS:
+        raise ValueError(
+            f"{manifest}: {unknown_name('extension', kind, KINDS)}; import the module that has it"
+            " first, which calls register_added_module"
+        )
+    return KINDS[kind]
+
+
+def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
+    """The layers of a decoder, the first one nearest to the input.
+
+    Raises:
+        ValueError: it cannot be told which they are.
+    """
+    inner = cast(Any, inner_model(model))
+    config = getattr(inner, "config", None)
+    text = config.get_text_config() if config is not None else None
+    count = getattr(text, "num_hidden_layers", None)
+    lists = [m for m in decoder(model).children() if isinstance(m, torch.nn.ModuleList)]
+    fitting = [one for one in lists if len(one) == count]
+    if len(fitting) != 1:
+        raise ValueError(
+            f"which parts of {type(inner).__name__} are its layers cannot be told, so extensions"
+            " with weights of their own cannot be attached: leave them out of"
+            " training.enabled_extensions"
+        )
+    return fitting[0]
+
+
+def decoder(model: torch.nn.Module) -> torch.nn.Module:
+    """The part of a language model that makes hidden states of tokens."""
+    inner = cast(Any, inner_model(model))
+    part: torch.nn.Module = inner.get_decoder() if hasattr(inner, "get_decoder") else inner
+    return part
+
+
+def hidden_size(model: torch.nn.Module) -> int:
+    """The width of a language model's hidden states."""
+    return int(cast(Any, inner_model(model)).config.get_text_config().hidden_size)

@@ -1,0 +1,226 @@
+"""A key-value memory that a language model reads by cross-attention after one of its layers.
+
+Its entries are of two kinds, read by one softmax. *Slots* are keys and values that are weights, as
+in Lample et al. 2019 (arXiv 1907.05242), all of them read. The *store* holds what was seen in
+training: for each learnt token the hidden state that should have predicted it, and the token, as
+in kNN-LM (Khandelwal et al. 2020, arXiv 1911.00172); its entries are detached, and read inside the
+model, as in Memorizing Transformers (Wu et al. 2022, arXiv 2203.08913). What is read is multiplied
+by a gate that begins at zero: a new memory changes nothing.
+
+In training no row reads what was stored of a row with the same tokens, so that none reads its own
+answer of an epoch before.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, Self, cast
+
+import torch
+import torch.nn.functional as F
+from torch.utils.hooks import RemovableHandle
+
+from infrastructure.core.json_text import JsonObject
+from infrastructure.training.models.added_modules import (
+    AddedModule,
+    decoder,
+    decoder_layers,
+    hidden_size,
+    register_added_module,
+)
+from infrastructure.training.models.model_inputs import language_model
+
+FIRST_SCALE = 16.0  # of cosines before the softmax: one near entry outweighs a thousand others
+NO_ROW = 0
+_HASH_FACTOR = 6364136223846793005  # of Knuth's generator; products are taken modulo 2**64
+_LARGEST = (1 << 63) - 1
+
+
+@register_added_module
+class KeyValueMemory(AddedModule):
+    """Reads `num_slots + capacity` entries of `width` by `num_heads` heads.
+
+    Args:
+        hidden: width of the model's hidden states.
+        layer: that it is read after, from 0.
+        capacity: entries of the store; 0: there is none.
+    """
+
+    kind = "memory"
+
+    def __init__(
+        self, hidden: int, *, layer: int, slots: int, heads: int, width: int, capacity: int
+    ) -> None:
+        super().__init__()
+        self.layer, self.num_heads = layer, heads
+        self.norm = torch.nn.RMSNorm(hidden)
+        self.query = torch.nn.Linear(hidden, width, bias=False)
+        self.slot_keys = torch.nn.Parameter(torch.randn(slots, width) / math.sqrt(width))
+        self.slot_values = torch.nn.Parameter(torch.randn(slots, width) / math.sqrt(width))
+        self.log_scale = torch.nn.Parameter(torch.full((heads,), math.log(FIRST_SCALE)))
+        self.output = torch.nn.Linear(width, hidden, bias=False)
+        self.gate = torch.nn.Parameter(torch.zeros(hidden))
+        self.capacity = capacity
+        if capacity:
+            self.key = torch.nn.Linear(hidden, width, bias=False)
+            self.value = torch.nn.Linear(hidden, width, bias=False)
+            with torch.no_grad():  # like states are near from the start
+                self.key.weight.copy_(self.query.weight)
+            self.register_buffer("store_keys", torch.zeros(capacity, hidden))
+            self.register_buffer("store_tokens", torch.zeros(capacity, dtype=torch.int64))
+            self.register_buffer("store_rows", torch.full((capacity,), NO_ROW, dtype=torch.int64))
+            self.register_buffer("num_stored", torch.zeros((), dtype=torch.int64))
+        self.store_keys: torch.Tensor
+        self.store_tokens: torch.Tensor
+        self.store_rows: torch.Tensor
+        self.num_stored: torch.Tensor
+        # Of the newest forward pass in training: normed hidden states and rows, one for each token.
+        self.seen: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._rows: torch.Tensor | None = None
+        self._embeddings: list[torch.nn.Embedding] = []  # in a list, so that they stay the model's
+
+    @classmethod
+    def build(cls, model: torch.nn.Module, facts: JsonObject) -> Self:
+        numbers = {name: cast(int, value) for name, value in facts.items()}
+        heads, width = numbers["heads"], numbers["width"]
+        if width % heads:
+            raise ValueError(
+                f"training.memory.heads = {heads} does not divide the memory's width, {width}: give"
+                " another number of heads, or training.memory.width"
+            )
+        count = len(decoder_layers(model))
+        if numbers["layer"] >= count:
+            raise ValueError(
+                f"training.memory.layer = {numbers['layer']}: the layers of this model are 0 to"
+                f" {count - 1}"
+            )
+        return cls(
+            hidden_size(model),
+            layer=numbers["layer"],
+            slots=numbers["slots"],
+            heads=heads,
+            width=width,
+            capacity=numbers["store"],
+        )
+
+    @property
+    def facts(self) -> JsonObject:
+        return {
+            "layer": self.layer,
+            "slots": len(self.slot_keys),
+            "heads": self.num_heads,
+            "width": self.query.out_features,
+            "store": self.capacity,
+        }
+
+    def connect(self, model: torch.nn.Module) -> Sequence[RemovableHandle]:
+        self._embeddings = [language_model(model).get_input_embeddings()]
+        layer = decoder_layers(model)[self.layer]
+        return [
+            decoder(model).register_forward_pre_hook(self._note_rows, with_kwargs=True),
+            layer.register_forward_hook(self._after_layer),
+        ]
+
+    def _note_rows(
+        self, _decoder: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+    ) -> None:
+        """Which row each token of this forward pass belongs to, for `forward`."""
+        ids = named.get("input_ids", given[0] if given else None)
+        self._rows = None
+        if self.capacity and self.training and ids is not None:
+            self._rows = rows_of(ids, named.get("attention_mask"), named.get("position_ids"))
+
+    def _after_layer(self, _layer: torch.nn.Module, _given: object, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (self(output[0]), *output[1:])
+        return self(output)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states (B, L, H) with what they read of the memory, in their own format."""
+        states = self.norm(hidden.to(self.norm.weight.dtype))
+        rows = self._rows
+        if rows is None or rows.shape != hidden.shape[:2]:
+            rows = hidden.new_full(hidden.shape[:2], NO_ROW, dtype=torch.int64)
+        if self.training and self.capacity:
+            self.seen = (states.detach().flatten(0, 1), rows.flatten())
+        read = self._read(states.flatten(0, 1), rows.flatten()).view_as(states)
+        return hidden + (self.gate * read).to(hidden.dtype)
+
+    def _read(self, states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """What each of (T, H) states gets from all entries, (T, H)."""
+        queries = self.query(states)
+        keys: torch.Tensor = self.slot_keys
+        values: torch.Tensor = self.slot_values
+        mask = None
+        if self.capacity:
+            tokens = self._embeddings[0](self.store_tokens).detach()
+            tokens = F.rms_norm(tokens.to(states.dtype), tokens.shape[-1:])
+            keys = torch.cat([keys, self.key(self.store_keys).to(keys.dtype)])
+            values = torch.cat([values, self.value(tokens).to(values.dtype)])
+            mask = self._may_read(rows)
+        queries = self._heads(queries) * self.log_scale.exp()[:, None, None]
+        read = F.scaled_dot_product_attention(
+            queries[None].to(values.dtype),
+            self._heads(keys)[None].to(values.dtype),
+            values.unflatten(1, (self.num_heads, -1)).transpose(0, 1)[None],
+            attn_mask=mask,
+            scale=1.0,
+        )
+        return self.output(read[0].transpose(0, 1).flatten(1))
+
+    def _heads(self, rows: torch.Tensor) -> torch.Tensor:
+        """(N, width) as (heads, N, width / heads), each of length 1."""
+        split = rows.float().unflatten(1, (self.num_heads, -1)).transpose(0, 1)
+        return F.normalize(split, dim=-1)
+
+    def _may_read(self, rows: torch.Tensor) -> torch.Tensor:
+        """(T, slots + capacity): all slots, and what is stored of other rows."""
+        stored = (self.store_rows != NO_ROW) & (self.store_rows != rows[:, None])
+        return F.pad(stored, (len(self.slot_keys), 0), value=True)
+
+    @torch.no_grad()
+    def store(self, states: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor) -> None:
+        """Keep N entries; the oldest ones make room.
+
+        Args:
+            states: normed hidden states that should have predicted the tokens, (N, H).
+            tokens: (N,) int64.
+            rows: which row each is of, (N,) int64; see `rows_of`.
+        """
+        last = slice(max(0, len(tokens) - self.capacity), None)
+        states, tokens, rows = states[last], tokens[last], rows[last]
+        places = (self.num_stored + torch.arange(len(tokens), device=rows.device)) % self.capacity
+        self.store_keys[places] = states.to(self.store_keys.dtype)
+        self.store_tokens[places] = tokens
+        self.store_rows[places] = rows
+        self.num_stored += len(tokens)
+
+
+def rows_of(ids: torch.Tensor, is_real: Any, positions: torch.Tensor | None) -> torch.Tensor:
+    """A number for each token that its row's tokens decide, (B, L) int64, never `NO_ROW`; nothing
+    is read back from a device.
+
+    Args:
+        ids: (B, L).
+        is_real: 1 for tokens and 0 for padding, (B, L); anything else: all are tokens.
+        positions: of a packed row, (1, L): a row of the data begins at each 0; None: each line is
+            one.
+    """
+    is_mask = isinstance(is_real, torch.Tensor) and is_real.shape == ids.shape
+    if positions is None or ids.shape[0] != 1:
+        places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        segments = torch.arange(ids.shape[0], device=ids.device)[:, None].expand_as(ids)
+    else:
+        places = positions.expand_as(ids)
+        segments = (places == 0).cumsum(1)
+    terms = _mixed((ids + 1) * _HASH_FACTOR + places)
+    if is_mask:
+        terms = terms * is_real
+    sums = torch.zeros(ids.numel() + 1, dtype=torch.int64, device=ids.device)
+    sums.index_add_(0, segments.flatten(), terms.flatten())
+    return (_mixed(sums)[segments] & _LARGEST).clamp_min(1)
+
+
+def _mixed(numbers: torch.Tensor) -> torch.Tensor:
+    """Numbers whose sums over other tokens, or the same in another order, are others."""
+    numbers = (numbers ^ (numbers >> 29)) * _HASH_FACTOR
+    return numbers ^ (numbers >> 32)

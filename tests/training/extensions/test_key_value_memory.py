@@ -1,0 +1,154 @@
+"""Trainings of a model with a memory: what is stored when, killed and continued, used again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.config.base import ConfigurationError
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.config.sections.quantum_config import QuantumConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.models.added_modules import added_modules, is_added
+from infrastructure.training.models.key_value_memory import NO_ROW, KeyValueMemory
+from tests.training.quantum.quantum_runs import StopAt
+from tests.training.small_runs import write_rows
+
+Weights = dict[str, torch.Tensor]
+
+
+def trainer_of(
+    model: Path, folder: Path, *, lora: bool = False, hooks: Any = (), **training: Any
+) -> EnhancedTrainer:
+    """Of six steps of four rows, two of which come again."""
+    data = folder / "rows.jsonl"
+    values = {"batch_size": 4, "max_steps": 6, "learning_rate": 1e-3, "warmup_steps": 1}
+    values |= {"metrics_sinks": [], "checkpoint_frequency": 1, "keep_checkpoints": 9}
+    values |= {"enabled_extensions": ["memory"]}
+    if "memory" in values["enabled_extensions"]:
+        values["memory"] = {"slots": 5, "heads": 2, "width": 24, "store": 30}
+    return EnhancedTrainer(
+        ModelConfig(name=str(model), lora_config=LoraConfig(r=2) if lora else None),
+        TrainingConfig(**{**values, **training}),
+        DataConfig(
+            path=str(data if data.exists() else write_rows(folder, 16)),
+            max_length=128,
+            num_workers=0,
+        ),
+        device="cpu",
+        cache_config=CacheConfig(directory=str(folder / "cache")),
+        quantum_config=QuantumConfig(max_overhead_percent=1e6, max_qubits=8),
+        checkpoint_directory=folder / "checkpoints",
+        hooks=hooks,
+    )
+
+
+def state_of(trainer: EnhancedTrainer) -> Weights:
+    assert trainer.model is not None
+    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def same(left: Weights, right: Weights) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[n], right[n]) for n in left)
+
+
+def memory_of(trainer: EnhancedTrainer) -> KeyValueMemory:
+    found = added_modules(trainer.initialize_model())["memory"]
+    assert isinstance(found, KeyValueMemory)
+    return found
+
+
+@pytest.mark.parametrize(
+    "training",
+    [
+        {},
+        {"gradient_accumulation": 2, "batch_size": 2, "gradient_checkpointing": True},
+        {"train_extensions_only": True, "extension_learning_rate": 0.01},
+        {"enabled_extensions": ["quantum", "memory"], "optimization_frequency": 2},
+    ],
+    ids=["all weights", "in pieces", "alone", "with quantum"],
+)
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_training_that_was_broken_off_ends_with_the_same_bits(
+    saved_llama: Path, tmp_path: Path, training: dict[str, Any], lora: bool
+) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "killed").mkdir()
+    whole = trainer_of(saved_llama, tmp_path / "whole", lora=lora, **training)
+    began = memory_of(whole).query.weight.clone()
+    frozen = {n: p.clone() for n, p in whole.initialize_model().named_parameters()}
+    whole.train()
+    memory = memory_of(whole)
+    assert memory.gate.count_nonzero() > 0
+    assert not torch.equal(memory.query.weight, began)
+    assert int(memory.num_stored) >= 30
+    assert (memory.store_rows != NO_ROW).all()
+    if training.get("train_extensions_only"):
+        now = dict(whole.initialize_model().named_parameters())
+        assert all(is_added(name) or torch.equal(now[name], p) for name, p in frozen.items())
+    trainer_of(saved_llama, tmp_path / "killed", lora=lora, hooks=(StopAt(3),), **training).train()
+    again = trainer_of(saved_llama, tmp_path / "killed", lora=lora, **training)
+    assert again.checkpoints is not None
+    again.restore(again.checkpoints.newest())
+    again.train()
+    assert same(state_of(whole), state_of(again))
+
+
+def test_however_a_batch_is_split_it_stores_and_learns_the_same(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    whole = {"mixed_precision": "fp32"}
+    packed = trainer_of(saved_llama, tmp_path, **whole)
+    padded = trainer_of(saved_llama, tmp_path, batch_size=1, gradient_accumulation=4, **whole)
+    padded.data_config.packing = False
+    memories = []
+    for trainer in (packed, padded):
+        trainer.train()
+        memories.append(memory_of(trainer))
+    for name in ("store_tokens", "store_rows", "num_stored"):
+        assert torch.equal(*(getattr(memory, name) for memory in memories))
+    assert torch.allclose(memories[0].gate, memories[1].gate, atol=1e-5)
+
+
+def test_its_weights_have_a_rate_of_their_own(saved_llama: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(saved_llama, tmp_path, extension_learning_rate=0.02)
+    added = {id(p) for p in memory_of(trainer).parameters()}
+    for group in trainer.optimizer.param_groups:
+        own = {id(p) in added for p in group["params"]}
+        assert own == {group["initial_lr"] == 0.02}
+        assert group["weight_decay"] == 0.01 * (group["params"][0].ndim > 1)
+    assert trainer.optimizer.param_groups[0]["initial_lr"] == 1e-3
+    usual = trainer_of(saved_llama, tmp_path, learning_rate=1e-5)
+    assert usual.optimizer.param_groups[-1]["initial_lr"] == 1e-3
+
+
+def test_the_next_training_goes_on_with_it(saved_llama: Path, tmp_path: Path) -> None:
+    first = trainer_of(saved_llama, tmp_path)
+    first.train()
+    first.adapter.save(tmp_path / "final")
+    enabled = trainer_of(tmp_path / "final", tmp_path, memory={})
+    assert same(state_of(first), (enabled.initialize_model(), state_of(enabled))[1])
+    assert all(p.requires_grad for p in memory_of(enabled).parameters())
+    asleep = trainer_of(tmp_path / "final", tmp_path, lora=True, enabled_extensions=[], memory={})
+    stored = memory_of(asleep).num_stored.clone()
+    asleep.train()
+    assert torch.equal(memory_of(asleep).query.weight, memory_of(first).query.weight)
+    assert torch.equal(memory_of(asleep).num_stored, stored)
+    other = trainer_of(tmp_path / "final", tmp_path, memory={"slots": 9})
+    with pytest.raises(ConfigurationError, match=r"training.memory.slots = 9: .* with slots 5"):
+        other.initialize_model()
+
+
+def test_what_it_is_stands_in_the_record_of_a_run(saved_llama: Path, tmp_path: Path) -> None:
+    trainer = trainer_of(saved_llama, tmp_path)
+    model = trainer.initialize_model()
+    described = trainer.adapter.describe()
+    facts = {"layer": 0, "slots": 5, "heads": 2, "width": 24, "store": 30}
+    assert described["extensions"] == {"memory": facts}
+    assert described["num_parameters"] == sum(p.numel() for p in model.parameters())
+    trainer.hooks.detach(model)
+    assert not added_modules(model)

@@ -1,0 +1,157 @@
+"""Modules of extensions: on any decoder, saved beside the model's own files, never among them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.training.models import added_modules
+from infrastructure.training.models.added_modules import (
+    ADDED_WEIGHTS,
+    attach,
+    detach,
+    is_added,
+    load_added,
+    train_added_alone,
+)
+from infrastructure.training.models.added_modules import (
+    added_modules as added_to,
+)
+from infrastructure.training.models.key_value_memory import KeyValueMemory
+from infrastructure.training.models.model_manager import ModelManager, load_saved
+from infrastructure.training.models.saved_model import EXTENSIONS_MANIFEST
+from infrastructure.training.models.saving import save_model
+from infrastructure.training.models.trainable_state import trainable_state
+from tests.training.models.architectures import tiny_model as make
+
+FACTS: dict[str, Any] = {"layer": 0, "slots": 3, "heads": 2, "width": 16, "store": 5}
+CPU = torch.device("cpu")
+IDS = torch.tensor([[5, 9, 3, 7, 4, 8]])
+
+
+def with_memory(model: torch.nn.Module, *, is_open: bool = True) -> KeyValueMemory:
+    """Attach one that has stored two tokens."""
+    torch.manual_seed(1)
+    memory = KeyValueMemory.build(model, FACTS)
+    attach(model, memory)
+    hidden = memory.norm.weight.shape[0]
+    memory.store(torch.randn(2, hidden), torch.tensor([3, 4]), torch.tensor([7, 8]))
+    if is_open:
+        torch.nn.init.ones_(memory.gate)
+    return memory
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS).logits  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2", "phi", "gpt2", "bloom"])
+def test_a_closed_gate_changes_no_bit_and_an_open_one_every_token(name: str) -> None:
+    model = make(name).eval()
+    plain = logits(model)
+    memory = with_memory(model, is_open=False)
+    assert torch.equal(logits(model), plain)
+    torch.nn.init.ones_(memory.gate)
+    assert (logits(model) != plain).any(dim=-1).all()
+    detach(model, "memory")
+    assert torch.equal(logits(model), plain)
+    assert not any(is_added(key) for key in model.state_dict())
+    assert added_to(model) == {}
+
+
+def test_a_saved_model_gets_its_memory_back(saved_llama: Path, tmp_path: Path) -> None:
+    model = load_saved(saved_llama, device=CPU)
+    with_memory(model.model)
+    expected, folder = logits(model.model), tmp_path / "saved"
+    save_model(model.model, model.tokenizer, folder)
+    with safe_open(folder / "model.safetensors", "pt") as own:
+        assert not any(is_added(name) for name in own.keys())  # noqa: SIM118 (no dict)
+    manifest = json.loads((folder / EXTENSIONS_MANIFEST).read_text())
+    assert manifest["extensions"] == {"memory": FACTS}
+    assert "plain transformers" in manifest["note"]
+    again = load_saved(folder, device=CPU)
+    assert torch.equal(logits(again.model), expected)
+    assert again.description["extensions"] == {"memory": FACTS}
+
+
+@pytest.mark.parametrize("quantization", [None, "4bit"])
+def test_under_lora_too(saved_llama: Path, tmp_path: Path, quantization: Any) -> None:
+    config = ModelConfig(
+        name=str(saved_llama), lora_config=LoraConfig(r=2), quantization=quantization
+    )
+    loaded = ModelManager(config, device=CPU, seed=0).load()
+    model = loaded.model.eval()
+    with_memory(model)
+    names = trainable_state(model).keys()
+    assert sum(map(is_added, names)) == 13
+    assert all("lora_" in name or is_added(name) for name in names)
+    expected, folder = logits(model), tmp_path / "saved"
+    save_model(model, loaded.tokenizer, folder)
+    again = load_saved(folder, device=CPU, model_config=config)
+    assert torch.equal(logits(again.model), expected)
+    trained = ModelManager(config.copy_with(name=str(folder), lora_config=None), device=CPU, seed=0)
+    assert not any(p.requires_grad for p in added_to(trained.load().model)["memory"].parameters())
+
+
+def test_what_trains_alone_is_all_that_a_checkpoint_holds(saved_llama: Path) -> None:
+    model = ModelManager(ModelConfig(name=str(saved_llama)), device=CPU, seed=0).load().model
+    with pytest.raises(ValueError, match="no extension that is enabled has weights"):
+        train_added_alone(model)
+    with_memory(model)
+    train_added_alone(model)
+    assert all(map(is_added, trainable_state(model)))
+
+
+def test_a_model_has_one_of_a_kind() -> None:
+    model = make("llama")
+    with_memory(model)
+    with pytest.raises(ValueError, match="has weights of the extension 'memory' already"):
+        attach(model, KeyValueMemory.build(model, FACTS))
+
+
+@pytest.fixture
+def saved(saved_llama: Path, tmp_path: Path) -> Path:
+    """A folder of a model with a memory, its sums left out."""
+    model = load_saved(saved_llama, device=CPU)
+    with_memory(model.model)
+    save_model(model.model, model.tokenizer, tmp_path / "saved")
+    (tmp_path / "saved" / "SHA256SUMS").unlink()
+    return tmp_path / "saved"
+
+
+def test_damaged_files_are_named(saved: Path) -> None:
+    weights, manifest = saved / ADDED_WEIGHTS, saved / EXTENSIONS_MANIFEST
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-9])
+    with pytest.raises(ValueError, match=r"extension_weights.safetensors are missing or damaged"):
+        load_saved(saved, device=CPU)
+    weights.write_bytes(whole)
+    manifest.write_text(manifest.read_text().replace('"slots": 3', '"slots": 4'))
+    with pytest.raises(ValueError, match=r"does not belong to .*extensions\.json"):
+        load_saved(saved, device=CPU)
+    manifest.write_text(manifest.read_text().replace('"memory"', '"memori"'))
+    with pytest.raises(ValueError, match=r"did you mean 'memory'.*import the module"):
+        load_saved(saved, device=CPU)
+    manifest.write_text("{}")
+    with pytest.raises(ValueError, match='should hold "extensions"'):
+        load_saved(saved, device=CPU)
+
+
+@pytest.mark.parametrize("setting", [{"backend": "unsloth"}, {"quantization_aware": "int4"}])
+def test_what_cannot_hold_it_is_refused_before_it_is_loaded(
+    saved: Path, setting: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(added_modules, "load_added", None)
+    with pytest.raises(ValueError, match=r"has weights of extensions \(extensions.json\)"):
+        ModelManager(ModelConfig(name=str(saved), **setting), device=CPU, seed=0).load()
+
+
+def test_a_model_without_layers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="its layers cannot be told"):
+        KeyValueMemory.build(torch.nn.Linear(2, 2), FACTS)
+    load_added(torch.nn.Linear(2, 2), tmp_path)  # nothing is there

@@ -1,0 +1,64 @@
+"""What a memory may read, and what it keeps."""
+
+import pytest
+import torch
+
+from infrastructure.training.models.added_modules import attach
+from infrastructure.training.models.key_value_memory import NO_ROW, KeyValueMemory, rows_of
+from tests.training.models.architectures import tiny_model as make
+
+FACTS = {"layer": 1, "slots": 2, "heads": 2, "width": 16, "store": 3}
+
+
+def test_a_row_has_one_number_padded_or_packed() -> None:
+    first, second = [5, 6, 7, 5], [7, 6]
+    padded = rows_of(
+        torch.tensor([first, [*second, 0, 0]]), torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]), None
+    )
+    packed = rows_of(torch.tensor([first + second]), None, torch.tensor([[0, 1, 2, 3, 0, 1]]))
+    assert packed[0, :4].unique().tolist() == padded[0].unique().tolist()
+    assert packed[0, 4:].unique().tolist() == padded[1].unique().tolist()
+    turned = rows_of(torch.tensor([[5, 7, 6, 5], [6, 6, 7, 4]]), None, None)
+    assert len({*padded.unique().tolist(), *turned.unique().tolist(), NO_ROW}) == 5
+
+
+def test_the_store_keeps_the_newest() -> None:
+    model = make("llama")
+    memory = KeyValueMemory.build(model, FACTS)
+    rows = torch.arange(1, 6)
+    memory.store(torch.ones(2, 32), rows[:2], rows[:2])
+    memory.store(torch.ones(2, 32), rows[2:4], rows[2:4])
+    assert memory.store_tokens.tolist() == [4, 2, 3]
+    memory.store(torch.ones(5, 32), rows, rows)
+    assert sorted(memory.store_tokens.tolist()) == [3, 4, 5]
+    assert int(memory.num_stored) == 7
+
+
+def test_a_row_never_reads_itself_in_training_and_others_do() -> None:
+    model = make("llama").train()
+    torch.manual_seed(0)
+    memory = KeyValueMemory.build(model, FACTS)
+    attach(model, memory)
+    torch.nn.init.ones_(memory.gate)
+    ids = torch.tensor([[5, 6, 7, 8], [9, 3, 4, 7]])
+    before = model(ids).logits
+    assert memory.seen is not None
+    states, rows = memory.seen
+    memory.store(states[:3], ids[0, 1:], rows[:3])  # of the first row
+    after = model(ids).logits
+    assert torch.equal(after[0], before[0])
+    assert not torch.allclose(after[1], before[1])
+    model.eval()  # where it is never trained on, everything is read
+    assert not torch.allclose(model(ids).logits[0], before[0])
+
+
+@pytest.mark.parametrize(
+    ("facts", "sentence"),
+    [
+        ({"layer": 2}, r"training.memory.layer = 2: the layers of this model are 0 to 1"),
+        ({"heads": 3}, r"training.memory.heads = 3 does not divide the memory's width, 16"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(facts: dict[str, int], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        KeyValueMemory.build(make("llama"), {**FACTS, **facts})
