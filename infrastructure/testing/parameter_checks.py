@@ -1,7 +1,6 @@
 """Does a step move what should train, all of it and nothing else? Every weight is put back."""
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from infrastructure.testing.subject import (
     undone,
 )
 from infrastructure.training.forward.one_step import one_step
-from infrastructure.training.models.lora import target_paths
+from infrastructure.training.models.lora import adapted_paths, target_paths
 from infrastructure.training.models.model_inputs import inner_model, relative_difference
 from infrastructure.training.models.packing_check import leak_tolerance
 from infrastructure.training.strategies.trial import first_step, is_own
@@ -74,19 +73,16 @@ def _wrong_in_lora(subject: Subject, trained: set[str]) -> str:
     still = sorted(set(names) - trained)
     if still:
         return f"{_some(still)} of the LoRA is frozen"
-    return _missing_targets(subject, names)
+    return _missing_targets(subject)
 
 
-def _missing_targets(subject: Subject, names: Iterable[str]) -> str:
+def _missing_targets(subject: Subject) -> str:
     wanted = subject.trainer.model_config.lora_config
     if wanted is None:
         return ""
-    there = {name for name in names if "lora_A" in name}
-    within = subject.adapter.lora_within
-    paths = target_paths(
-        inner_model(subject.model), wanted.target_modules, experts=wanted.experts, within=within
-    )
-    missing = sorted(path for path in paths if not any(f"{path}.lora_A" in name for name in there))
+    within, base = subject.adapter.lora_within, inner_model(subject.model)
+    paths = target_paths(base, wanted.target_modules, experts=wanted.experts, within=within)
+    missing = sorted(paths - adapted_paths(base))
     return f"{_some(missing)} should have a LoRA and has none" if missing else ""
 
 

@@ -109,8 +109,8 @@ NEEDS: dict[str, dict[str, Any]] = {
 PROBLEM_OF_ANSWER = {a: problem for problem, some in BASELINES.items() for a in some}
 # Compiling takes the better part of a minute, and unsloth changes the process that imports it.
 SLOW = ("training.compile_mode=", "model.backend=unsloth")
-# Another trainer, stages of which two steps have one, conversations, pictures, experts: tests of
-# theirs in tests/training/ train, kill and go on with those.
+# Another trainer, stages of which two steps have one, conversations, experts, rounded weights, and
+# pictures: those of `test_kills_of_features`, and of tests/training/methods and model_adapters.
 ELSEWHERE = (
     *("training.method=", "training.strategy=curriculum", "training.curriculum_"),
     *("model.adapter=dialogue", "model.adapter=multimodal", "model.train_vision"),

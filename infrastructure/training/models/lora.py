@@ -216,7 +216,7 @@ def adapted_paths(model: torch.nn.Module) -> set[str]:
     """The full names of the layers, and weights of experts, that have LoRA matrices beside them."""
     paths = set()
     for path, module in model.named_modules():
-        if hasattr(module, "lora_A"):
+        if len(getattr(module, "lora_A", ())):  # of PEFT: one for each name of a LoRA
             name = getattr(module, "parameter_name", "weight")
             plain = path.replace(".base_layer", "")
             paths.add(plain if name == "weight" else f"{plain}.{name}")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from infrastructure.config.sections.model_config import LoraConfig
+from infrastructure.optimization.optimizer_memory import optimizer_state_bytes
 from infrastructure.training.core.flops import arithmetic_of
 from infrastructure.training.models.fitting import check_same_lora
 from infrastructure.training.models.lora import (
@@ -161,3 +162,19 @@ def test_experts_are_named_as_their_weights_or_left_out() -> None:
         tuned(mixtral, dropout=0.1)
     with pytest.raises(ValueError, match=r"use_dora: PEFT has none for .* of GptOss"):
         tuned(gpt_oss, use_dora=True)
+
+
+@pytest.mark.parametrize("make", MODELS)
+def test_what_the_optimizer_will_hold_is_known_before_its_first_step(make: Make) -> None:
+    model = tuned(make, router=True)
+    predicted = optimizer_state_bytes(adamw, model)
+    optimizer = adamw(model)
+    gradients(model)
+    optimizer.step()
+    held = [t for state in optimizer.state.values() for t in state.values()]
+    assert predicted == sum(t.numel() * t.element_size() for t in held)
+    assert predicted > 8 * count_parameters(model).trainable  # two moments of four bytes
+
+
+def adamw(module: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for _, p in module.named_parameters() if p.requires_grad])
