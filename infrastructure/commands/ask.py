@@ -54,10 +54,11 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         ValueError: nothing was asked, or not of a model that can be.
     """
-    from infrastructure.deployment.given_paths import check_model
+    from infrastructure.deployment.given_paths import check_device, check_model
 
     config = configure(options)
     model = run_or_model(options.model, Path(config.output_dir))
+    check_device(config)
     check_model(model)
     is_piped = not options.questions and not sys.stdin.isatty()
     typed = _typed()

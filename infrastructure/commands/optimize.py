@@ -31,10 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, show the table, save what is asked for."""
-    from infrastructure.deployment.given_paths import check_model
+    from infrastructure.deployment.given_paths import check_device, check_model
 
     config = configure(options, {"model.name": finished_model(options.model)})
     _refuse_wrong(options)
+    check_device(config)
     check_model(config.model.name)
     from infrastructure.deployment.inference import find_fastest_inference
 

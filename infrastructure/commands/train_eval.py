@@ -69,9 +69,9 @@ def run(options: argparse.Namespace) -> int:
         None if options.measures is None else tuple(names_in(options.measures)),
         options.max_tokens,
     )
-    check_measured(config)
     if against is not None:
         check_model(against)
+    check_measured(config)
     with loading_torch(options.json):
         from infrastructure.deployment.one_call import evaluate_configured
 

@@ -5,10 +5,14 @@ Loads no torch; nothing is asked of the hub that lies in its cache on this machi
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
+from infrastructure.core.optional import require
 
 CONNECT_SECONDS = 5.0
 _TRUE = ("1", "on", "yes", "true")
@@ -44,6 +48,36 @@ def hub_is_reachable() -> bool:
     except OSError:
         return False
     return True
+
+
+@contextmanager
+def offline_where_unreachable(*settings: Any) -> Iterator[None]:
+    """Where the hub cannot be reached, look into its cache only.
+
+    Its client would retry every file for half a minute, and transformers asks for some files
+    even when it is told to use local ones only.
+
+    Args:
+        settings: modules with an HF_HUB_OFFLINE of their own.
+    """
+    constants: Any = require("huggingface_hub.constants", "the Hugging Face hub")
+    modules = (constants, *settings)
+    was_offline = [module.HF_HUB_OFFLINE for module in modules]
+    is_offline = any(was_offline) or not hub_is_reachable()
+    for module in modules:
+        module.HF_HUB_OFFLINE = is_offline
+    try:
+        yield
+    finally:
+        for module, was in zip(modules, was_offline, strict=True):
+            module.HF_HUB_OFFLINE = was
+
+
+def data_sets_folder() -> Path:
+    """Where the data sets of earlier downloads lie."""
+    constants: Any = require("huggingface_hub.constants", "the Hugging Face hub")
+    own = os.environ.get("HF_DATASETS_CACHE")
+    return Path(own).expanduser() if own else Path(constants.HF_HOME) / "datasets"
 
 
 def cached_file(name: str, file: str, revision: str | None = None) -> Path | None:

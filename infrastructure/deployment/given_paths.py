@@ -8,16 +8,19 @@ from collections.abc import Collection
 from pathlib import Path
 
 from infrastructure.backup.backends import open_place
+from infrastructure.config.auto import attention_for
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.registries import ADAPTERS
+from infrastructure.config.registries import ADAPTERS, REGISTERED_MODELS
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.files import recover_directory
+from infrastructure.core.gpu_presence import FP8_NEEDS_GPU, FP16_NEEDS_GPU, NO_GPU, has_no_gpu
 from infrastructure.monitoring.records.run_list import FINAL, RUN_FILE, finished_model
 from infrastructure.monitoring.watching.alert_sinks import check_alert_sinks
 from infrastructure.run.configuration_judge import canonical_name
 from infrastructure.run.output_dir import no_empty_folder_left, writable
+from infrastructure.training.data.defaults import num_positions
 from infrastructure.training.data.preparation.plan import (
     look_at_rows,
     pictures_in,
@@ -28,13 +31,22 @@ from infrastructure.training.data.readers.sources import (
     DataFile,
     discover,
     may_be_on_the_hub,
+    refuse_unreachable,
 )
 from infrastructure.training.methods.check import check_method
 from infrastructure.training.metrics.sinks import check_sinks
 from infrastructure.training.models.model_path import (
+    EMBEDDED,
     refuse_file,
     refuse_missing,
     refuse_missing_on_hub,
+)
+from infrastructure.training.models.refusals import (
+    NO_WEIGHTS_TO_QUANTIZE,
+    refuse_flash_attention,
+    refuse_longer_examples,
+    refuse_quantized_weights_that_train,
+    refuse_without_effect,
 )
 from infrastructure.training.models.saved_model import (
     REGISTERED_MANIFEST,
@@ -70,12 +82,30 @@ def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
     check_paths(config)
 
 
+def check_device(config: DeploymentConfig) -> None:
+    """Refuse what needs a GPU where there is certainly none.
+
+    Raises:
+        ValueError: says what to use instead.
+    """
+    is_missing = has_no_gpu()
+    if config.device.startswith("cuda") and is_missing:
+        raise ValueError(NO_GPU.format(device=config.device))
+    if not (is_missing or config.device == "cpu"):
+        return
+    refuse_flash_attention(attention_for(config.model, config.training), has_gpu=False)
+    needs = {"fp16": FP16_NEEDS_GPU, "fp8": FP8_NEEDS_GPU}
+    if (sentence := needs.get(str(config.training.mixed_precision))) is not None:
+        raise ValueError(sentence)
+
+
 def check_measured(config: DeploymentConfig) -> None:
     """Refuse a measurement of a model that is not there, or on data that cannot be read.
 
     Raises:
         ValueError: says what is there instead.
     """
+    check_device(config)
     check_model(config.model.name)
     _check_rows(_files_here(config.data), config)
 
@@ -98,8 +128,8 @@ def check_model(name: str) -> None:
 
 
 def check_paths(config: DeploymentConfig) -> None:
-    """Refuse model and data where nothing lies, or nothing that can be read and understood, or that
-    do not go with `training.method`.
+    """Refuse a GPU that is certainly not there, and model and data where nothing lies, or nothing
+    that can be read and understood, or that do not go with `training.method`.
 
     Raises:
         ValueError: says what is there instead.
@@ -115,15 +145,39 @@ def check_paths(config: DeploymentConfig) -> None:
             refuse_missing_on_hub(config.model.name, config.model.revision)
     sources = _files_here(config.data)
     check_method(config)
-    if path.is_dir() and config.model.adapter in PLAIN_ADAPTERS:
-        check_folder(path)
+    check_device(config)
+    if config.model.adapter in PLAIN_ADAPTERS:
+        _check_settings(config, path)
     if config.training.method == SFT:  # of another method, its own rows have been looked at
         _check_rows(sources, config)
 
 
+def _check_settings(config: DeploymentConfig, path: Path) -> None:
+    """Refuse a folder without a model, and settings that cannot be with the model that is given."""
+    model, is_lora = config.model, (path / "adapter_config.json").is_file()
+    if path.is_dir():
+        check_folder(path)
+    if model.name == EMBEDDED and model.quantization is not None:
+        refuse_without_effect("quantization", model.name, NO_WEIGHTS_TO_QUANTIZE)
+    if model.name not in REGISTERED_MODELS:
+        is_lora = is_lora or (path / FINAL / "adapter_config.json").is_file()
+        trains_lora = is_lora or model.lora_config is not None
+        refuse_quantized_weights_that_train(model, trains_lora=trains_lora)
+    positions = num_positions(config, may_fetch=True)
+    if positions is not None:
+        refuse_longer_examples(config.data.max_length, positions, model.name)
+
+
 def _files_here(data: DataConfig) -> list[list[DataFile]]:
-    """The files of training and of held-out data, without those of the Hub."""
+    """The files of training and of held-out data, without those of the Hub.
+
+    Raises:
+        ValueError: they are not there, nor the Hub.
+    """
     places = ((data.path, "training data"), (data.eval_path, "held-out data"))
+    for place, _ in places:
+        if place and may_be_on_the_hub(place):
+            refuse_unreachable(place)
     return [
         discover(place, data.format, what, encoding=data.encoding)
         for place, what in places

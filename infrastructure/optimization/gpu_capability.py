@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from infrastructure.core.gpu_presence import FP8_NEEDS_GPU
 from infrastructure.core.optional import is_installed, require
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -32,10 +33,7 @@ def best_precision(device: torch.device) -> str:
 def refuse_fp8(device: torch.device) -> None:
     """Raise ValueError where fp8 cannot be computed, with the reason."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < ADA:
-        raise ValueError(
-            "training.mixed_precision='fp8' needs a GPU of compute capability 8.9 or above (Ada,"
-            " Hopper); use training.mixed_precision=true"
-        )
+        raise ValueError(FP8_NEEDS_GPU)
     require("torchao", "mixed_precision='fp8'")
 
 

@@ -61,6 +61,12 @@ ROW = {"prompt": "Say b.", "completion": "b"}
 REAL_TOKENIZER = "the tokenizer of the tests' small model"
 RUN = json.dumps({"configuration": {"values": {}, "sources": {}}})
 LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+NO_WEIGHTS = {  # a folder in order, as far as it is read before PyTorch is
+    "m/config.json": json.dumps(LLAMA | {"max_position_embeddings": 64}),
+    "m/tokenizer.json": "{}",
+    "m/tokenizer_config.json": "{}",
+    "m/model.safetensors": (2).to_bytes(8, "little") + b"{}",
+}
 
 DEEP = "[" * 5000 + "]" * 5000
 LAUGHS = "a0: &a0 {x: 1}\n" + "".join(
@@ -183,6 +189,34 @@ CONFIGURATION = [
     ),
     Wrong("a GPU that is not there", "train --device cuda:7", ["cuda:7"], speaks=Language.WORDS),
     Wrong("fp16 on a CPU", "train --mixed-precision fp16 --device cpu", ["fp16", "GPU"]),
+    Wrong(
+        "4 bits of the small model",
+        "train --quantization 4bit",
+        ["--quantization", "'embedded' has no trained weights"],
+    ),
+    Wrong(
+        "weights of 4 bits that train",
+        "train d.jsonl --model ./m --quantization 4bit",
+        ["--quantization", "freezes the weights", "--lora"],
+        {"d.jsonl": GOOD_DATA, **NO_WEIGHTS},
+    ),
+    Wrong(
+        "flash attention on a CPU",
+        "train --attention flash_attention_2 --device cpu",
+        ["--attention", "pip install flash-attn"],
+    ),
+    Wrong(
+        "longer than the model sees",
+        "train d.jsonl --model ./m --max-length 100",
+        ["--max-length", "more than the 64 positions", "set it to 64 or less"],
+        {"d.jsonl": GOOD_DATA, **NO_WEIGHTS},
+    ),
+    Wrong(
+        "a data set of the Hub that is nowhere",
+        "train nobody/no-data",
+        ["nobody/no-data is no file or folder here", "cannot be reached"],
+        speaks=Language.WORDS,
+    ),
     Wrong(
         "a curriculum of a stream",
         "train d.jsonl --strategy curriculum --streaming",
@@ -682,15 +716,15 @@ CHECKPOINT = [
     ),
     Wrong(
         "evaluating on other data than the data",
-        "train-eval runs/a data.jsonl --eval-data data.jsonl",
+        "train-eval ./m data.jsonl --eval-data data.jsonl",
         ["--eval-data", "--eval-data", "DATA"],
-        {"data.jsonl": GOOD_DATA},
+        {"data.jsonl": GOOD_DATA, **NO_WEIGHTS},
     ),
     Wrong(
         "evaluating with a setting of a later part",
-        "train-eval runs/a data.jsonl --enabled-extensions memory",
+        "train-eval ./m data.jsonl --enabled-extensions memory",
         ["extensions", "not there yet"],
-        {"data.jsonl": GOOD_DATA},
+        {"data.jsonl": GOOD_DATA, **NO_WEIGHTS},
     ),
     Wrong(
         "evaluating an unfinished run",
@@ -1963,7 +1997,7 @@ SAME_CAUSE = {
     "another number of bits": "flag without value",
     "qs sampler": "an unknown measure",
 }
-LEAST_CAUSES = 155
+LEAST_CAUSES = 160
 KEYS = [key for key in schema_of(DeploymentConfig).fields if "." in key]
 OF_A_FILE = re.compile(r"\.ya?ml\b")
 

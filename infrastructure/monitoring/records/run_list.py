@@ -50,7 +50,8 @@ def finished_model(name: str) -> str:
 
 
 def find_run_path(name: str | None, output_dir: Path) -> Path:
-    """The directory of the run that `name` means: its id, its path, or None for the newest.
+    """The directory of the run that `name` means: its id, its path, that of its trained model, or
+    None for the newest.
 
     Raises:
         ValueError: there is no such run; says which there are.
@@ -60,8 +61,10 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
         if not runs:
             raise ValueError(f"no run in {output_dir}; start one with: temper train DATA")
         return runs[-1].resolve()
-    if (Path(name) / RUN_FILE).is_file():
-        return Path(name).resolve()
+    given = Path(name).resolve()
+    for path in (given, *([given.parent] if given.name == FINAL else [])):
+        if (path / RUN_FILE).is_file():
+            return path
     by_name = {path.name: path for path in runs}
     if name not in by_name:
         raise ValueError(

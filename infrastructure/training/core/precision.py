@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from infrastructure.core.gpu_presence import FP16_NEEDS_GPU, NO_GPU
 from infrastructure.optimization.gpu_capability import DTYPES, best_precision, refuse_fp8
 
 
@@ -48,9 +49,7 @@ def choose_precision(mixed_precision: bool | str, device: torch.device) -> Preci
         return Precision("fp32", device.type)
     if mixed_precision is not True:
         if mixed_precision == "fp16" and device.type == "cpu":
-            raise ValueError(
-                "training.mixed_precision = fp16 needs a GPU; on this CPU use true or fp32"
-            )
+            raise ValueError(FP16_NEEDS_GPU)
         if mixed_precision == "fp8":
             refuse_fp8(device)
         return Precision(str(mixed_precision), device.type)
@@ -67,9 +66,7 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"device = {name}: PyTorch sees no GPU here; device = auto takes what there is"
-        )
+        raise ValueError(NO_GPU.format(device=name))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device = {name}: there are only {torch.cuda.device_count()} GPUs here")
     return device

@@ -47,7 +47,7 @@ def _fit_length(config: DeploymentConfig, *, may_fetch: bool) -> None:
     """A length of examples that nobody has given is at most what the model has positions for."""
     if config.source("data.max_length").layer not in (Layer.DEFAULT, Layer.PRESET):
         return
-    positions = _num_positions(config, may_fetch=may_fetch)
+    positions = num_positions(config, may_fetch=may_fetch)
     if positions is None or positions >= config.data.max_length:
         return
     config.note(
@@ -57,8 +57,12 @@ def _fit_length(config: DeploymentConfig, *, may_fetch: bool) -> None:
     config.data.max_length = positions
 
 
-def _num_positions(config: DeploymentConfig, *, may_fetch: bool) -> int | None:
-    """Tokens that the model can see; None where it does not say it, or cannot be had."""
+def num_positions(config: DeploymentConfig, *, may_fetch: bool) -> int | None:
+    """Tokens that the model can see; None where it does not say it, or cannot be had.
+
+    Args:
+        may_fetch: the configuration of a hub model is brought here, if the cache has none.
+    """
     if config.model.name == "embedded":
         return config.model.embedded.max_positions
     folder = Path(finished_model(config.model.name)).expanduser()

@@ -15,6 +15,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import BY_REWARD
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.console_log import quiet_libraries
+from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.optional import PIP_LINES, require
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.data.preparation.plan import read_chat_template, without_template
@@ -44,7 +45,6 @@ from infrastructure.training.models.transformers_backend import (
     load_config,
     load_lora,
     load_tokenizer,
-    offline_where_unreachable,
 )
 
 if TYPE_CHECKING:

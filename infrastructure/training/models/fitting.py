@@ -19,6 +19,7 @@ from infrastructure.training.models.lora import (
     target_paths,
 )
 from infrastructure.training.models.model_inputs import inner_model, language_model
+from infrastructure.training.models.refusals import refuse_longer_examples
 
 if TYPE_CHECKING:
     from peft import LoraConfig as PeftLora
@@ -58,11 +59,8 @@ def choose_dtype(name: str, *, trains_all: bool, device: torch.device) -> torch.
 def check_length(config: "PreTrainedConfig", max_length: int | None, name: str) -> None:
     """Raise ValueError when examples may be longer than the model has positions."""
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if max_length is not None and positions is not None and max_length > positions:
-        raise ValueError(
-            f"data.max_length={max_length} is more than the {positions} positions of model"
-            f" {name!r}; set it to {positions} or less"
-        )
+    if max_length is not None and positions is not None:
+        refuse_longer_examples(max_length, positions, name)
 
 
 def check_vocabulary(

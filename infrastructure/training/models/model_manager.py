@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import JsonObject
 from infrastructure.optimization.checkpointing import checkpoint_gradients
 from infrastructure.training.models import quantization_aware
@@ -38,6 +39,11 @@ from infrastructure.training.models.model_inputs import (
     vision_tower,
 )
 from infrastructure.training.models.processor import has_processor, load_processor
+from infrastructure.training.models.refusals import (
+    NO_WEIGHTS_TO_QUANTIZE,
+    refuse_quantized_weights_that_train,
+    refuse_without_effect,
+)
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.saved_model import (
     EXTENSIONS_MANIFEST,
@@ -63,7 +69,6 @@ from infrastructure.training.models.transformers_backend import (
     load_config,
     load_lora,
     load_tokenizer,
-    offline_where_unreachable,
 )
 from infrastructure.training.models.unsloth_backend import (
     apply_unsloth_lora,
@@ -233,7 +238,7 @@ class ModelManager:
         refusals = {
             "adapter": (self.sees, is_trained, "sees no pictures"),
             "train_vision": (config.train_vision, is_seeing, "is not trained on pictures"),
-            "quantization": (config.quantization, is_trained, "has no trained weights to quantise"),
+            "quantization": (config.quantization, is_trained, NO_WEIGHTS_TO_QUANTIZE),
             "backend": (config.backend == "unsloth", is_trained, "is not loaded by unsloth"),
             "trust_remote_code": (config.trust_remote_code, is_trained, "comes without code"),
             "revision": (config.revision, source.kind is SourceKind.HUB, "is no hub model"),
@@ -254,7 +259,7 @@ class ModelManager:
             )
         for key, (is_set, has_effect, reason) in refusals.items():
             if is_set and not has_effect:
-                raise ValueError(f"model.{key}: model {config.name!r} {reason}; leave it out")
+                refuse_without_effect(key, config.name, reason)
         if extensions_folder(source) is not None:
             self._refuse_extensions()
         lora = config.lora_config
@@ -264,11 +269,7 @@ class ModelManager:
                 " training is on a CPU; leave it out"
             )
         trains_lora = config.lora_config is not None or source.kind is SourceKind.LORA_FOLDER
-        if config.quantization is not None and not trains_lora:
-            raise ValueError(
-                f"model.quantization={config.quantization!r} freezes the weights, so nothing would"
-                " train: give model.lora_config too"
-            )
+        refuse_quantized_weights_that_train(config, trains_lora=trains_lora)
 
     def _refuse_extensions(self) -> None:
         """A saved model with weights of extensions is loaded by transformers, as it was saved."""

@@ -5,18 +5,16 @@ that are missing and would be made up, an encoder taken for a language model, a 
 more tokens than the model. Weights are read from safetensors only.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
-from infrastructure.core.hub import hub_is_reachable
-from infrastructure.core.optional import is_installed, require
+from infrastructure.core.optional import require
 from infrastructure.training.models.model_path import not_found
 from infrastructure.training.models.progress_bars import progress_bars_in_a_terminal
 from infrastructure.training.models.quantization import (
@@ -24,6 +22,7 @@ from infrastructure.training.models.quantization import (
     keep_trainable_layout,
     quantization_config,
 )
+from infrastructure.training.models.refusals import refuse_flash_attention
 from infrastructure.training.models.saved_model import (
     ModelSource,
     SourceKind,
@@ -263,22 +262,6 @@ def hub_arguments(source: ModelSource, options: LoadOptions) -> dict[str, object
     return arguments
 
 
-@contextmanager
-def offline_where_unreachable() -> Iterator[None]:
-    """Where the hub cannot be reached, look into its cache only.
-
-    Its client would retry every file for half a minute, and transformers asks for some files
-    even when it is told to use local ones only.
-    """
-    constants: Any = require("huggingface_hub.constants", "loading a model from the hub")
-    was_offline = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = was_offline or not hub_is_reachable()
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE = was_offline
-
-
 def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedTokenizerBase":
     """The model's tokenizer, with an end and a padding token.
 
@@ -376,9 +359,5 @@ def choose_attention(
             f"training.memory_efficient_attention={memory_efficient} and model.attention={given!r}"
             " disagree; leave one of them out"
         )
-    if given == "flash_attention_2" and (device.type != "cuda" or not is_installed("flash_attn")):
-        raise ValueError(
-            "model.attention='flash_attention_2' needs a GPU and `pip install flash-attn`;"
-            " use 'sdpa'"
-        )
+    refuse_flash_attention(given, has_gpu=device.type == "cuda")
     return given or wanted

@@ -31,6 +31,7 @@ def test_a_run_is_the_newest_or_an_id_or_a_path(tmp_path: Path) -> None:
     assert find_run_path(None, tmp_path) == newer.resolve()
     assert find_run_path("2025-a", tmp_path) == older.resolve()
     assert find_run_path(str(older), tmp_path / "elsewhere") == older.resolve()
+    assert find_run_path(str(older / "final"), tmp_path / "elsewhere") == older.resolve()
 
 
 def test_a_name_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:

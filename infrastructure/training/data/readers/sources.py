@@ -15,6 +15,7 @@ from pathlib import Path
 from infrastructure.config import registries
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.files import file_sha256, readable_path
+from infrastructure.core.hub import data_sets_folder, hub_is_reachable
 from infrastructure.core.lookup import nearest, unknown_name
 from infrastructure.core.named_object import is_address
 from infrastructure.core.redact import public_address
@@ -246,6 +247,17 @@ def discover(
         load_huggingface(place)
         return [DataFile(path, place, HUGGINGFACE)]
     raise ValueError(_not_found(path, what))
+
+
+def refuse_unreachable(place: str) -> None:
+    """Raise ValueError for a data set of the Hub of whose owner nothing lies in the cache, where
+    the Hub does not answer; reads none of it."""
+    owner = place.partition("/")[0]
+    if not any(data_sets_folder().glob(f"{owner}___*")) and not hub_is_reachable():
+        raise ValueError(
+            f"{place} is no file or folder here, and the Hugging Face Hub, where it could be a data"
+            " set, cannot be reached"
+        )
 
 
 def files_of(config: DataConfig) -> tuple[list[DataFile], list[DataFile]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.optional import require
 from infrastructure.training.data.readers.line_reader import BEGIN, Start
@@ -247,7 +248,8 @@ def load_huggingface(place: str) -> Any:
         return _split_of(saved, split, place)
     repository, _, configuration = where.partition(":")
     try:
-        return datasets.load_dataset(repository, configuration or None, split=split or "train")
+        with offline_where_unreachable(datasets.config):
+            return datasets.load_dataset(repository, configuration or None, split=split or "train")
     except (OSError, ValueError, ConnectionError, datasets.exceptions.DatasetsError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(

@@ -1,0 +1,49 @@
+"""Whether PyTorch can see a GPU here, as far as that is certain without importing it, which takes
+seconds; and the sentences for what cannot be without one."""
+
+import ast
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+NO_GPU = "device = {device}: PyTorch sees no GPU here; device = auto takes what there is"
+FP16_NEEDS_GPU = "training.mixed_precision = fp16 needs a GPU; on this CPU use true or fp32"
+FP8_NEEDS_GPU = (
+    "training.mixed_precision='fp8' needs a GPU of compute capability 8.9 or above (Ada,"
+    " Hopper); use training.mixed_precision=true"
+)
+# One of these is there wherever a driver is loaded: on a PC, in a container, in WSL, on a Jetson.
+DRIVER_TRACES = (
+    *("proc/driver/nvidia", "dev/nvidiactl", "dev/nvidia0", "dev/dxg"),
+    *("dev/nvmap", "dev/nvgpu", "dev/nvhost-gpu"),
+)
+
+
+def has_no_gpu(root: Path = Path("/")) -> bool:
+    """Whether it is certain that PyTorch sees no GPU: it is built without CUDA and ROCm, or no
+    driver of NVIDIA is loaded. False: it may see one, and says so itself. `root` is for tests.
+    """
+    build = _build()
+    if build is None or build.get("hip"):
+        return False
+    if build.get("cuda") is None:
+        return True
+    is_linux = sys.platform == "linux"
+    return is_linux and not any((root / trace).exists() for trace in DRIVER_TRACES)
+
+
+def _build() -> dict[str, str | None] | None:
+    """What the installed PyTorch is built for, by name; None where that cannot be read."""
+    try:
+        file = Path(str(distribution("torch").locate_file("torch/version.py")))
+        statements = ast.parse(file.read_text("utf-8")).body
+    except (PackageNotFoundError, OSError, SyntaxError, ValueError):
+        return None
+    build: dict[str, str | None] = {}
+    for each in statements:
+        value = getattr(each, "value", None)
+        targets = each.targets if isinstance(each, ast.Assign) else [getattr(each, "target", None)]
+        for target in targets:
+            if isinstance(target, ast.Name) and isinstance(value, ast.Constant):
+                build[target.id] = None if value.value is None else str(value.value)
+    return build if {"cuda", "hip"} <= build.keys() else None

@@ -1,0 +1,41 @@
+"""What a model's settings cannot be together, as far as it needs no PyTorch to say so.
+
+Loads no torch; whatever loads the model looks at it again.
+"""
+
+from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.core.optional import is_installed
+
+NO_WEIGHTS_TO_QUANTIZE = "has no trained weights to quantise"
+
+
+def refuse_quantized_weights_that_train(config: ModelConfig, *, trains_lora: bool) -> None:
+    """Raise ValueError where nothing is left to train, as quantised weights are frozen."""
+    if config.quantization is not None and not trains_lora:
+        raise ValueError(
+            f"model.quantization={config.quantization!r} freezes the weights, so nothing would"
+            " train: give model.lora_config too"
+        )
+
+
+def refuse_without_effect(key: str, name: str, reason: str) -> None:
+    """Raise ValueError for a setting of a model that has no use for it."""
+    raise ValueError(f"model.{key}: model {name!r} {reason}; leave it out")
+
+
+def refuse_flash_attention(attention: str | None, *, has_gpu: bool) -> None:
+    """Raise ValueError where flash attention is wanted, and cannot be had."""
+    if attention == "flash_attention_2" and not (has_gpu and is_installed("flash_attn")):
+        raise ValueError(
+            "model.attention='flash_attention_2' needs a GPU and `pip install flash-attn`;"
+            " use 'sdpa'"
+        )
+
+
+def refuse_longer_examples(max_length: int, num_positions: int, name: str) -> None:
+    """Raise ValueError where examples may be longer than what the model sees."""
+    if max_length > num_positions:
+        raise ValueError(
+            f"data.max_length={max_length} is more than the {num_positions} positions of model"
+            f" {name!r}; set it to {num_positions} or less"
+        )
