@@ -1,5 +1,6 @@
 """Fixtures for all tests."""
 
+import functools
 import gc
 import json
 import logging
@@ -20,6 +21,7 @@ from tests import forks
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _num_modules_frozen = len(sys.modules)
+count_frozen = gc.get_freeze_count
 
 TEXTS = ["What is 12 + 5? 17", "Reverse abc: cba", "The sky is blue and the grass is green."]
 
@@ -58,6 +60,8 @@ def _set_aside() -> None:
     _num_modules_frozen = len(sys.modules)
     gc.collect()
     gc.freeze()
+    # To count a million objects takes a tenth of a second, at the start of each training.
+    gc.get_freeze_count = functools.partial(int, count_frozen())  # type: ignore[assignment]
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:

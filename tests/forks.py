@@ -50,7 +50,7 @@ OURS = (
 )
 ROOT = Path(__file__).resolve().parents[1]
 DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGCHLD)
-TESTS = "TEMPER_TESTS_TO_IMPORT"  # paths of tests as a JSON list, in the server's environment
+TESTS = "TESTS_OF_THIS_RUN"  # paths of tests as a JSON list, in the server's environment
 UNFLUSHED = 120  # the exit code of a Python whose last output nobody takes
 MESSAGE = struct.Struct("<ci")  # how a fork stands: BEGUN and its number, ENDED and its status
 BEGUN, ENDED = b"b", b"e"
@@ -424,6 +424,7 @@ class ForkedPython(Forked):
 
 
 def _run_module(name: str) -> None:
+    sys.modules.pop(name, None)  # a module that a test imported begins anew, as in a new Python
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 

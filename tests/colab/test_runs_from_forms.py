@@ -22,7 +22,7 @@ from tests.deployment.runs import small_settings
 
 @pytest.fixture
 def small(tmp_path: Path) -> DeploymentConfig:
-    return DeploymentConfig(**small_settings(tmp_path))
+    return DeploymentConfig(**{**small_settings(tmp_path), "enable_testing": True})
 
 
 def test_measuring_shows_time_and_memory_and_trains_nothing(

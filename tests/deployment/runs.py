@@ -50,6 +50,8 @@ def small_settings(folder: Path, **training: Any) -> dict[str, Any]:
         "cache": {"directory": str(folder / "cache")},
         "output_dir": str(folder / "runs"),
         "device": "cpu",
+        # Each training would be checked first, for a sixth of its time.
+        "enable_testing": False,
     }
 
 

@@ -16,7 +16,11 @@ from infrastructure.monitoring.records.run_reader import read_rounds
 from infrastructure.testing.results import CheckResult
 from infrastructure.training.model_adapters.base_adapter import LossOutput
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
-from tests.deployment.runs import deploy, runs_of, small_config
+from tests.deployment.runs import deploy, runs_of, small_settings
+
+
+def small_config(folder: Path, **training: Any) -> DeploymentConfig:
+    return DeploymentConfig(**{**small_settings(folder, **training), "enable_testing": True})
 
 
 def plant(monkeypatch: pytest.MonkeyPatch) -> None:

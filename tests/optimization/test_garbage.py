@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from infrastructure.optimization.garbage import ScheduledCollection
+from tests.conftest import count_frozen
 
 
 class Node:
@@ -15,8 +16,9 @@ class Node:
 
 
 @pytest.fixture(autouse=True)
-def automatic_collection() -> Iterator[None]:
+def automatic_collection(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.unfreeze()
+    monkeypatch.setattr(gc, "get_freeze_count", count_frozen)
     yield
     gc.enable()
     gc.freeze()  # as conftest.py has it

@@ -64,7 +64,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def config_of(folder: Path, code: str, **training: Any) -> DeploymentConfig:
     (folder / f"{NAME}.py").write_text(code)
-    return DeploymentConfig(**small_settings(folder, **{"max_steps": 2, **training}))
+    settings = small_settings(folder, **{"max_steps": 2, **training})
+    return DeploymentConfig(**{**settings, "enable_testing": True})
 
 
 def refusal(config: DeploymentConfig) -> str:

@@ -129,7 +129,8 @@ def merge(layers: list[list[Setting]], schema: Schema) -> dict[str, Setting]:
     merged: dict[str, Setting] = {}
     for layer in _with_preset(layers):
         one = _one_layer(layer, schema, problems)
-        for key in [key for key in merged if _switched_off(key, one)]:
+        off = _switched_off(one)
+        for key in [key for key in merged if key.startswith(off)]:
             del merged[key]
         merged |= one
     if problems:
@@ -200,7 +201,8 @@ def _one_layer(
             problems.append(_disagreement(other, checked, "both mean " + checked.key))
         settings[checked.key] = checked
     _switch_partners_off(settings, problems)
-    for key in [key for key in settings if _switched_off(key, settings)]:
+    off = _switched_off(settings)
+    for key in [key for key in settings if key.startswith(off)]:
         switch = next(s for s in settings.values() if s.value is False and _inside(key, s.key))
         problems.append(_disagreement(switch, settings[key], f"{switch.key} is off"))
     return settings
@@ -242,8 +244,9 @@ def _inside(key: str, switch: str) -> bool:
     return key.startswith(f"{switch}.")
 
 
-def _switched_off(key: str, settings: dict[str, Setting]) -> bool:
-    return any(s.value is False and _inside(key, s.key) for s in settings.values())
+def _switched_off(settings: dict[str, Setting]) -> tuple[str, ...]:
+    """How the keys begin of what is inside a section that is off."""
+    return tuple(f"{s.key}." for s in settings.values() if s.value is False)
 
 
 def nested(merged: Mapping[str, Setting], schema: Schema) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """What a training is made of, as JSON values: kept in checkpoints, compared when it goes on."""
 
+import functools
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol, TypedDict
@@ -34,12 +35,16 @@ def installed_versions() -> dict[str, str]:
     """Version of Python and of every recorded package that is installed."""
     # torch's own words name the build, which its package may not: 2.13.0+cu130
     versions = {"python": sys.version.split()[0], "torch": torch.__version__}
-    for package in RECORDED_PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
+    versions |= {name: found for name in RECORDED_PACKAGES if (found := _installed_version(name))}
     return versions
+
+
+@functools.cache  # what a process has imported stays what it is
+def _installed_version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 class MachineFacts(TypedDict):
