@@ -26,7 +26,7 @@ EARLIER_DEFAULTS: dict[str, object] = {
 # Where something lies. Equal content in another place is the same training.
 PLACES = (
     *("model.name", "data.path", "data.eval_path", "data.chat_template"),
-    "training.teacher",
+    *("training.teacher", "training.multimodal.vision_tower"),
 )
 
 

@@ -23,6 +23,7 @@ from infrastructure.run.output_dir import no_empty_folder_left, writable
 from infrastructure.training.data.defaults import num_positions
 from infrastructure.training.data.preparation.plan import (
     look_at_rows,
+    no_pictures,
     pictures_in,
     read_chat_template,
 )
@@ -54,6 +55,7 @@ from infrastructure.training.models.saved_model import (
     is_there,
     look_into,
 )
+from infrastructure.training.models.tower_folder import check_tower
 
 PLAIN_ADAPTERS = ("standard", "auto")  # every other one has checks of its own
 
@@ -146,6 +148,11 @@ def check_paths(config: DeploymentConfig) -> None:
     sources = _files_here(config.data)
     check_method(config)
     check_device(config)
+    if config.training.gets_vision_tower:
+        if config.training.multimodal.vision_tower is not None:  # else a sentence is there
+            check_tower(config.training.multimodal.vision_tower)
+        if sources and not pictures_in(config.data):
+            raise ValueError(no_pictures(str(config.data.path)))
     if config.model.adapter in PLAIN_ADAPTERS:
         _check_settings(config, path)
     if config.training.method == SFT:  # of another method, its own rows have been looked at

@@ -47,6 +47,8 @@ OTHER_LABELS = (
     " advised"
 )
 CODE = "code"  # of the parts of somebody's own
+# What names weights, which are compared themselves.
+OF_THE_BASE = ("model.name", "model.revision", "training.multimodal.vision_tower")
 COMPARED_FACTS = ("data", "base_model", "device", "precision", "deterministic", "world_size")
 FACT_NAMES = (*COMPARED_FACTS, CODE)
 
@@ -139,9 +141,7 @@ def _judged_setting(key: str, was: Facts, current: Facts) -> Verdict:
         return Verdict.NEEDS_A_NEW_RUN
     same_data = was["data"] == current["data"]
     same_base = was["base_model"] is not None and was["base_model"] == current["base_model"]
-    if (key in COMPARED_BY_CONTENT and same_data) or (key == "model.name" and same_base):
-        return Verdict.HARMLESS
-    if key == "model.revision" and same_base:
+    if (key in COMPARED_BY_CONTENT and same_data) or (key in OF_THE_BASE and same_base):
         return Verdict.HARMLESS
     return Verdict.CHANGES_THE_RESULT
 

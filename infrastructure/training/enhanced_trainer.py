@@ -25,6 +25,7 @@ from infrastructure.config.merging.added_weights import added_weights_refusals
 from infrastructure.config.merging.declared_settings import declare_settings
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
 from infrastructure.config.sections.training_config import CURRICULUM, QUANTUM, TrainingConfig
@@ -55,6 +56,7 @@ from infrastructure.training.extensions.extension_manager import (
     create_extensions,
     own_extensions,
 )
+from infrastructure.training.extensions.multimodal import MultimodalExtension
 from infrastructure.training.forward.evaluation_loss import (
     EvaluationLoss,
     holds_out,
@@ -170,7 +172,10 @@ class EnhancedTrainer:
         self.quantum_config = quantum_config or QuantumConfig()
         self.device = choose_device(device)
         self.precision: Precision = choose_precision(training_config.mixed_precision, self.device)
-        own = {QUANTUM: QuantumExtension}
+        own: dict[str, ExtensionFactory] = {
+            QUANTUM: QuantumExtension,
+            MULTIMODAL: MultimodalExtension,
+        }
         self._declare_settings(model_adapter, training_strategy, own)
         self.adapter = model_adapter or get_model_adapter(
             adapter_name(model_config, data_config), model_config, training_config, self.device
@@ -184,6 +189,7 @@ class EnhancedTrainer:
         )
         extensions = create_extensions(training_config.extensions, self, own)
         self._refuse_added_weights(extensions)
+        self.multimodal = next((e for e in extensions if isinstance(e, MultimodalExtension)), None)
         self.curriculum: CurriculumExtension | None = None
         if isinstance(self.strategy, CurriculumStrategy):
             self.curriculum = CurriculumExtension(self)
@@ -398,7 +404,7 @@ class EnhancedTrainer:
         config = self.training_config
         global_batch_size = self.batch_plan().global_batch_size
         phases, total_steps = self._length(model, data, global_batch_size)
-        scheduler = self.strategy.create_scheduler(optimizer, total_steps)
+        scheduler = self._create_scheduler(optimizer, total_steps)
         scaler = self.precision.create_scaler()
         recovery = config.recovery
         step = OptimizerStep(
@@ -453,11 +459,24 @@ class EnhancedTrainer:
         keeps = caches_trunk(config, num_epochs) and not self.data_config.streaming
         if isinstance(self.strategy, StackwiseStrategy) and keeps:
             self.strategy.cache_source = self._cache_source(data)
-        phases = self.strategy.phases(model, num_epochs)
+        first = self.multimodal.first_phases(model) if self.multimodal is not None else []
+        phases = [*first, *self.strategy.phases(model, num_epochs)]
         all_epochs = sum(phase.num_epochs for phase in phases)
         total_steps = min(config.max_steps or sys.maxsize, all_epochs * steps_per_epoch)
+        if self.multimodal is not None:
+            self.multimodal.num_steps = sum(phase.num_epochs for phase in first) * steps_per_epoch
+            self.multimodal.check_length(total_steps)
         self.strategy.check_length(total_steps)
         return phases, total_steps
+
+    def _create_scheduler(self, optimizer: torch.optim.Optimizer, total_steps: int) -> LambdaLR:
+        num_first = 0 if self.multimodal is None else self.multimodal.num_steps
+        scheduler = self.strategy.create_scheduler(optimizer, total_steps - num_first)
+        if self.multimodal is None or not num_first:
+            return scheduler
+        first = self.strategy.rate_factor(num_first)
+        peak = added_learning_rate_for(self.training_config, self._learning_rate())
+        return self.multimodal.scheduler(optimizer, peak, first, scheduler)
 
     def _cache_source(self, data: DataSource) -> CacheSource:
         """Where the activations of a frozen trunk are kept: in the run's folder, if nobody says."""
@@ -625,4 +644,4 @@ class EnhancedTrainer:
             assert state is not None
             state.total_steps = loop.total_steps = total_steps
             step = loop.optimizer_step
-            step.scheduler = self.strategy.create_scheduler(step.optimizer, total_steps)
+            step.scheduler = self._create_scheduler(step.optimizer, total_steps)

@@ -97,10 +97,10 @@ def test_a_batch_that_a_training_would_measure_is_an_ordinary_one_here() -> None
     assert config.training.batch_size == 32
 
 
-def test_a_setting_of_a_later_part_is_refused_before_anything_is_loaded() -> None:
+def test_settings_that_do_not_fit_are_refused_before_anything_is_loaded() -> None:
     config = DeploymentConfig(model_name="nowhere", data_path="nowhere.jsonl")
     config.training.enabled_extensions = ["multimodal"]
-    with pytest.raises(ValueError, match="is not there yet"):
+    with pytest.raises(ValueError, match="vision_tower names none"):
         evaluate_model(config)
 
 

@@ -115,6 +115,7 @@ ELSEWHERE = (
     *("training.method=", "training.strategy=curriculum", "training.curriculum_"),
     *("model.adapter=dialogue", "model.adapter=multimodal", "model.train_vision"),
     *("model.lora_config.router", "model.quantization_aware"),
+    "training.enabled_extensions=['multimodal']",
 )
 # Its model is a small one of its own, which takes few of the other choices.
 ALONE = ("model.adapter=tactical_mappo", "training.mode=layerwise")

@@ -27,6 +27,18 @@ TEMPLATE = (
     "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+TEXT_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 16,
+    "patch_size": 8,
+}
 TEXT = {
     "vocab_size": 400,
     "hidden_size": 32,
@@ -208,3 +220,44 @@ def write_colours(folder: Path, count: int = 24, kind: str = "path") -> Path:
     file = folder / "colours.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
+
+
+def save_text_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """A Llama that reads text only, with a chat template that takes texts only."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    values = {**TEXT, "pad_token_id": 0, **changes}
+    AutoModelForCausalLM.from_config(LlamaConfig(**values)).save_pretrained(folder)
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = TEXT_TEMPLATE
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def save_tower(folder: Path, kind: str = "clip", **changes: Any) -> Path:
+    """A vision model of two layers with its image processor: a picture has four patches."""
+    import transformers
+    from transformers.models.bit.image_processing_pil_bit import BitImageProcessorPil
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    size = {"height": 16, "width": 16}
+    cropped = {"size": {"shortest_edge": 16}, "crop_size": size}
+    text = {"vocab_size": 99, **{k: TOWER[k] for k in ("hidden_size", "num_hidden_layers")}}
+    text |= {"intermediate_size": 64, "num_attention_heads": 2}
+    classes, values, image_processor = {
+        "clip": ("CLIPVision", {}, CLIPImageProcessorPil(**cropped)),
+        "clip of both": ("CLIP", {"text_config": text}, CLIPImageProcessorPil(**cropped)),
+        "siglip": ("SiglipVision", {}, SiglipImageProcessorPil(size=size)),
+        "vit": ("ViT", {}, ViTImageProcessorPil(size=size)),
+        "dinov2": ("Dinov2WithRegisters", {}, BitImageProcessorPil(**cropped)),
+    }[kind]
+    shape = {**TOWER, **changes}
+    given = {"vision_config": shape, **values} if values else shape
+    config = getattr(transformers, f"{classes}Config")(**given)
+    torch.manual_seed(1)
+    getattr(transformers, f"{classes}Model")(config).save_pretrained(folder)
+    image_processor.save_pretrained(folder)
+    return folder

@@ -13,6 +13,7 @@ from infrastructure.config.field_help import format_value
 from infrastructure.config.measures import MEASURES, OF_TORCHMETRICS
 from infrastructure.config.merging.added_weights import added_weights_refusals
 from infrastructure.config.merging.stackwise_cross_checks import stackwise_contradictions
+from infrastructure.config.merging.vision_tower import vision_tower_refusals
 from infrastructure.config.sampler_needs import check_sampler
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig, variants_of
@@ -26,8 +27,8 @@ from infrastructure.config.sections.quantum_config import (
 from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.config.sections.training_config import (
     CURRICULUM,
+    MEMORY,
     QUANTUM,
-    WITH_WEIGHTS,
     TrainingConfig,
 )
 from infrastructure.core.errors import MissingPackageError, MissingSecretError
@@ -60,8 +61,9 @@ def contradictions(config: HasSections) -> Iterator[str]:
     yield from _curriculum(config)
     yield from _lora_variants(config)
     yield from _quantization_aware(config)
-    enabled = [name for name in config.training.extensions if name in WITH_WEIGHTS]
+    enabled = [MEMORY] if MEMORY in config.training.extensions else []
     yield from added_weights_refusals(enabled, config.model, config.training)
+    yield from vision_tower_refusals(config.model, config.training)
     yield from stackwise_contradictions(config.model, config.data, config.training)
 
 

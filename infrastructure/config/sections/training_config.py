@@ -16,6 +16,7 @@ from infrastructure.config.measures import (
 from infrastructure.config.registries import EXTENSIONS, LOSSES, METRICS, SINKS, STRATEGIES
 from infrastructure.config.sections.memory_settings import MemorySettings
 from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.multimodal_config import MULTIMODAL, MultimodalConfig
 from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.config.sections.stackwise_config import STACKWISE, StackwiseFields
 from infrastructure.config.types import (
@@ -31,7 +32,6 @@ from infrastructure.config.types import (
     Names,
     NotNegative,
     PathText,
-    Planned,
     Positive,
     RegisteredName,
     Share,
@@ -41,9 +41,7 @@ from infrastructure.config.types import (
     UsedWhen,
 )
 
-LATER_EXTENSIONS = ("multimodal",)
 MEMORY = "memory"  # the extension of `training.memory`
-WITH_WEIGHTS = (MEMORY, "multimodal")  # extensions that add weights to the model
 SFT = "sft"  # the method that is Temper's own loop; every other one is a trainer of TRL
 BY_REWARD = ("grpo", "rloo")
 GENERATING = (*BY_REWARD, "distillation")  # methods that learn from what the model itself writes
@@ -59,7 +57,7 @@ EPOCHS_OR_STEPS = {
 _ADDS_WEIGHTS = UsedWhen(
     lambda config: set(config.training.extensions) - {QUANTUM},
     "no extension adds weights",
-    "add memory to training.enabled_extensions, or leave it out",
+    "add memory or multimodal to training.enabled_extensions, or leave it out",
 )
 _CHECKPOINTED = UsedWhen(
     lambda config: config.training.gradient_checkpointing,
@@ -347,11 +345,13 @@ class TrainingConfig(StackwiseFields):
     )
     enabled_extensions: Annotated[
         Names,
-        RegisteredName(EXTENSIONS, LATER_EXTENSIONS, is_late=True),
-        Planned("extensions", LATER_EXTENSIONS),
+        RegisteredName(EXTENSIONS, is_late=True),
     ] = Field(
         default=[],
         description="Extensions and observers by name, in their order, such as memory and quantum.",
+    )
+    multimodal: MultimodalConfig = Field(
+        default=MultimodalConfig(), description="The vision tower that multimodal puts on a model."
     )
     memory: MemorySettings = Field(
         default=MemorySettings(), description="The key-value memory that extension memory adds."
@@ -479,6 +479,11 @@ class TrainingConfig(StackwiseFields):
         """Whether what lies below a unit is always the same, and not run with its gradients."""
         changes = self.trunk_trains or self.trunk_is_adapted
         return self.trains_units_in_turn and self.mode != "fused" and not changes
+
+    @property
+    def gets_vision_tower(self) -> bool:
+        """Whether the extension `multimodal` is enabled; somebody's own of that name is another."""
+        return MULTIMODAL in self.enabled_extensions and not EXTENSIONS.is_own(MULTIMODAL)
 
     @property
     def extensions(self) -> list[str]:

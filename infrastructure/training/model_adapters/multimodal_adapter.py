@@ -20,6 +20,7 @@ from infrastructure.training.models.model_inputs import language_part
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager
 from infrastructure.training.models.packed_attention import PICTURES
 from infrastructure.training.models.saving import save_model
+from infrastructure.training.models.vision_language import template_for_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,6 +46,8 @@ class MultimodalModelAdapter(StandardModelAdapter):
             )
         manager = super()._manager()
         manager.sees = True
+        if self.training_config.gets_vision_tower:
+            manager.vision = self.training_config.multimodal
         return manager
 
     def initialize_tokenizer(self) -> "PreTrainedTokenizerBase | None":
@@ -86,5 +89,12 @@ class MultimodalModelAdapter(StandardModelAdapter):
 
     def save(self, directory: Path) -> None:
         assert self.model is not None
-        self.processor.chat_template = self.tokenizer.chat_template
-        save_model(self.model, self.tokenizer, directory, processor=self.processor)
+        template = self.tokenizer.chat_template
+        if self.training_config.gets_vision_tower:
+            template = template_for_parts(template, self.pictures.mark)
+        before, self.tokenizer.chat_template = self.tokenizer.chat_template, template
+        self.processor.chat_template = template
+        try:
+            save_model(self.model, self.tokenizer, directory, processor=self.processor)
+        finally:
+            self.tokenizer.chat_template = before

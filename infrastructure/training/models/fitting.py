@@ -18,7 +18,7 @@ from infrastructure.training.models.lora import (
     peft_ranks,
     target_paths,
 )
-from infrastructure.training.models.model_inputs import inner_model, language_model
+from infrastructure.training.models.model_inputs import PROJECTOR, inner_model, language_model
 from infrastructure.training.models.refusals import refuse_longer_examples
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def check_same_lora(
             ("dropout", wanted.dropout, has.lora_dropout),
             ("use_dora", wanted.use_dora, has.use_dora),
             ("use_rslora", wanted.use_rslora, has.use_rslora),
-            ("router", wanted.router, bool(has.modules_to_save)),
+            ("router", wanted.router, bool(set(has.modules_to_save or ()) - {PROJECTOR})),
             ("rank_pattern", peft_ranks(wanted), has.rank_pattern or {}),
         )
         if ours != theirs

@@ -11,6 +11,7 @@ in full.
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,12 +40,16 @@ class ParameterCounts(NamedTuple):
 
 
 def apply_lora(
-    model: torch.nn.Module, lora_config: LoraConfig, within: str | None = None
+    model: torch.nn.Module,
+    lora_config: LoraConfig,
+    within: str | None = None,
+    in_full: Sequence[str] = (),
 ) -> torch.nn.Module:
     """Freeze `model` and put LoRA matrices beside its linear layers.
 
     Args:
         within: the name of the part whose layers get them; None: all.
+        in_full: names of modules that train in full instead, because they are new.
 
     The matrices come from torch's global generator: seed it before.
 
@@ -70,7 +75,7 @@ def apply_lora(
             # LoftQ is of quantised weights, which PEFT looks at once they have matrices
             init_lora_weights="pissa" if lora_config.init_lora_weights == "pissa" else True,
             task_type="CAUSAL_LM",
-            **_targets_for_peft(model, lora_config, within),
+            **_targets_for_peft(model, lora_config, within, in_full),
         ),
         # which version of a hub model these matrices belong to
         revision=getattr(getattr(model, "config", None), "_commit_hash", None),
@@ -96,7 +101,10 @@ def _paths_within(model: torch.nn.Module, lora_config: LoraConfig, within: str |
 
 
 def _targets_for_peft(
-    model: torch.nn.Module, lora_config: LoraConfig, within: str | None
+    model: torch.nn.Module,
+    lora_config: LoraConfig,
+    within: str | None,
+    in_full: Sequence[str] = (),
 ) -> dict[str, object]:
     """What of `model` gets LoRA, as arguments for PEFT.
 
@@ -113,10 +121,11 @@ def _targets_for_peft(
                 f"model.lora_config.router: {type(model).__name__} is no mixture of experts, and"
                 " has no router; leave it out"
             )
-        if within is None:
+        if within is None and not in_full:
             return {"target_modules": lora_config.target_modules}
-        return {"target_modules": sorted(_paths_within(model, lora_config, within))}
-    paths = _paths_within(model, lora_config, within)
+        paths = _paths_within(model, lora_config, within)
+        return {"target_modules": _outside(paths, in_full), "modules_to_save": [*in_full] or None}
+    paths = {*_outside(_paths_within(model, lora_config, within), in_full)}
     as_parameters = {f"{p}.weight" for p in paths - experts if _leaf(p) in NAMES_OF_OLD_EXPERTS}
     as_modules = {p for p in paths - experts if _leaf(p) not in NAMES_OF_OLD_EXPERTS}
     as_parameters |= paths & experts
@@ -135,8 +144,12 @@ def _targets_for_peft(
     return {
         "target_modules": sorted(as_modules),
         "target_parameters": sorted(as_parameters) or None,
-        "modules_to_save": routers(model) if lora_config.router else None,
+        "modules_to_save": [*(routers(model) if lora_config.router else ()), *in_full] or None,
     }
+
+
+def _outside(paths: set[str], modules: Sequence[str]) -> list[str]:
+    return sorted(p for p in paths if not any(f".{m}." in f".{p}." for m in modules))
 
 
 def _folder_of(model: torch.nn.Module) -> str:

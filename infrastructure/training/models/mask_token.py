@@ -45,12 +45,21 @@ def ensure_mask_row(
             " for one, which LoRA could neither train nor save; name one of its unused tokens as"
             ' "mask_token" in tokenizer_config.json, or train without model.lora_config'
         )
-    inner.resize_token_embeddings(tokenizer.mask_token_id + 1, mean_resizing=False)
+    add_row(model, tokenizer.mask_token_id)
+    return True
+
+
+def add_row(model: torch.nn.Module, token_id: int) -> None:
+    """Let the vocabulary grow to this token, where it has no row yet."""
+    inner = language_model(model)
+    rows = inner.get_input_embeddings().weight.shape[0]
+    if token_id < rows:
+        return
+    inner.resize_token_embeddings(token_id + 1, mean_resizing=False)
     tables = {id(t): t for t in _tables(inner)}.values()
     with torch.no_grad():
         for table in tables:
             table[rows:] = table[:rows].float().mean(dim=0).to(table.dtype)
-    return True
 
 
 def mask_token_note(tokenizer: "PreTrainedTokenizerBase", grew: bool) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 IGNORED_LABEL = -100
 VISION_TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "image_encoder")
+PROJECTOR = "multi_modal_projector"  # what joins the two parts of a Llava
 # What a model may raise when a probe asks of it what it was not made for.
 PROBE_ERRORS = (
     AttributeError,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import JsonObject
 from infrastructure.optimization.checkpointing import checkpoint_gradients
@@ -33,6 +34,7 @@ from infrastructure.training.models.mask_token import (
     mask_token_note,
 )
 from infrastructure.training.models.model_inputs import (
+    PROJECTOR,
     inner_model,
     language_model,
     language_part,
@@ -65,6 +67,7 @@ from infrastructure.training.models.transformers_backend import (
     base_of_lora,
     choose_attention,
     ensure_special_tokens,
+    load_any_config,
     load_causal_lm,
     load_config,
     load_lora,
@@ -74,6 +77,15 @@ from infrastructure.training.models.unsloth_backend import (
     apply_unsloth_lora,
     load_unsloth,
     prepare_backend,
+)
+from infrastructure.training.models.vision_language import (
+    VisionTower,
+    check_text_only,
+    find_tower,
+    make_processor,
+    put_together,
+    tower_facts,
+    tower_source,
 )
 
 if TYPE_CHECKING:
@@ -141,6 +153,7 @@ class ModelManager:
 
     Attributes:
         sees: it is a model of image and text; set it before anything is loaded.
+        vision: the tower that a model of text gets; None: it sees by itself, or not at all.
         processor: of such a model, loaded with its tokenizer.
     """
 
@@ -171,6 +184,8 @@ class ModelManager:
         self.tokenizer_directory = tokenizer_directory
         self.needs_mask_token = needs_mask_token
         self.sees = False
+        self.vision: MultimodalConfig | None = None
+        self._tower: VisionTower | None = None
         self.processor: Any = None
         self._notes: list[str] = []
 
@@ -235,6 +250,8 @@ class ModelManager:
         is_trained = source.kind not in (*WITHOUT_TEXT, SourceKind.EMBEDDED)
         is_text = source.kind not in WITHOUT_TEXT
         is_seeing = self.sees and is_trained
+        if self.vision is not None:
+            self._check_vision(source)
         refusals = {
             "adapter": (self.sees, is_trained, "sees no pictures"),
             "train_vision": (config.train_vision, is_seeing, "is not trained on pictures"),
@@ -262,6 +279,22 @@ class ModelManager:
                 refuse_without_effect(key, config.name, reason)
         if extensions_folder(source) is not None:
             self._refuse_extensions()
+        self._check_lora(source)
+
+    def _check_vision(self, source: ModelSource) -> None:
+        """Refuse what a vision tower cannot be put on; reads no weights."""
+        assert self.vision is not None
+        if source.kind not in (SourceKind.FOLDER, SourceKind.HUB):
+            is_lora = source.kind is SourceKind.LORA_FOLDER
+            reason = "is a LoRA: merge it first (temper export)" if is_lora else "is none"
+            raise ValueError(
+                "training.enabled_extensions multimodal puts a vision tower on a trained model of"
+                f" text, and model {self.config.name!r} {reason}"
+            )
+        tower_source(self.vision)
+
+    def _check_lora(self, source: ModelSource) -> None:
+        config = self.config
         lora = config.lora_config
         if lora is not None and lora.init_lora_weights == "loftq" and self.device.type == "cpu":
             raise ValueError(
@@ -331,12 +364,17 @@ class ModelManager:
     def _load_from(
         self, source: ModelSource, base: ModelSource, options: LoadOptions
     ) -> ModelAndTokenizer:
+        if self.vision is not None:
+            check_text_only(load_any_config(base, options), self.config.name)
         check_length(load_config(base, options), self.max_length, self.config.name)
         if self.config.backend == "unsloth":
             return self._load_by_unsloth(source, options)
         tokenizer = self._tokenizer_of(source, base, options)
         model = load_causal_lm(base, options)
         self._ensure_mask(model, tokenizer, may_grow=self._is_full and source == base)
+        if self._tower is not None:
+            torch.manual_seed(self.seed)
+            model = put_together(model, self._tower, self.processor, options)
         if source.kind is not SourceKind.LORA_FOLDER:
             return self._with_lora(model), tokenizer
         if self.gradient_checkpointing:
@@ -365,13 +403,19 @@ class ModelManager:
     def _tokenizer_of(
         self, source: ModelSource, base: ModelSource, options: LoadOptions
     ) -> "PreTrainedTokenizerBase":
-        if self.sees:
+        if self.vision is not None:
+            check_text_only(load_any_config(base, options), self.config.name)
+            self._tower = find_tower(self.vision, options)
+            self.processor = make_processor(load_tokenizer(base, options), self._tower, self.vision)
+            tokenizer: PreTrainedTokenizerBase = self.processor.tokenizer
+        elif self.sees:
             own = source.kind is not SourceKind.HUB and has_processor(source.folder)
             self.processor = load_processor(source if own else base, options)
-            tokenizer: PreTrainedTokenizerBase = self.processor.tokenizer
-            return tokenizer
-        own_tokenizer = any((Path(source.location) / file).is_file() for file in TOKENIZER_FILES)
-        return load_tokenizer(source if own_tokenizer else base, options)
+            tokenizer = self.processor.tokenizer
+        else:
+            is_own = any((Path(source.location) / file).is_file() for file in TOKENIZER_FILES)
+            tokenizer = load_tokenizer(source if is_own else base, options)
+        return tokenizer
 
     def _load_by_unsloth(self, source: ModelSource, options: LoadOptions) -> ModelAndTokenizer:
         is_lora = source.kind is SourceKind.LORA_FOLDER
@@ -413,7 +457,8 @@ class ModelManager:
                 self._freeze_vision(model)
             return model
         torch.manual_seed(self.seed)
-        return apply_lora(model, self.config.lora_config, self._lora_within(model))
+        in_full = [PROJECTOR] if self._tower is not None else []
+        return apply_lora(model, self.config.lora_config, self._lora_within(model), in_full)
 
     @property
     def _is_full(self) -> bool:
@@ -427,7 +472,7 @@ class ModelManager:
             quantization=self.config.quantization,
             trust_remote_code=self.config.trust_remote_code,
             revision=self.config.revision,
-            sees=self.sees,
+            sees=self.sees and self.vision is None,
         )
 
     def _identity(self, source: ModelSource, model: torch.nn.Module) -> JsonObject:
@@ -441,6 +486,8 @@ class ModelManager:
             identity["base_sha256"] = weights_sha256(weight_files(source.folder))
         if source.kind is SourceKind.HUB:
             identity["revision"] = getattr(model.config, "_commit_hash", None)
+        if self._tower is not None:
+            identity["vision_tower"] = tower_facts(self._tower)
         return identity
 
 

@@ -4,26 +4,19 @@ transformers' own, loaded from where the model lies and saved with the model, so
 as they were trained.
 """
 
-from pathlib import Path
 from typing import Any
 
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.core.optional import is_installed, require
 from infrastructure.training.models.saved_model import check_tokenizer
 from infrastructure.training.models.source import ModelSource, SourceKind
+from infrastructure.training.models.tower_folder import has_processor
 from infrastructure.training.models.transformers_backend import (
     LoadOptions,
     ensure_special_tokens,
     hub_arguments,
     shortened,
 )
-
-PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
-
-
-def has_processor(folder: Path) -> bool:
-    """Whether a folder holds a processor."""
-    return any((folder / name).is_file() for name in PROCESSOR_FILES)
 
 
 def load_processor(source: ModelSource, options: LoadOptions) -> Any:

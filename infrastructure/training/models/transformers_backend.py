@@ -8,7 +8,7 @@ more tokens than the model. Weights are read from safetensors only.
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -70,13 +70,26 @@ def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module
     Raises:
         ValueError: it is not there, not complete, damaged, or another kind of model.
     """
-    transformers = require("transformers", "loading a model")
     config = load_config(source, options)
     if source.kind is SourceKind.FOLDER:
         weight_files(source.folder)
+    model, info = load_weights(auto_class(options), source, config, options)
+    _refuse_made_up_weights(source, info["missing_keys"])
+    return model
+
+
+def load_weights(
+    auto: str, source: ModelSource, config: "PreTrainedConfig", options: LoadOptions
+) -> tuple[torch.nn.Module, dict[str, Any]]:
+    """A model by an auto class of transformers, and what it says of its loading.
+
+    Raises:
+        ValueError: it cannot be loaded, or its weights are of other shapes.
+    """
+    transformers = require("transformers", "loading a model")
     try:
         with progress_bars_in_a_terminal():
-            model, info = getattr(transformers, auto_class(options)).from_pretrained(
+            model, info = getattr(transformers, auto).from_pretrained(
                 source.location,
                 config=config,
                 dtype=options.dtype,
@@ -89,9 +102,8 @@ def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module
     except (*WRONG_VALUE, OSError, RuntimeError, ImportError, SafetensorError) as error:
         raise ValueError(_cannot_load(source, error)) from error
     _refuse_other_shapes(source, info["mismatched_keys"])
-    _refuse_made_up_weights(source, info["missing_keys"])
     keep_trainable_layout(model)
-    return model
+    return model, info
 
 
 def _placement(config: "PreTrainedConfig", options: LoadOptions) -> dict[str, object]:
@@ -131,9 +143,20 @@ def load_config(source: ModelSource, options: LoadOptions) -> "PreTrainedConfig"
     Raises:
         ValueError: it cannot be had, or is of another kind of model.
     """
-    transformers = require("transformers", "loading a model")
     if source.kind is SourceKind.FOLDER:
         _check_config_file(source.folder / "config.json", options)
+    config = load_any_config(source, options)
+    _check_causal(config, source, options)
+    return config
+
+
+def load_any_config(source: ModelSource, options: LoadOptions) -> "PreTrainedConfig":
+    """The configuration of a model of any kind.
+
+    Raises:
+        ValueError: it cannot be had.
+    """
+    transformers = require("transformers", "loading a model")
     try:
         config = transformers.AutoConfig.from_pretrained(
             source.location, **hub_arguments(source, options)
@@ -145,8 +168,7 @@ def load_config(source: ModelSource, options: LoadOptions) -> "PreTrainedConfig"
             f"model {source.location}: its config.json holds a wrong value ({_reason(error)});"
             " mend it, or download the model again"
         ) from error
-    _check_causal(config, source, options)
-    return config
+    return cast("PreTrainedConfig", config)
 
 
 def _check_config_file(path: Path, options: LoadOptions) -> None:
@@ -168,11 +190,11 @@ def _check_causal(config: "PreTrainedConfig", source: ModelSource, options: Load
     if options.sees:
         _check_sees(config, source, saved_as)
         return
-    known = _class_names("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
+    known = class_names("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
     is_code = options.trust_remote_code and getattr(config, "auto_map", None)
     is_encoder = getattr(config, "is_decoder", None) is False
     if not is_code and (is_encoder or (saved_as is not None and saved_as not in known)):
-        sees = saved_as in _class_names(SEEING)
+        sees = saved_as in class_names(SEEING)
         hint = " for rows of text, give a model of text, or set model.adapter=multimodal" * sees
         raise ValueError(
             f"model {source.location}: is a {saved_as or config.model_type}, no causal language"
@@ -186,7 +208,7 @@ def auto_class(options: LoadOptions) -> str:
     return "AutoModelForImageTextToText" if options.sees else "AutoModelForCausalLM"
 
 
-def _class_names(mapping: str) -> set[str]:
+def class_names(mapping: str) -> set[str]:
     """All classes of models in one of transformers' lists."""
     models = require("transformers.models.auto.modeling_auto", "loading a model")
     known: set[str] = set()
@@ -198,7 +220,7 @@ def _class_names(mapping: str) -> set[str]:
 def _check_sees(config: "PreTrainedConfig", source: ModelSource, saved_as: str | None) -> None:
     models = require("transformers.models.auto.modeling_auto", "loading a model")
     is_known = config.model_type in getattr(models, SEEING)
-    if not is_known or (saved_as is not None and saved_as not in _class_names(SEEING)):
+    if not is_known or (saved_as is not None and saved_as not in class_names(SEEING)):
         raise ValueError(
             f"model {source.location}: is a {saved_as or config.model_type}, which reads text only,"
             " and the training is on pictures (model.adapter=multimodal): give a model that sees,"

@@ -106,7 +106,12 @@ def machine_facts(device: torch.device, num_processes: int) -> MachineFacts:
 
 def base_facts(described: JsonObject) -> dict[str, object]:
     """Which weights the training started from, and whether they stay as they were."""
+    base = described.get("base_sha256") or described.get("revision")
+    tower = described.get("vision_tower")
+    if isinstance(tower, dict):  # of a model that was put together of two
+        base = f"{base} with {tower.get('sha256') or tower.get('revision')}"
     return {
-        "base_model": described.get("base_sha256") or described.get("revision"),
-        "base_is_frozen": bool(described.get("lora") or described.get("extensions_train_alone")),
+        "base_model": base,
+        "base_is_frozen": bool(described.get("lora") or described.get("extensions_train_alone"))
+        or isinstance(tower, dict),
     }

@@ -117,6 +117,9 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("backup.emergency_seconds", 5.0, {}),
     ("training.gradient_checkpointing_mode", "selective", {}),
     ("training.memory.layer", 1, {}),
+    ("training.multimodal.vision_tower", "some/tower", {}),
+    ("training.multimodal.projector_epochs", 3, {"training.enabled_extensions": ["memory"]}),
+    ("training.multimodal.image_token", "<|picture|>", {}),
     ("training.memory.slots", 8, {}),
     ("training.memory.heads", 2, {}),
     ("training.memory.width", 32, {}),
@@ -274,14 +277,14 @@ def test_three_sections_are_checked_as_a_whole_configuration_is(
     sections: dict[str, dict[str, Any]],
 ) -> None:
     config = DeploymentConfig(**sections)
-    with pytest.raises(ValueError, match="is not there yet"):
+    with pytest.raises(ValueError, match="vision_tower names none"):
         check_sections(config.model, config.training, config.data)
 
 
 def test_sections_that_were_changed_by_hand_are_checked() -> None:
     training = TrainingConfig()
     training.enabled_extensions = ["multimodal"]
-    with pytest.raises(ValueError, match=r"enabled_extensions = multimodal .* is not there"):
+    with pytest.raises(ValueError, match=r"enabled_extensions multimodal .* names none"):
         check_sections(ModelConfig(), training, DataConfig())
     lora = ModelConfig(name="some/model", lora_config=LoraConfig(r=4))
     check_sections(lora, TrainingConfig(checkpoint_frequency=5), DataConfig())

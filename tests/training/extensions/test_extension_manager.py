@@ -58,7 +58,7 @@ def test_an_observer_may_be_enabled_too_and_no_other_class() -> None:
         register_extension("list", list)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["memory", "quantum"])
+@pytest.mark.parametrize("name", ["memory", "multimodal", "quantum"])
 def test_ones_own_goes_before_a_name_that_is_taken_or_kept(name: str) -> None:
     config = DeploymentConfig(training=TrainingConfig(enabled_extensions=[name]))
     with EXTENSIONS.registered(name, Nudge):
@@ -71,10 +71,3 @@ def test_ones_own_goes_before_a_name_that_is_taken_or_kept(name: str) -> None:
 def test_an_unknown_extension_gets_the_nearest_name() -> None:
     with pytest.raises(ValueError, match="did you mean 'nudge'"):
         create_extensions(["nudeg"], None, {"quantum": Nudge})
-
-
-@pytest.mark.parametrize("name", ["multimodal"])
-def test_extensions_of_later_parts_are_refused_when_a_run_starts(name: str) -> None:
-    config = DeploymentConfig(training=TrainingConfig(enabled_extensions=[name]))
-    with pytest.raises(ValueError, match="not there yet"):
-        config.check_supported()

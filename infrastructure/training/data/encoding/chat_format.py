@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import is_installed
-from infrastructure.training.data.readers.rows import Conversation, Turn
+from infrastructure.training.data.readers.rows import PICTURE_PART, Conversation, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -222,6 +222,16 @@ class TemplateFormat:
             source = COMMENT.sub("", self.template)
             self._reads[name] = re.search(rf"\b{re.escape(name)}\b", source) is not None
         return self._reads[name]
+
+    def writes(self, mark: str) -> bool:
+        """Whether it writes this mark where a message has a picture among its parts."""
+        parts = [{"type": PICTURE_PART}, {"type": "text", "text": QUESTION.text}]
+        turn = Turn("user", QUESTION.text, json.dumps({"content": parts}))
+        try:
+            text, _ = self._render((turn,), "", prompts=True)
+        except FormatError:
+            return False
+        return mark in text and QUESTION.text in text and "'type'" not in text
 
     def write_whole(self, conversation: Conversation) -> Written:
         """The conversation as one text of which everything is learnt; raises `FormatError`."""

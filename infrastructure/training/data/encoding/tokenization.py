@@ -8,6 +8,7 @@ answer are tokenised apart.
 """
 
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -194,7 +195,7 @@ class ConversationEncoder:
         """
         if self.train_on == LAST_ANSWER and not conversation.is_text:
             conversation = conversation.with_last_answer
-        if self.own_template is None and self.pictures is not None:
+        if conversation.num_pictures and self._spells_pictures:
             turns = tuple(self._spelled_out(turn) for turn in conversation.turns)
             conversation = replace(conversation, turns=turns)
         is_whole = self.train_on == "all" and all(turn.is_learnt for turn in conversation.turns)
@@ -202,12 +203,22 @@ class ConversationEncoder:
             return self.own_template.write_whole(conversation)
         return self._format(conversation).write(conversation)
 
+    @cached_property
+    def _spells_pictures(self) -> bool:
+        """Whether marks go into the texts: no template is there, or it is one of a text model."""
+        if self.pictures is None:
+            return False
+        return self.own_template is None or not self.own_template.writes(self.pictures.mark)
+
     def _spelled_out(self, turn: Turn) -> Turn:
         """A message with the marks of its pictures in its text, where no template writes them."""
         assert self.pictures is not None
         mark = self.pictures.mark
         texts = [str(part.get("text", mark)) for part in turn.parts]
-        return replace(turn, text="".join(texts)) if texts else turn
+        if not texts:
+            return turn
+        fields = {k: v for k, v in json.loads(turn.fields).items() if k != "content"}
+        return replace(turn, text="".join(texts), fields=json.dumps(fields) if fields else "")
 
     def _needs_end(self) -> bool:
         return self.template is not None and not self.template.writes_end

@@ -115,6 +115,14 @@ def pictures_in(config: DataConfig) -> str:
     return picture_words(rows, schema)
 
 
+def no_pictures(path: str) -> str:
+    """The sentence for data that a vision tower has nothing to see in."""
+    return (
+        f"training.enabled_extensions multimodal trains on pictures, and the rows of {path} hold"
+        " none: name their column with data.image_column, or leave the extension out"
+    )
+
+
 def _check(config: DataConfig) -> None:
     if config.path is None:
         raise ValueError("there is no training data: set data.path to a file, a folder or a name")

@@ -1,0 +1,90 @@
+"""The extension `multimodal`: a vision tower and a projector on a model of text, projector first.
+
+Method: Liu et al. 2023, arXiv 2304.08485. The model itself is put together where it is loaded
+(`models.vision_language`): an ordinary Llava of transformers, which the adapter for models of image
+and text feeds and saves. So a checkpoint, the finished folder and whatever loads it need nothing of
+this file, and there is no state to keep here but the position, which every training has.
+
+What is left is the order: first the new projector alone, at a rate of its own, because its random
+output would spoil what the text model knows; then what the configuration trains (a LoRA, or all
+weights), and the projector with it. Each of the two has its own warm-up and schedule.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from infrastructure.config.base import ConfigurationError
+from infrastructure.training.core.state import Phase
+from infrastructure.training.data.preparation.plan import no_pictures, pictures_in
+from infrastructure.training.extensions.extension_hooks import Extension
+from infrastructure.training.models.model_inputs import PROJECTOR
+
+PHASE = "projector"
+RateFactor = Callable[[int], float]
+
+
+class MultimodalExtension(Extension):
+    """The phase of the projector.
+
+    Args:
+        trainer: its configuration is read.
+
+    Attributes:
+        num_steps: optimizer steps of the phase; 0 until the length of the training is known.
+
+    Raises:
+        ConfigurationError: the rows hold no pictures.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self.config = trainer.training_config.multimodal
+        self.num_steps = 0
+        data = trainer.data_config
+        if data.path is not None and not pictures_in(data):
+            raise ConfigurationError(no_pictures(str(data.path)))
+
+    def first_phases(self, model: torch.nn.Module) -> list[Phase]:
+        """What comes before the phases of the strategy."""
+        trains = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        names = frozenset(name for name in trains if PROJECTOR in name.split("."))
+        num_epochs = self.config.projector_epochs
+        return [Phase(PHASE, num_epochs, names)] if num_epochs else []
+
+    def check_length(self, total_steps: int) -> None:
+        """Refuse a training that ends before anything but the projector was trained.
+
+        Raises:
+            ValueError: it does.
+        """
+        if self.num_steps and total_steps <= self.num_steps:
+            raise ValueError(
+                f"training.max_steps = {total_steps} ends the training in the {self.num_steps}"
+                " steps of its projector alone (training.multimodal.projector_epochs ="
+                f" {self.config.projector_epochs}): raise the one, or lower the other"
+            )
+
+    def scheduler(
+        self, optimizer: torch.optim.Optimizer, peak: float, first: RateFactor, later: LambdaLR
+    ) -> LambdaLR:
+        """The learning rate of both stretches.
+
+        Args:
+            peak: the learning rate of the first one, at its highest.
+            first: the factor at each step of the first one.
+            later: the schedule of the second one, as if nothing were before it.
+        """
+
+        def of_group(rate: float, factor: RateFactor) -> RateFactor:
+            def at(step: int) -> float:
+                if step < self.num_steps:
+                    return first(step) * peak / rate
+                return factor(step - self.num_steps)
+
+            return at
+
+        rates = [float(group["initial_lr"]) for group in optimizer.param_groups]
+        pairs = zip(rates, later.lr_lambdas, strict=True)
+        return LambdaLR(optimizer, [of_group(rate, factor) for rate, factor in pairs])

@@ -1,0 +1,346 @@
+"""A model of text that is given a vision tower: transformers' own Llava, made of its parts.
+
+Method: Liu et al. 2023, arXiv 2304.08485, with the projector of Llava 1.5 (two layers). What the
+tower sees of a picture (its hidden states, the last but one) is projected to the width of the text
+model's embeddings, and stands in the places of the picture's tokens.
+
+Why no hooks of our own: put together, it is an ordinary `LlavaForConditionalGeneration`. So it is
+saved, loaded, answered with and exported as any other one, here and wherever transformers is.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from infrastructure.config.sections.multimodal_config import MultimodalConfig
+from infrastructure.core.json_text import JsonObject
+from infrastructure.core.optional import require
+from infrastructure.training.models.mask_token import add_row
+from infrastructure.training.models.model_inputs import (
+    PROBE_ERRORS,
+    language_model,
+    logits_of,
+    probing,
+    relative_difference,
+    tolerance,
+)
+from infrastructure.training.models.saved_model import (
+    ModelSource,
+    SourceKind,
+    weight_files,
+    weights_sha256,
+)
+from infrastructure.training.models.source import find_source
+from infrastructure.training.models.tower_folder import SUCH_AS, TOWER, check_tower
+from infrastructure.training.models.transformers_backend import (
+    SEEING,
+    LoadOptions,
+    class_names,
+    hub_arguments,
+    load_any_config,
+    load_weights,
+    shortened,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+# Of a tower's weights, what its hidden states do not depend on; it may be missing.
+BEHIND_THE_FEATURES = ("pooler", "head")
+PROBED_SIZES = ((40, 30), (30, 50))  # width and height of pictures that the processor is tried on
+NUM_PROBED = 8  # tokens that the models are compared on
+# Chat templates of text models read the text of a message; whoever uses the finished model gives
+# messages in parts, and these lines make texts of them.
+PARTS_AS_TEXT = (
+    "{%%- set seen = namespace(messages=[]) -%%}{%%- for message in messages -%%}"
+    "{%%- if message.content is not string and message.content is iterable -%%}"
+    "{%%- set spelled = namespace(text='') -%%}{%%- for part in message.content -%%}"
+    "{%%- set spelled.text = spelled.text + ('%s' if part.type == 'image' else part.text) -%%}"
+    "{%%- endfor -%%}"
+    "{%%- set seen.messages = seen.messages + [dict(message, content=spelled.text)] -%%}"
+    "{%%- else -%%}{%%- set seen.messages = seen.messages + [message] -%%}{%%- endif -%%}"
+    "{%%- endfor -%%}{%%- set messages = seen.messages -%%}"
+)
+
+
+@dataclass(frozen=True)
+class VisionTower:
+    """A vision model, known but not loaded.
+
+    Attributes:
+        source: where it lies.
+        config: of the part that sees.
+        image_processor: makes pixels of pictures, all of one size.
+        num_features: vectors that it gives for a picture, before any is left out.
+        num_patches: those of them that are of parts of the picture.
+        patch_size: width of such a part, in pixels.
+        layer: which hidden state they are.
+    """
+
+    source: ModelSource
+    config: "PreTrainedConfig"
+    image_processor: Any
+    num_features: int
+    num_patches: int
+    patch_size: int
+    layer: int
+
+    @property
+    def strategy(self) -> str:
+        """Llava leaves out the first vector where there are others than those of patches."""
+        return "default" if self.num_features > self.num_patches else "full"
+
+
+def find_tower(vision: MultimodalConfig, options: LoadOptions) -> VisionTower:
+    """The tower that a configuration names, tried without its weights.
+
+    Raises:
+        ValueError: it is not there, is no vision model, or has no image processor.
+    """
+    source = tower_source(vision)
+    config = load_any_config(source, options)
+    config = getattr(config, "vision_config", config)
+    if not hasattr(config, "patch_size") or not hasattr(config, "image_size"):
+        raise ValueError(
+            f"{TOWER}: {source.location} is a {config.model_type}, no vision model that gives a"
+            " vector for each part of a picture; give a CLIP, a SigLIP, a ViT or a DINOv2"
+        )
+    image_processor = load_image_processor(source, options)
+    pixels = _pixels(source, image_processor)
+    states = _hidden_states(source, config, pixels)
+    layer = -2 if len(states) > 2 else -1
+    size = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
+    num_patches = (pixels.shape[-2] // size) * (pixels.shape[-1] // size)
+    features = states[layer]
+    if features.ndim != 3 or features.shape[1] < num_patches or num_patches == 0:
+        raise ValueError(
+            f"{TOWER}: {source.location} gives features of the shape {list(features.shape)} for a"
+            f" picture of {num_patches} patches, and Llava needs a vector for each; {SUCH_AS}"
+        )
+    return VisionTower(source, config, image_processor, features.shape[1], num_patches, size, layer)
+
+
+def tower_source(vision: MultimodalConfig) -> ModelSource:
+    """Where the tower lies; reads no more than the names of its files.
+
+    Raises:
+        ValueError: nowhere, or it is no folder of a transformers model.
+    """
+    name = vision.vision_tower
+    if name is None:
+        raise ValueError(
+            "training.enabled_extensions multimodal puts a vision tower on a model of text, and"
+            f" {TOWER} names none: give a folder or a hub name, such as"
+            " google/siglip-base-patch16-224"
+        )
+    check_tower(name)
+    return find_source(name)
+
+
+def load_image_processor(source: ModelSource, options: LoadOptions) -> Any:
+    """The image processor that lies beside a tower.
+
+    Raises:
+        ValueError: there is none, or it cannot be loaded.
+    """
+    require("PIL", "training on pictures")
+    # not by the name that the package exports: that one wants torchvision
+    auto = require("transformers.models.auto.image_processing_auto", "loading an image processor")
+    # of the two kinds the one that needs no torchvision, so that all machines see the same pixels
+    try:
+        return auto.AutoImageProcessor.from_pretrained(
+            source.location, backend="pil", **hub_arguments(source, options)
+        )
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        reason = shortened(" ".join(str(error).split()))
+        raise ValueError(
+            f"{TOWER}: the image processor of {source.location} cannot be loaded ({reason}); save"
+            " it there again"
+        ) from error
+
+
+def _pixels(source: ModelSource, image_processor: Any) -> torch.Tensor:
+    """What the tower is given of a picture, (1, channels, height, width).
+
+    Raises:
+        ValueError: that depends on the picture's own size.
+    """
+    images = require("PIL.Image", "training on pictures")
+    made = [
+        image_processor([images.new("RGB", size)], return_tensors="pt")["pixel_values"]
+        for size in PROBED_SIZES
+    ]
+    if len({tuple(pixels.shape) for pixels in made}) > 1 or made[0].ndim != 4:
+        raise ValueError(
+            f"{TOWER}: the image processor of {source.location} makes pictures of different sizes"
+            " of pictures of different sizes, and Llava sees one size; give it a crop_size in"
+            " preprocessor_config.json"
+        )
+    return made[0]
+
+
+def _hidden_states(
+    source: ModelSource, config: "PreTrainedConfig", pixels: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Hidden states of a tower without memory of its own: their shapes alone."""
+    transformers = require("transformers", "loading a model")
+    try:
+        with torch.device("meta"):
+            tower = transformers.AutoModel.from_config(config)
+        output = tower(pixels.to("meta"), output_hidden_states=True, return_dict=True)
+        return tuple(output.hidden_states)
+    except (*PROBE_ERRORS, ImportError) as error:
+        reason = shortened(" ".join(str(error).split()))
+        raise ValueError(
+            f"{TOWER}: {source.location} cannot see what its image processor makes of a picture"
+            f" ({reason}); {SUCH_AS}"
+        ) from error
+
+
+def check_text_only(config: "PreTrainedConfig", name: str) -> None:
+    """Refuse a model that sees already.
+
+    Raises:
+        ValueError: it does.
+    """
+    saved_as = (getattr(config, "architectures", None) or [""])[0]
+    if hasattr(config, "vision_config") or saved_as in class_names(SEEING):
+        raise ValueError(
+            f"model {name}: is a {saved_as or config.model_type}, which sees already: leave"
+            " multimodal out of training.enabled_extensions, and it is trained on pictures as it is"
+        )
+
+
+def make_processor(
+    tokenizer: "PreTrainedTokenizerBase", tower: VisionTower, vision: MultimodalConfig
+) -> Any:
+    """Llava's processor of a text model's tokenizer and a tower's image processor.
+
+    Raises:
+        ValueError: the image token is not read as one token.
+    """
+    transformers = require("transformers", "loading a processor")
+    mark = vision.image_token
+    if mark not in tokenizer.get_vocab():
+        added = transformers.AddedToken(mark, special=True, normalized=False)
+        tokenizer.add_tokens([added], special_tokens=True)
+    ids = tokenizer(f"a{mark}b", add_special_tokens=False)["input_ids"]
+    if ids.count(tokenizer.convert_tokens_to_ids(mark)) != 1:
+        raise ValueError(
+            f"training.multimodal.image_token: the tokenizer does not read {mark!r} as one token"
+            " inside a text; give another one, such as <|picture|>"
+        )
+    return transformers.LlavaProcessor(
+        image_processor=tower.image_processor,
+        tokenizer=tokenizer,
+        patch_size=tower.patch_size,
+        vision_feature_select_strategy=tower.strategy,
+        num_additional_image_tokens=tower.num_features - tower.num_patches,
+        image_token=mark,
+        chat_template=tokenizer.chat_template,
+    )
+
+
+def template_for_parts(template: str | None, mark: str) -> str | None:
+    """A text model's chat template that takes messages in parts, pictures among them."""
+    if template is None:
+        return None
+    lines = PARTS_AS_TEXT % mark.replace("\\", "\\\\").replace("'", "\\'")
+    return template if template.startswith(lines) else lines + template
+
+
+def put_together(
+    text: torch.nn.Module, tower: VisionTower, processor: Any, options: LoadOptions
+) -> torch.nn.Module:
+    """A Llava of a loaded text model, whose weights it shares, and the tower's.
+
+    The new projector comes from torch's global generator: seed it before.
+
+    Raises:
+        ValueError: Llava would compute something else of a text than the text model does.
+    """
+    transformers = require("transformers", "loading a model")
+    modeling = require("transformers.models.llava.modeling_llava", "loading a model")
+    mark_id = int(processor.image_token_id)
+    name = str(language_model(text).config.name_or_path)
+    add_row(text, mark_id)
+    base, head = cast(Any, text).base_model, language_model(text).get_output_embeddings()
+    _untie_where_llava_cannot(text, base)
+    config = transformers.LlavaConfig(
+        vision_config=tower.config,
+        text_config=cast(Any, text).config,
+        image_token_index=mark_id,
+        image_seq_length=tower.num_features - (tower.strategy == "default"),
+        vision_feature_layer=tower.layer,
+        vision_feature_select_strategy=tower.strategy,
+    )
+    with torch.device("meta"):
+        model = transformers.LlavaForConditionalGeneration(config)
+    kind = type(model.model.language_model)
+    is_plain = isinstance(head, torch.nn.Linear) and head.bias is None
+    if type(base) is not kind or not is_plain:
+        raise ValueError(
+            f"model {name}: {type(text).__name__} is built otherwise than the text model of a Llava"
+            " (its output layer has a bias, or its layers are of a class of their own), so it"
+            " cannot be given a vision tower; give a Llama, a Qwen, a Mistral or the like"
+        )
+    with torch.device(options.device):
+        projector = modeling.LlavaMultiModalProjector(config)
+    model.model.language_model = base
+    model.model.vision_tower = _load_tower(tower, options)
+    model.model.multi_modal_projector = projector.to(options.dtype)
+    model.lm_head = head
+    model.generation_config = cast(Any, text).generation_config
+    config.dtype = options.dtype
+    _check_same_text(text, model, name)
+    return cast(torch.nn.Module, model)
+
+
+def _untie_where_llava_cannot(text: torch.nn.Module, base: Any) -> None:
+    """Llava ties its output layer to an embedding called `embed_tokens` alone. One of another name
+    (GPT-2's) gets an output layer of its own, of the same values."""
+    table = base.get_input_embeddings()
+    head: Any = language_model(text).get_output_embeddings()
+    is_tied = head is not None and head.weight is table.weight
+    if is_tied and getattr(base, "embed_tokens", None) is not table:
+        head.weight = torch.nn.Parameter(head.weight.detach().clone())
+        cast(Any, text).config.tie_word_embeddings = False
+
+
+def _load_tower(tower: VisionTower, options: LoadOptions) -> torch.nn.Module:
+    if tower.source.kind is SourceKind.FOLDER:
+        weight_files(tower.source.folder)
+    model, info = load_weights("AutoModel", tower.source, tower.config, options)
+    missing = {
+        name
+        for name in info["missing_keys"]
+        if not any(part in BEHIND_THE_FEATURES for part in name.split("."))
+    }
+    if missing:
+        raise ValueError(
+            f"{TOWER}: the weights of {tower.source.location} lack {len(missing)} tensors, first"
+            f" {min(missing)}, which would start from random numbers; download or copy it again"
+        )
+    return model
+
+
+def _check_same_text(text: torch.nn.Module, model: torch.nn.Module, name: str) -> None:
+    table = language_model(text).get_input_embeddings().weight
+    ids = torch.arange(NUM_PROBED, device=table.device)[None] % table.shape[0]
+    with torch.no_grad(), probing(text), probing(model):
+        before, after = logits_of(text(input_ids=ids)), logits_of(model(input_ids=ids))
+    difference = relative_difference(after, before)
+    if difference > tolerance(before.dtype):
+        raise ValueError(
+            f"model {name}: as the text model of a Llava it would compute other logits (by"
+            f" {difference:.1%}), because {type(text).__name__} does more after its last layer;"
+            " give a Llama, a Qwen, a Mistral or the like"
+        )
+
+
+def tower_facts(tower: VisionTower) -> JsonObject:
+    """Which weights of a tower the training started from."""
+    if tower.source.kind is SourceKind.FOLDER:
+        return {"sha256": weights_sha256(weight_files(tower.source.folder))}
+    return {"revision": getattr(tower.config, "_commit_hash", None)}
