@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -29,9 +31,14 @@ def test_what_the_environment_sets_stays(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="torch has another OpenMP elsewhere")
 def test_torch_knows_it() -> None:
+    """Its OpenMP reads the environment when it is loaded, and says what it has read."""
+    torch = find_spec("torch")
+    assert torch is not None
+    assert torch.origin is not None
+    [library] = Path(torch.origin).parent.glob("lib/libgomp*")
     code = (
-        "from infrastructure.core.shared_cores import share_the_cores\n"
-        "share_the_cores()\nimport torch\n"
+        "import ctypes\nfrom infrastructure.core.shared_cores import share_the_cores\n"
+        f"share_the_cores()\nctypes.CDLL({str(library)!r})\n"
     )
     command = ["env", "-u", NAMES[0], "-u", NAMES[1], "OMP_DISPLAY_ENV=VERBOSE", sys.executable]
     shown = subprocess.run([*command, "-c", code], capture_output=True, text=True, check=True)

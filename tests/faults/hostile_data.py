@@ -143,7 +143,7 @@ def compressed_fields(path: Path, num_rows: int, together: int) -> None:
 
 
 def zipped(path: Path, line: bytes, times: int) -> None:
-    with gzip.open(path, "wb", compresslevel=9) as file:
+    with gzip.open(path, "wb", compresslevel=1) as file:
         for _ in range(times):
             file.write(line)
 

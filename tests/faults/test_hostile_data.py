@@ -9,6 +9,12 @@ from tests.faults.hostile_data import BOMBS, MEMORY_BYTES, QUICK, figures
 from tests.slow import slow
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the files, which take long to write."""
+    return tmp_path_factory.mktemp("hostile")
+
+
 def check(measured: dict, names: list[str], folder: Path) -> None:
     assert sorted(measured["files"]) == sorted(names)
     assert measured["other_errors"] == {}
@@ -17,9 +23,9 @@ def check(measured: dict, names: list[str], folder: Path) -> None:
         assert (folder / name).stat().st_size < 8 << 20
 
 
-def test_what_stands_for_gigabytes_takes_little_memory(tmp_path: Path) -> None:
-    measured = figures(tmp_path, QUICK, 60)
-    check(measured, QUICK, tmp_path)
+def test_what_stands_for_gigabytes_takes_little_memory(folder: Path) -> None:
+    measured = figures(folder, QUICK, 60)
+    check(measured, QUICK, folder)
     assert measured["files"]["dictionary.parquet"] == f"{hostile_data.NUM_ROWS} Row"
     assert measured["files"]["structs.parquet"] == f"{hostile_data.NUM_ROWS} Row"
     assert measured["files"]["list.parquet"] == "1 BadRow"
@@ -40,9 +46,9 @@ def test_no_kind_of_file_takes_more_than_it_may(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("limit", "name"), [("page limit", "pages.parquet"), ("row limit", "list.parquet")]
 )
-def test_without_a_limit_it_shows(limit: str, name: str, tmp_path: Path) -> None:
+def test_without_a_limit_it_shows(limit: str, name: str, folder: Path) -> None:
     """The same files then take all the memory that the process may have, or most of it."""
-    measured = figures(tmp_path, [name], 0, without=limit)
+    measured = figures(folder, [name], 0, without=limit)
     died = (
         "died" in measured or "MemoryError" in str(measured) or "memory" in str(measured["files"])
     )

@@ -13,6 +13,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.run.find import BEGINNING, Beginning, is_same
 from tests.deployment.runs import ROOT, runs_of, small_config
+from tests.forks import forked_python
 
 # Begins again and again; what it finds inside is somebody who is inside too.
 CONTENDER = """
@@ -39,12 +40,8 @@ print(num_begun)
 
 
 def contender(folder: Path, seconds: float) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", CONTENDER, str(folder), str(seconds)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-c", CONTENDER, str(folder), str(seconds)]
+    return forked_python(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
 def test_a_second_equal_command_is_refused_until_others_find_the_run(tmp_path: Path) -> None:
@@ -80,9 +77,8 @@ def test_another_training_begins_beside_it(tmp_path: Path) -> None:
 
 def test_one_that_was_killed_stands_in_nobody_s_way(tmp_path: Path) -> None:
     code = CONTENDER.replace("num_begun += 1", "print('in', flush=True); time.sleep(600)")
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path), "60"], cwd=ROOT, stdout=subprocess.PIPE
-    ) as process:
+    command = [sys.executable, "-c", code, str(tmp_path), "60"]
+    with forked_python(command, cwd=ROOT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert [process.stdout.readline() for _ in range(2)] == [b"ready\n", b"in\n"]
         config = DeploymentConfig(output_dir=str(tmp_path / "runs"))
@@ -94,7 +90,7 @@ def test_one_that_was_killed_stands_in_nobody_s_way(tmp_path: Path) -> None:
 
 
 def test_never_are_two_inside(tmp_path: Path) -> None:
-    processes = [contender(tmp_path, 2.0) for _ in range(3)]
+    processes = [contender(tmp_path, 1.0) for _ in range(3)]
     outputs = [process.communicate(timeout=60)[0].split() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sum(int(words[1]) for words in outputs) > 20

@@ -3,7 +3,6 @@
 import os
 import signal
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from infrastructure.backup.format.store import Store
 from infrastructure.backup.writer.background_writer import BackgroundWriter
 from infrastructure.core.errors import StorageError
 from tests.faults.store_history import step_that_loads, tensors_at
+from tests.forks import outcome_of_forked
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -159,7 +159,8 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_what_a_killed_training_handed_over_is_written(tmp_path: Path) -> None:
     root = tmp_path / "store"
-    subprocess.run([sys.executable, "-c", KILLED, str(root)], cwd=ROOT, check=False)
+    killed = outcome_of_forked([sys.executable, "-c", KILLED, str(root)], cwd=ROOT)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     deadline = time.monotonic() + 20
     while not Store(root).versions() and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -11,6 +11,7 @@ import pytest
 from infrastructure.training.data.preparation.data_report import DataReport
 from infrastructure.training.data.readers import rows as reasons
 from infrastructure.training.data.store.examples import TokenizedExample
+from tests.slow import slow_but
 from tests.training.data.builders import (
     CHATML,
     byte_level_tokenizer,
@@ -57,12 +58,16 @@ def test_the_report_lists_what_was_found(data: Path, cache: Path) -> None:
     json.dumps(report.to_dict())
 
 
-def test_the_number_of_processes_does_not_matter(tmp_path: Path, cache: Path) -> None:
+@pytest.mark.parametrize("num_processes", slow_but([1], [1, 2]))  # each imports PyTorch
+def test_the_number_of_processes_does_not_matter(
+    tmp_path: Path, cache: Path, num_processes: int
+) -> None:
     rows: list[Any] = [*pairs(600), "{broken", {"question": "Q", "answer": ""}]
     rows.insert(300, {"question": "Q"})
     data = write_jsonl(tmp_path / "a.jsonl", rows)
     here = pipeline(data, cache, num_workers=0, task_column="task")
-    there = pipeline(data, tmp_path / "other", num_workers=2, task_column="task")
+    options = {"num_workers": num_processes, "task_column": "task"}
+    there = pipeline(data, tmp_path / "other", **options)
     assert not there.report.from_cache
     assert here.fingerprint == there.fingerprint
     assert here.report.quarantine == there.report.quarantine

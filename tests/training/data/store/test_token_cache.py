@@ -23,6 +23,7 @@ from infrastructure.training.data.store.token_cache import (
     TokenCache,
 )
 from infrastructure.training.data.store.token_store import StoreWriter
+from tests.forks import forked_python
 
 
 def builder(num_tokens: int = 1000, calls: list[int] | None = None) -> Callable[[Path], None]:
@@ -152,7 +153,7 @@ cache.sweep()
 def start_sweeper(directory: Path, pause: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", SWEEPER, str(directory), pause]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, text=True, **pipes)
+    return forked_python(command, text=True, **pipes)
 
 
 def go_on(sweeper: subprocess.Popen[str]) -> None:
