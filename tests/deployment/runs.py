@@ -12,6 +12,7 @@ from unittest import mock
 
 import psutil
 
+from infrastructure.backup.replication import copier_client
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.deployment import detached
@@ -73,6 +74,11 @@ class ForkedHelper(HelperProcess, ForkedPython):
 def detached_trainings_are_forks() -> Any:
     """Inside, what this process starts to train by itself is no Python of its own."""
     return mock.patch.object(detached, "HelperProcess", ForkedHelper)
+
+
+def copiers_are_forks() -> Any:
+    """Inside, a copier with a part of one's own has imported PyTorch already."""
+    return mock.patch.object(copier_client, "HelperProcess", ForkedHelper)
 
 
 def runs_of(folder: Path) -> list[Path]:

@@ -29,6 +29,7 @@ from tests.deployment.runs import (
     start_temper,
 )
 from tests.faults.kill_storm import in_child
+from tests.slow import slow_but
 
 pytestmark = pytest.mark.usefixtures("restore_logging")
 Config = Callable[..., Any]
@@ -234,7 +235,7 @@ def test_a_status_whose_copier_was_killed_names_that(tmp_path: Path) -> None:
     assert "(step 4 waits); nobody copies at present: the same command goes on" in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", slow_but([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]))
 def test_a_signal_ends_the_wait_for_a_place_that_went_away(
     tmp_path: Path, disk: Path, config: Config, number: signal.Signals
 ) -> None:

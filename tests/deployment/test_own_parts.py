@@ -33,7 +33,7 @@ from tests.deployment.own_parts import (
     write_package,
     write_settings,
 )
-from tests.deployment.runs import ROOT, runs_of, small_settings
+from tests.deployment.runs import ROOT, copiers_are_forks, runs_of, small_settings
 from tests.forks import outcome_of_forked
 
 MODEL = "final/model.safetensors"
@@ -58,7 +58,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     write_settings(folder, settings_of(folder))
     own = '{"stages": 2, "factor": 100}'
     output = io.StringIO()
-    with in_folder(folder), contextlib.redirect_stdout(output):
+    with in_folder(folder), contextlib.redirect_stdout(output), copiers_are_forks():
         assert main(["train", "--config", "temper.yaml", "--settings", own]) == ExitCode.DONE
     [run] = runs_of(folder)
     return run, output.getvalue()
@@ -167,7 +167,8 @@ def test_another_machine_goes_on_from_the_place_to_the_same_weights(
     sys.path.append(str(first / "site"))
     place = f"counted://{first}/place"
     errors("backup", "restore", killed.name, "--place", place)
-    errors("train-resume", killed.name, "--data-path", str(first / "rows.sums"))
+    with copiers_are_forks():
+        errors("train-resume", killed.name, "--data-path", str(first / "rows.sums"))
     run = elsewhere / "runs" / killed.name
     assert (run / MODEL).read_bytes() == (undisturbed[0] / MODEL).read_bytes()
     steps = [json.loads(line)[0] for line in (run / "mine.txt").read_text().splitlines()]

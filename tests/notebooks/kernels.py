@@ -52,6 +52,15 @@ class RunningNotebook:
         for number, code in enumerate(self.codes):
             yield from self._run(number, code, look_seconds)
 
+    def run(self, code: str) -> None:
+        """Run what is no cell of the notebook.
+
+        Raises:
+            CellError: as `run_all`.
+        """
+        for _ in self._run(-1, code, look_seconds=1.0):
+            pass
+
     def run_with_assertions(self) -> None:
         """Run the cells, and after each one what its notebook says that must hold then.
 

@@ -11,11 +11,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import server_name
 from tests.notebooks.kernels import CellError, kernels_are_forks, notebook_in_kernel
 from tests.notebooks.notebook_files import NOTEBOOKS, copy_into, variables, variables_of
 from tests.slow import slow, slow_but
 
 CELL_SECONDS = 120
+# What a kernel executes that is a fork, so that the training that it starts to go on alone is one.
+DETACHED_FORKS = """
+import tests.forks, tests.deployment.runs
+tests.forks.share_server({name!r})
+tests.deployment.runs.detached_trainings_are_forks().start()
+"""
 EACH = pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)
 # Of what these do, other tests run the long parts: stacks, a detached training, a search.
 LONG = [path for path in NOTEBOOKS if path.stem[:2] in ("04", "05")]
@@ -50,6 +57,8 @@ def test_each_cell_does_what_it_describes(path: Path, cache: Path, tmp_path: Pat
     """The same in a kernel that has PyTorch already; nbmake's own are slow."""
     notebook = copy_into(tmp_path / "notebook", path)
     environment = variables_of(path, tmp_path) | {"TEMPER_CACHE__DIRECTORY": str(cache)}
+    if "TEMPER_TRAINING__MAX_STEPS" in environment:  # nobody kills it
+        environment["TEMPER_TRAINING__MAX_STEPS"] = "16"
     run_in_fork(notebook, environment)
 
 
@@ -73,6 +82,7 @@ def test_a_cell_that_fails_and_an_assertion_that_fails_are_reported(tmp_path: Pa
 def run_in_fork(notebook: Path, environment: dict[str, str]) -> None:
     """Run a notebook and its assertions in a kernel that has PyTorch already."""
     with kernels_are_forks(), notebook_in_kernel(notebook, environment) as kernel:
+        kernel.run(DETACHED_FORKS.format(name=server_name()))
         kernel.run_with_assertions()
 
 

@@ -51,6 +51,14 @@ def misbehaving(how: str) -> ProcessSampler:
     return ProcessSampler(f"{MODULE}:Misbehaving", {"how": how})
 
 
+@pytest.fixture(scope="module")
+def wrong() -> Iterator[ProcessSampler]:
+    """Answers by an error or by nonsense; its process lives on, unless that ends it."""
+    sampler = misbehaving("")
+    yield sampler
+    sampler.close()
+
+
 def test_it_is_a_sampler_as_dimod_wants_it(answering: ProcessSampler) -> None:
     dimod.testing.assert_sampler_api(answering)
 
@@ -108,10 +116,12 @@ def test_one_that_hangs_is_ended_at_the_deadline(how: str, bqm: dimod.BinaryQuad
         ("fail_when_looked_at", "failed: ConnectionError: the network is away"),
     ],
 )
-def test_nonsense_is_a_sentence(how: str, sentence: str, bqm: dimod.BinaryQuadraticModel) -> None:
-    sampler = misbehaving(how)
-    with contextlib.closing(sampler), pytest.raises(SamplerError, match=sentence):
-        sampler.sample(bqm, time_limit=60)
+def test_nonsense_is_a_sentence(
+    how: str, sentence: str, bqm: dimod.BinaryQuadraticModel, wrong: ProcessSampler
+) -> None:
+    wrong.name, wrong.options = f"{MODULE}:Misbehaving", {"how": how}
+    with pytest.raises(SamplerError, match=sentence):
+        wrong.sample(bqm, time_limit=60)
 
 
 @pytest.mark.parametrize(
@@ -125,11 +135,11 @@ def test_nonsense_is_a_sentence(how: str, sentence: str, bqm: dimod.BinaryQuadra
     ],
 )
 def test_wrong_names_are_a_sentence(
-    name: str, sentence: str, bqm: dimod.BinaryQuadraticModel
+    name: str, sentence: str, bqm: dimod.BinaryQuadraticModel, wrong: ProcessSampler
 ) -> None:
-    sampler = ProcessSampler(name)
-    with contextlib.closing(sampler), pytest.raises(SamplerError, match=sentence):
-        sampler.sample(bqm, time_limit=60)
+    wrong.name, wrong.options = name, {}
+    with pytest.raises(SamplerError, match=sentence):
+        wrong.sample(bqm, time_limit=60)
 
 
 def test_it_answers_again_after_its_process_was_killed(

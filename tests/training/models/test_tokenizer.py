@@ -23,7 +23,10 @@ MESSAGES = [
     {"role": "assistant", "content": "red, of course"},
 ]
 
+# Without PyTorch, which transformers would import, for seconds, and no tokenizer needs.
 FINGERPRINT_PROBE = """
+import sys
+sys.modules["torch"] = None
 import hashlib
 from infrastructure.training.data.samples.sample_tasks import training_examples
 from infrastructure.training.models.tokenizer import train_tokenizer
