@@ -14,6 +14,7 @@ from infrastructure.backup.format import store as store_module
 from infrastructure.backup.format.objects import ObjectFiles
 from infrastructure.backup.format.store import Store
 from infrastructure.training.checkpoints import checkpoint_manager
+from tests.slow import slow
 
 SMALL_MEGABYTES = 12
 
@@ -24,6 +25,7 @@ def test_a_save_writes_little_more_than_what_changed() -> None:
     assert found["100 %"]["temper"] > found["5 %"]["temper"] > found["0 %"]["temper"] > 0
 
 
+@slow
 def test_writing_everything_anew_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Store, "_held_already", lambda *arguments: {})
     assert checkpoint_bytes.measure(SMALL_MEGABYTES, peers=False)["missed"] >= 1

@@ -37,7 +37,7 @@ from tests.deployment.runs import (
     when_saved,
 )
 from tests.deployment.test_resuming import stop_after
-from tests.slow import slow
+from tests.slow import slow, slow_but
 
 
 @pytest.fixture
@@ -248,7 +248,10 @@ def test_the_bar_shows_how_old_the_safe_state_is(status: BackupStatus, words: st
     assert short_words(status, 145.0) == words
 
 
-@pytest.mark.parametrize("optimizer", choices(TrainingConfig.model_fields["optimizer"]))
+@pytest.mark.parametrize(
+    "optimizer",
+    slow_but(["adamw_8bit", "sgd"], choices(TrainingConfig.model_fields["optimizer"])),
+)
 def test_what_a_version_takes_is_known_before_there_is_one(
     tmp_path: Path, optimizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters import get_model_adapter
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.trainer_factory import TrainerFactory
+from tests.slow import slow_but
 
 NUM_ROWS = 26
 
@@ -88,7 +89,7 @@ def assert_same_bits(first: dict[str, torch.Tensor], second: dict[str, torch.Ten
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("streaming", slow_but([True], [False, True]))
 def test_a_resumed_lora_training_gives_the_same_bits(
     saved_llama: Path, data_file: Path, tmp_path: Path, streaming: bool
 ) -> None:

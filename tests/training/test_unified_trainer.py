@@ -462,7 +462,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", slow_but(["plain", "qlora"], FORMS))
-@pytest.mark.parametrize("is_same_model", [True, False], ids=["same model", "new model"])
+@pytest.mark.parametrize("is_same_model", slow_but([False], [True, False]))
 def test_a_model_that_was_broken_off_goes_on_to_the_same_weights(
     name: str, is_same_model: bool, tmp_path: Path
 ) -> None:

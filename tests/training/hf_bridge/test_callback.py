@@ -123,7 +123,7 @@ def test_the_callback_changes_no_weight_and_takes_the_place_of_the_trainers_fold
     ("make", "event", "step"),
     [
         (tiny_model, Event.STEP_START, 4),
-        (tiny_model, Event.EVAL_END, 9),
+        pytest.param(tiny_model, Event.EVAL_END, 9, marks=slow),
         (tiny_lora, Event.EPOCH_START, 6),
         pytest.param(tiny_model, Event.AFTER_BACKWARD, 7, marks=slow),
         pytest.param(tiny_model, Event.EPOCH_START, 6, marks=slow),

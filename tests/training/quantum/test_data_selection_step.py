@@ -18,6 +18,7 @@ from infrastructure.training.quantum.data_selection_step import (
     Costs,
     DataSelectionStep,
 )
+from tests.slow import slow_but
 from tests.training.quantum.quantum_runs import (
     StopAt,
     extension_of,
@@ -176,7 +177,9 @@ def test_a_baseline_can_be_taken(saved_llama: Path, tmp_path: Path, answer: str)
     assert record["energy"] == record["alternatives"][answer]
 
 
-@pytest.mark.parametrize("quantum", [{"data_budget": 0.5}, {"candidates": 10}])
+@pytest.mark.parametrize(
+    "quantum", slow_but([{"data_budget": 0.5}], [{"data_budget": 0.5}, {"candidates": 10}])
+)
 def test_a_training_that_goes_on_trains_on_the_same(
     saved_llama: Path, tmp_path: Path, quantum: dict[str, Any]
 ) -> None:

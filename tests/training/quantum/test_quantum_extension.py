@@ -24,6 +24,7 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.quantum.overhead_budget import OverheadBudget
 from tests.deployment.runs import deploy, losses, runs_of, small_settings
 from tests.forks import outcome_of_forked
+from tests.slow import slow
 from tests.training.quantum.quantum_runs import (
     extension_of,
     quantum_trainer,
@@ -50,7 +51,7 @@ class FirstStep(Observer):
         ("Hanging", "Hanging", 2),
         ("Raising", "the solver is offline", 60),  # which a busy machine is given the time to say
         ("Garbage", "Garbage", 60),
-        ("Empty", "Empty", 60),
+        pytest.param("Empty", "Empty", 60, marks=slow),
     ],
 )
 def test_a_sampler_that_does_not_answer(
