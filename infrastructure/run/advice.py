@@ -11,7 +11,8 @@ from infrastructure.config.measures import LOSS
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.integers import ceil_div
 from infrastructure.monitoring.drawing.formatting import format_number
-from infrastructure.run.checkpoint_paths import best_of
+from infrastructure.monitoring.drawing.quantity_names import name_of
+from infrastructure.run.checkpoint_paths import best_of, by_step
 from infrastructure.run.directory import BEST, RunDirectory
 from infrastructure.run.record_types import AdviceRecord
 
@@ -39,6 +40,8 @@ def advice_at_end(
     was, now = before.get("eval_loss"), after.get("eval_loss")
     if isinstance(now, float) and best_metric == LOSS and (earlier := _better(run, num_steps, now)):
         return [earlier]
+    if best_metric != LOSS and (earlier := _better_by(run, num_steps, best_metric)):
+        return [earlier]
     if num_steps < FEW_STEPS:
         return [
             {
@@ -59,6 +62,27 @@ def advice_at_end(
                 }
             ]
     return []
+
+
+def _better_by(run: RunDirectory, num_steps: int, metric: str) -> AdviceRecord | None:
+    """Of a kept checkpoint that is clearly better by another measure than the one at the end, which
+    was measured, too. Scores are lower where they are better."""
+    store = Store(run.checkpoints)
+    try:
+        best = best_of(store)
+        scores = {step: store.read(path.stem).score for step, path in by_step(store).items()}
+        step = None if best is None else store.read(best.stem).step
+    except (CheckpointError, OSError):
+        return None
+    now, score = scores.get(num_steps), None if step is None else scores[step]
+    if score is None or now is None or score > now - WORSE_SHARE * abs(now):
+        return None
+    name = name_of(metric.rpartition(":")[2]).title
+    values = f"({format_number(abs(score))}), and is {format_number(abs(now))} now"
+    return {
+        "text": f"The held-out {name} was best at step {step} {values}; the model of that step",
+        "command": f"temper export {shlex.quote(_relative(run.path))}@{BEST} FOLDER",
+    }
 
 
 def _better(run: RunDirectory, num_steps: int, now: float) -> AdviceRecord | None:

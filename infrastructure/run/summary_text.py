@@ -8,6 +8,7 @@ from pathlib import Path
 
 from infrastructure.monitoring.drawing.formatting import format_duration, printable
 from infrastructure.monitoring.drawing.tables import before_after_table
+from infrastructure.run.directory import RunStatus
 from infrastructure.run.record_types import Summary
 
 MAX_EXAMPLE_LINES = 8
@@ -39,9 +40,13 @@ def closing_lines(run_path: Path, summary: Summary, is_result_shown: bool = Fals
 
 
 def _result_lines(summary: Summary) -> list[str]:
-    loss = summary.get("loss_function")
+    loss, early = summary.get("loss_function"), early_lines(summary)
     table = before_after_table(summary.get("before") or {}, summary.get("after") or {}, loss)
-    lines = ["", table or "Nothing is held out, so nothing was measured; see data.validation_split"]
+    lines = [
+        *early,
+        "",
+        table or "Nothing is held out, so nothing was measured; see data.validation_split",
+    ]
     if summary.get("num_questions"):
         lines.append(f"(exact match over {summary['num_questions']} held-out prompts)")
     if example := summary.get("example"):
@@ -49,6 +54,16 @@ def _result_lines(summary: Summary) -> list[str]:
         lines += _indented("expected", example["expected"])
         lines += _indented("before", example["before"]) + _indented("after", example["after"])
     return lines + (["", *costs] if (costs := cost_lines(summary)) else [])
+
+
+def early_lines(summary: Summary) -> list[str]:
+    """Why a finished training did not take all of its steps; none where it did."""
+    steps, total, reason = (summary.get(key) for key in ("steps", "total_steps", "reason"))
+    is_finished = summary.get("status") == RunStatus.FINISHED
+    if not (is_finished and isinstance(steps, int) and isinstance(total, int) and steps < total):
+        return []
+    why = f": {reason}" if reason else ""
+    return [f"Finished early, at step {steps:,} of {total:,}{why}"]
 
 
 def _place_lines(run_path: Path, summary: Summary) -> list[str]:

@@ -83,3 +83,19 @@ def test_no_question_is_refused_before_the_model_is_loaded(
     monkeypatch.setattr("infrastructure.evaluation.prompting.Answerer", None)
     assert ask(str(saved_llama)) == 2
     assert "nothing was asked" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["ask"], ["train-eval"]])
+def test_a_checkpoint_is_no_model_yet(
+    words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "runs/one"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    for name in ("one@best", "runs/one@12"):
+        assert main([*words, name, "rows.jsonl"]) == 2
+        assert f"temper export {name} FOLDER, and name FOLDER" in capsys.readouterr().err

@@ -51,3 +51,16 @@ def test_only_a_loss_that_is_clearly_lower_counts(
     assert ("lowest at step 40 (3), and is 4 now" in text) == is_named
     assert suggested(tmp_path, 9.0, 4.0, best_metric="exact_match") == ""
     assert suggested(tmp_path, 9.0, 4.0, num_steps=40) == ""  # it is the end itself
+
+
+@pytest.mark.parametrize(("last", "is_named"), [(-0.5, True), (-0.895, False), (None, False)])
+def test_the_best_by_another_measure_is_named(
+    tmp_path: Path, last: float | None, is_named: bool
+) -> None:
+    """Scores are lower where they are better."""
+    store = Store(tmp_path / "checkpoints")
+    store.commit({}, {}, step=40, score=-0.9)
+    store.commit({}, {}, step=100, score=last)
+    text = suggested(tmp_path, 9.0, 4.0, best_metric="exact_match")
+    words = "The held-out exact match was best at step 40 (0.9000), and is 0.5000 now"
+    assert (words in text) == is_named

@@ -31,6 +31,14 @@ def test_the_end_shows_table_example_and_places(tmp_path: Path) -> None:
     assert f"  run          {tmp_path}" in lines
 
 
+def test_the_end_before_the_last_step_has_its_reason(tmp_path: Path) -> None:
+    more = {"status": "finished", "steps": 126, "total_steps": 840, "reason": "it is enough"}
+    early = closing_lines(tmp_path, a_summary(tmp_path, **more))
+    assert early[0] == "Finished early, at step 126 of 840: it is enough"
+    whole = closing_lines(tmp_path, a_summary(tmp_path, **{**more, "steps": 840}))
+    assert not [line for line in whole if "Finished early" in line]
+
+
 def test_where_the_result_is_shown_already_only_places_follow(tmp_path: Path) -> None:
     lines = closing_lines(tmp_path, a_summary(tmp_path), is_result_shown=True)
     assert lines[:2] == ["", "Where everything lies"]

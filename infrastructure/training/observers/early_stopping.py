@@ -4,6 +4,8 @@ import math
 from typing import Any
 
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.monitoring.drawing.formatting import format_number
+from infrastructure.monitoring.drawing.quantity_names import name_of
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
 
@@ -44,7 +46,7 @@ class EarlyStopping(Observer):
     def train_start(self, state: TrainingState) -> None:
         """A run that was killed between the decision to stop and its end stops again."""
         if self.num_without_improvement >= self.patience:
-            state.stop(f"{self.metric} had stopped improving (best {self.best})")
+            state.stop(f"{self._name} had stopped improving (best {_shown(self.best)})")
 
     def eval_end(self, state: TrainingState) -> None:
         value = state.evaluation.get(self.metric)
@@ -58,8 +60,8 @@ class EarlyStopping(Observer):
         self.num_without_improvement += 1
         if self.num_without_improvement >= self.patience:
             state.stop(
-                f"{self.metric} has not improved for {self.num_without_improvement} evaluations"
-                f" (best {self.best}, now {value})"
+                f"{self._name} has not improved for {self.num_without_improvement} evaluations"
+                f" (best {_shown(self.best)}, now {_shown(value)})"
             )
 
     def _is_better(self, value: float) -> bool:
@@ -68,12 +70,20 @@ class EarlyStopping(Observer):
         gain = value - self.best if self.greater_is_better else self.best - value
         return gain > self.min_delta
 
+    @property
+    def _name(self) -> str:
+        return f"held-out {name_of(self.metric).title}"
+
     def state_dict(self) -> dict[str, object]:
         return {"best": self.best, "num_without_improvement": self.num_without_improvement}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.best = saved["best"]
         self.num_without_improvement = saved["num_without_improvement"]
+
+
+def _shown(value: float | None) -> str:
+    return "unknown" if value is None else format_number(value)
 
 
 def early_stopping(config: TrainingConfig) -> list[Hook]:

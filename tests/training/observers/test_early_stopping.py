@@ -27,7 +27,7 @@ def test_early_stopping_counts_evaluations_without_improvement(state: TrainingSt
         evaluate(state, hooks, loss)
         assert state.stop_reason is None
     evaluate(state, hooks, math.nan)
-    why = "eval_loss has not improved for 2 evaluations (best 3.0, now nan)"
+    why = "held-out loss has not improved for 2 evaluations (best 3, now NaN)"
     assert state.stop_message == why
 
 
