@@ -64,7 +64,7 @@ class Order:
 
     work: Work
     arguments: Sequence[str]
-    folder: str | None
+    folder: str
     environment: dict[str, str]
     path: list[str]
     own_session: bool
@@ -97,7 +97,7 @@ class Forked(subprocess.Popen[Any]):
         order = Order(
             self._work,
             args,
-            None if folder is None else os.fspath(folder),
+            os.getcwd() if folder is None else os.fspath(folder),  # noqa: PTH109
             dict(os.environ if environment is None else environment),
             list(sys.path),
             self._own_session,
@@ -345,8 +345,7 @@ def _do(order: Order, status: int) -> object:
         os.setsid()
     if order.before is not None:
         order.before()
-    if order.folder is not None:
-        os.chdir(order.folder)
+    os.chdir(order.folder)
     _set_environment(order.environment)
     entries = order.environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [*(entry for entry in entries if entry), *order.path]

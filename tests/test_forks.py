@@ -40,6 +40,14 @@ def test_it_has_its_own_arguments_folder_environment_and_output(
     assert (os.environ["LEFT"], Path.cwd() == tmp_path) == ("behind", False)
 
 
+def test_without_a_folder_of_its_own_it_is_where_its_parent_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run_forked([sys.executable, "-c", "import os; print(os.getcwd())"], text=True)
+    assert done.stdout == f"{tmp_path}\n"
+
+
 def test_what_a_test_has_changed_is_not_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor what another fork has."""
     monkeypatch.setattr(forks, "UNFLUSHED", 5)
