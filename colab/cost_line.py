@@ -101,7 +101,7 @@ def _standing(facts: RunFacts) -> str:
     name = facts.run_id
     trainer = read_trainer(facts.directory)
     if trainer is not None and trainer.is_alive:
-        return f"Run {name} is of this kind and is being trained now, by {trainer}."
+        return f"Run {name} has these settings and is being trained now, by {trainer}."
     if facts.status == "finished":
         return f"Run {name} did just this and is finished: new_run trains it again."
     steps = facts.summary.get("steps")

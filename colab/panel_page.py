@@ -38,7 +38,8 @@ COLOURS = """
 """
 RULES = """
   font: 14px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", sans-serif;
-  max-width: 1080px; padding: 14px 18px; margin: 4px 0; box-sizing: border-box;
+  max-width: 1080px; padding: clamp(8px, 2.5vw, 14px) clamp(8px, 3vw, 18px);
+  margin: 4px 0; box-sizing: border-box;
   border: 1px solid var(--line); border-radius: 10px;
   section { border: 0; border-radius: 0; padding: 0; margin: 0 0 14px; }
   section.progress { padding: 0; }
@@ -56,6 +57,12 @@ RULES = """
   > .split { margin-bottom: 10px; } .columns { margin-bottom: 10px; }
   th, td { text-align: left; background: none; border-width: 0 0 1px; }
   .bar, .chart { max-width: 100%; }
+"""
+# On a phone JupyterLab's empty column beside an output is a fifth of the width.
+NARROW = f"""
+@media (max-width: 600px) {{
+  .jp-OutputArea-child:has({SELECTOR}) > .jp-OutputPrompt {{ display: none; }}
+}}
 """
 
 
@@ -81,7 +88,7 @@ def panel_html(view: RunView, saved: SavedCheckpoint | None, advice: str, now: f
     parts.append(element("p", view["backup"]["text"], css_class="soft"))
     if advice and not view["is_over"]:
         parts.append(element("p", advice, css_class="soft"))
-    style = f"{SELECTOR} {{{COLOURS}{live_rules()}{RULES}}}"
+    style = f"{SELECTOR} {{{COLOURS}{live_rules()}{RULES}}}{NARROW}"
     return element("div", element("style", raw_markup(style)), *parts, css_class=CLASS)
 
 

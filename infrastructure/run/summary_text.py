@@ -6,6 +6,7 @@ Loads no torch.
 import shlex
 from pathlib import Path
 
+from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.monitoring.drawing.formatting import format_duration, printable
 from infrastructure.monitoring.drawing.tables import before_after_table
 from infrastructure.run.directory import RunStatus
@@ -69,17 +70,32 @@ def early_lines(summary: Summary) -> list[str]:
 def _place_lines(run_path: Path, summary: Summary) -> list[str]:
     lines = ["", "Where everything lies"]
     lines += [f"  {name:<12} {_relative(path)}" for name, path in summary["paths"].items()]
+    in_notebook = in_notebook_kernel()
     model = summary["paths"].get("model")
     if model and not (Path(model) / SEES).is_file():
-        lines.append(f"  {'ask it':<12} temper ask {shlex.quote(_relative(model))}")
+        lines.append(f"  {'ask it':<12} {_asking(_relative(model), in_notebook)}")
     backup = summary.get("backup", {})
     if "published" in backup:
         lines.append(f"  {'copy':<12} {backup['published']}")
-    lines.append(f"  look at it   open {_relative(str(run_path / 'report.html'))} in a browser")
+    lines.append(f"  {'look at it':<12} {_looking(_relative(str(run_path)), in_notebook)}")
     if "text" in backup:
         lines.append(backup["text"])
     advice = [f"{each['text']}: {each['command']}" for each in summary.get("advice", [])]
     return lines + (["", *advice] if advice else [])
+
+
+def _asking(model: str, in_notebook: bool) -> str:
+    """How one asks the trained model something, in a shell or in a cell."""
+    if in_notebook:
+        return f'colab.ask({model!r}, ["your question"]) in a cell'
+    return f"temper ask {shlex.quote(model)}"
+
+
+def _looking(run: str, in_notebook: bool) -> str:
+    """How one gets to see the report."""
+    if in_notebook:
+        return f"colab.show_report({run!r}) in a cell"
+    return f"open {run}/report.html in a browser"
 
 
 def cost_lines(summary: Summary) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 from colab.live_panel import LOOK_SECONDS, LivePanel
 from infrastructure.backup.format.store import Store
 from infrastructure.core.files import write_json
+from tests.monitoring.browser import open_browser
 from tests.monitoring.written_run import (
     add,
     evaluation,
@@ -202,3 +203,22 @@ def test_looking_loads_no_torch() -> None:
     probe = "import sys, colab.live_panel; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_on_a_phone_the_panel_has_the_width_of_the_page(tmp_path: Path) -> None:
+    """JupyterLab keeps a column free beside an output, which is a fifth of a phone."""
+    html, _ = shown(a_training(tmp_path))
+    page = tmp_path / "page.html"
+    page.write_text(
+        "<style>body {margin: 0} .jp-OutputArea-child {display: flex}"
+        ".jp-OutputPrompt {flex: 0 0 64px} .jp-OutputArea-output {flex: 1; min-width: 0}</style>"
+        '<div class="jp-OutputArea-child"><div class="jp-OutputPrompt"></div>'
+        f'<div class="jp-OutputArea-output">{html}</div></div>'
+    )
+    with open_browser() as browser:
+        width = "document.querySelector('.temper-panel').getBoundingClientRect().width"
+        browser.open(page.as_uri(), width=390)
+        assert browser.evaluate(width) == 390
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 390
+        browser.open(page.as_uri(), width=1000)
+        assert browser.evaluate(width) == 1000 - 64

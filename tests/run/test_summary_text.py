@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from infrastructure.run.summary_text import closing_lines, paths_of
 
 
@@ -42,6 +44,19 @@ def test_the_end_before_the_last_step_has_its_reason(tmp_path: Path) -> None:
 def test_where_the_result_is_shown_already_only_places_follow(tmp_path: Path) -> None:
     lines = closing_lines(tmp_path, a_summary(tmp_path), is_result_shown=True)
     assert lines[:2] == ["", "Where everything lies"]
+
+
+def test_in_a_notebook_one_is_shown_what_to_do_in_a_cell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "r" / "final").mkdir(parents=True)
+    monkeypatch.setattr("infrastructure.run.summary_text.in_notebook_kernel", lambda: True)
+    text = "\n".join(closing_lines(tmp_path / "r", a_summary(tmp_path / "r"), True))
+    assert "colab.show_report('r') in a cell" in text
+    assert "colab.ask('r/final', [" in text
+    assert "temper ask" not in text
+    assert "in a browser" not in text
 
 
 def test_a_long_answer_is_cut_and_blank_lines_are_left_out(tmp_path: Path) -> None:

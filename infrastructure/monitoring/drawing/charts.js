@@ -16,12 +16,22 @@ const temperCharts = (() => {
     return made;
   };
 
-  const format = (value, data) => {
+  const round = (value, digits) => Number(value.toPrecision(digits));
+  const format = (value, data, digits = 3) => {
     const scaled = value * data.scale;
     const size = Math.abs(scaled);
-    const text = size && (size < 1e-3 || size >= 1e6) ? Number(scaled.toPrecision(3)).toExponential()
-      : size >= 1000 ? Math.round(scaled).toLocaleString("en") : String(Number(scaled.toPrecision(3)));
+    const whole = digits === 3 ? Math.round(scaled) : round(scaled, digits);
+    const text = size && (size < 1e-3 || size >= 1e6) ? round(scaled, digits).toExponential()
+      : size >= 1000 ? whole.toLocaleString("en", { maximumFractionDigits: digits })
+        : String(round(scaled, digits));
     return `${text.replace("e+", "e")}${data.unit}`;
+  };
+  // Of an axis, with as many digits as tell its ticks apart; uPlot gives null for no label.
+  const tickLabels = (ticks, data) => {
+    const shown = ticks.filter((tick) => tick !== null);
+    let digits = 3;
+    while (digits < 12 && new Set(shown.map((tick) => format(tick, data, digits))).size < shown.length) digits++;
+    return ticks.map((tick) => (tick === null ? "" : format(tick, data, digits)));
   };
   const formatPlace = (x, data) => (data.axis === "step"
     ? `step ${Math.round(x).toLocaleString("en")}` : `${Number(x.toPrecision(3))} ${data.axis}`);
@@ -129,9 +139,9 @@ const temperCharts = (() => {
         axes: [
           { ...axis, grid: { show: false }, space: 70, size: 30,
             values: (_, ticks) => ticks.map((tick, i) => (tick === Math.round(tick) ? tick.toLocaleString("en")
-              : data.axis === "step" ? "" : String(tick)) + (i === ticks.length - 1 ? ` ${data.axis}` : "")) },
+              : data.axis === "step" ? "" : String(round(tick, 10))) + (i === ticks.length - 1 ? ` ${data.axis}` : "")) },
           { ...axis, grid: { stroke: () => colour("--grid") }, size: 62,
-            values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : format(tick, data))) },
+            values: (_, ticks) => tickLabels(ticks, data) },
         ],
         hooks: {
           drawClear: [(plot) => this.shadeGaps(plot)],
@@ -299,5 +309,5 @@ const temperCharts = (() => {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const chart of figures.values()) chart.plot.redraw();
   });
-  return { draw, lay, colourOf, own };
+  return { draw, lay, colourOf, own, tickLabels };
 })();

@@ -97,6 +97,11 @@ def test_values_zoom_log_scale_and_overlays_of_a_chart(runs: Path, browser: Brow
 
     with page_of(runs) as url:
         browser.open(url)
+        close = "[null, 0.51211, 0.51212, 1234.5001, 1234.5002, 0.1 + 0.2]"
+        labels = browser.evaluate(
+            f"temperCharts.tickLabels({close}, {{scale: 1, unit: ' GiB'}})+''"
+        )
+        assert labels.replace(" GiB", "") == ",0.51211,0.51212,1,234.5001,1,234.5002,0.3"
         browser.evaluate(f"{loss}.scrollIntoView()")
         over = f"JSON.stringify({loss}.querySelector('.u-over').getBoundingClientRect())"
         box = json.loads(browser.evaluate(over))
