@@ -6,7 +6,7 @@ from pathlib import Path
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import add_config_flags
-from infrastructure.monitoring.records.run_list import RUN_FILE, finished_model
+from infrastructure.monitoring.records.run_list import RUN_FILE, finished_model, run_named
 
 DATA_HELP = "file, folder or hub data set (default: samples)"
 RUN_HELP = (
@@ -46,25 +46,26 @@ def names_in(text: str) -> list[str]:
 
 
 def run_or_model(name: str, output_dir: Path) -> str:
-    """A path or a hub name as it stands; the name of a run in the folder of runs as its path, and
-    `runs/final` as the model of its newest finished run.
+    """A path or a hub name as it stands; the id of a run in the folder of runs, or the name that a
+    person has given one, as its path, and `runs/final` as the model of its newest finished run.
 
     Raises:
         ValueError: it names a checkpoint, which is no model yet.
     """
     name = finished_model(name)
+    if Path(name).exists():
+        return name
     run, at, step = name.rpartition("@")
-    if (
-        at
-        and not Path(name).exists()
-        and any((p / RUN_FILE).is_file() for p in (Path(run), output_dir / run))
-    ):
+    places = (Path(run), output_dir / run, *filter(None, [run_named(run, output_dir)]))
+    if at and any((place / RUN_FILE).is_file() for place in places):
         raise ValueError(
             f"{name} is a checkpoint, and this takes a model: write the one of step {step} with"
             f" temper export {name} FOLDER, and name FOLDER"
         )
-    is_run = not Path(name).exists() and (output_dir / name).is_dir()
-    return str(output_dir / name) if is_run else name
+    if (output_dir / name).is_dir():
+        return str(output_dir / name)
+    named = run_named(name, output_dir)
+    return name if named is None else str(named)
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

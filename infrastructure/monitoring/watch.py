@@ -17,9 +17,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from infrastructure.config.sources.languages import in_flags
 from infrastructure.monitoring.drawing.curves import WIDE, charts_of
 from infrastructure.monitoring.drawing.downsampling import Points
 from infrastructure.monitoring.drawing.formatting import printable
+from infrastructure.monitoring.drawing.quantity_names import name_of
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_reader import FINISHED
 from infrastructure.monitoring.records.run_view import Alert, RunView, view_of
@@ -161,7 +163,7 @@ def frame(view: RunView, width: int) -> RenderableType:
     """Everything that is shown at once, for a terminal of `width` columns."""
     parts: list[RenderableType] = [_head(view, width), Text()]
     parts += [part for part in (_numbers(view, width), _machine(view, width)) if part is not None]
-    parts.append(Text(printable(view["backup"]["text"]), style="dim"))
+    parts.append(Text(in_flags(printable(view["backup"]["text"])), style="dim"))
     parts += [Text(printable(words), style=style) for words, style in messages(view)]
     title = f"[bold]{escape(printable(view['title']))}[/]"
     foot = None if view["is_over"] else "Ctrl-C leaves; the training goes on"
@@ -199,8 +201,12 @@ def _numbers(view: RunView, width: int) -> RenderableType | None:
     """Each chart as its newest value and, where there is more than one point, a line."""
     rows = []
     for key, chart in charts_of(view["curves"], view["evaluated"]).items():
-        rows.append((chart.title, chart, chart.points))
-        rows.append((view["held_out_name"] if key == WIDE else chart.title, chart, chart.marks))
+        if (known := name_of(key)).is_detail:
+            continue  # the report has it
+        title = known.title if known.better else chart.title
+        held_out = f"{title}, held out" if chart.points else title
+        rows.append((title, chart, chart.points))
+        rows.append((view["held_out_name"] if key == WIDE else held_out, chart, chart.marks))
     rows = [row for row in rows if row[2]]
     if not rows:
         return None

@@ -26,7 +26,7 @@ EVALUATION = "evaluation"
 MAX_FURTHER_CHARTS = 12
 WIDE = "loss"
 OF_QUANTUM = "quantum_"  # one answer has a section of its own
-POSITION_KEYS = {"step", "epoch", "tokens", "seconds"}
+POSITION_KEYS = {"step", "epoch", "tokens", "seconds", "num_tokens", "eval_num_tokens"}
 
 
 PointsByKey = dict[str, Points]

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Final
 
+from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.lookup import unknown_name
 
 RUN_FILE = "run.json"
@@ -49,9 +50,23 @@ def finished_model(name: str) -> str:
     return str(models[-1]) if models else name
 
 
+def run_named(name: str, output_dir: Path) -> Path | None:
+    """The newest run that a person has given this name (`--name`); None: nobody has."""
+    runs = (run for run in reversed(runs_in(output_dir)) if name in run.name)
+    return next((run for run in runs if _given_name(run) == name), None)
+
+
+def _given_name(run: Path) -> object:
+    try:
+        record = as_object(parse_json((run / RUN_FILE).read_bytes()))
+        return as_object(record["configuration"]).get("run_name")
+    except (OSError, ValueError, TypeError, KeyError):  # damaged, or of somebody's own Trainer
+        return None
+
+
 def find_run_path(name: str | None, output_dir: Path) -> Path:
-    """The directory of the run that `name` means: its id, its path, that of its trained model, or
-    None for the newest.
+    """The directory of the run that `name` means: its id, its path, that of its trained model, the
+    name that a person has given it (the newest of that name), or None for the newest of all.
 
     Raises:
         ValueError: there is no such run; says which there are.
@@ -66,6 +81,8 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
         if (path / RUN_FILE).is_file():
             return path
     by_name = {path.name: path for path in runs}
+    if name not in by_name and (named := run_named(name, output_dir)) is not None:
+        return named.resolve()
     if name not in by_name:
         raise ValueError(
             f"in {output_dir}: {unknown_name('run or checkpoint', name, by_name, MAX_NAMED)}"

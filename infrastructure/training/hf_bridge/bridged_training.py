@@ -204,19 +204,18 @@ def begin_training(
         events = TrainerEvents(parts, loader, state, hooks, saves)
         for line in run.notes():
             run.report(line)
-        run.report(_beginning(run, state))
+        if (beginning := _beginning(run)) is not None:
+            run.report(beginning)
         return BridgedTraining(run, parts, state, hooks, saves, events, stack.pop_all())
 
 
-def _beginning(run: TrainerRun, state: TrainingState) -> str:
-    """What trains now; of somebody's own Trainer also where, which nothing else says."""
+def _beginning(run: TrainerRun) -> str | None:
+    """Of somebody's own Trainer where it trains and how the copies stand; a whole training of
+    Temper's says more of itself, but not where its copies go."""
     if not run.is_whole:
         return f"Run {run.name} in {run.directory}: {run.copies.line()}"
     place = run.copies.backup.options.place
-    copied = "" if place is None else f", with copies at {redact_urls(place)}"
-    return (
-        f"Run {run.name}: training for {state.total_steps:,} steps{copied}; Ctrl-C saves and stops"
-    )
+    return None if place is None else f"Run {run.name}: copies go to {redact_urls(place)}"
 
 
 def _has_closing_lines(run: TrainerRun, state: TrainingState) -> bool:

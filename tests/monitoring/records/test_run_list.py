@@ -1,12 +1,13 @@
 """Runs are found by the names that people give them, without opening a checkpoint."""
 
+import json
 import os
 import time
 from pathlib import Path
 
 import pytest
 
-from infrastructure.monitoring.records.run_list import RUN_FILE, find_run_path, runs_in
+from infrastructure.monitoring.records.run_list import RUN_FILE, find_run_path, run_named, runs_in
 from tests.monitoring.written_run import write_run
 
 
@@ -32,6 +33,10 @@ def test_a_run_is_the_newest_or_an_id_or_a_path(tmp_path: Path) -> None:
     assert find_run_path("2025-a", tmp_path) == older.resolve()
     assert find_run_path(str(older), tmp_path / "elsewhere") == older.resolve()
     assert find_run_path(str(older / "final"), tmp_path / "elsewhere") == older.resolve()
+    for run in (older, newer):
+        (run / RUN_FILE).write_text(json.dumps({"configuration": {"run_name": run.name[5:]}}))
+    assert find_run_path("a", tmp_path) == older.resolve()
+    assert run_named("2025", tmp_path) is None  # a part of an id is no name
 
 
 def test_a_name_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
