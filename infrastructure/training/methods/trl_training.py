@@ -31,10 +31,10 @@ from infrastructure.training.methods.trainer_arguments import (
 )
 from infrastructure.training.methods.training_rhythm import training_rhythm
 from infrastructure.training.models.fitting import check_length, check_same_lora, choose_dtype
-from infrastructure.training.models.lora import check_target_modules
+from infrastructure.training.models.lora import expert_parameters, peft_arguments
 from infrastructure.training.models.model_manager import check_saved
 from infrastructure.training.models.progress_bars import progress_bars_in_a_terminal
-from infrastructure.training.models.quantization import quantization_config
+from infrastructure.training.models.quantization import note_on_experts, quantization_config
 from infrastructure.training.models.saved_model import TOKENIZER_FILES, ModelSource, SourceKind
 from infrastructure.training.models.source import find_source
 from infrastructure.training.models.transformers_backend import (
@@ -45,10 +45,11 @@ from infrastructure.training.models.transformers_backend import (
     load_config,
     load_lora,
     load_tokenizer,
+    without_weights,
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 # Arguments by which several steps learn from one generation, which is in no checkpoint.
 REUSING = ("num_iterations", "steps_per_generation", "generation_batch_size")
@@ -150,8 +151,9 @@ class TrlTraining:
             values = load_config(self._base, self.options)
         check_length(values, self.config.data.max_length, self.config.model.name)
         lora = self.config.model.lora_config
-        if lora is not None and lora.target_modules != "all-linear":
-            check_target_modules(self._without_weights(values), lora.target_modules)
+        if lora is not None and not self._goes_on_with_lora:
+            layers = without_weights(values, self.options)
+            self.lora_arguments = peft_arguments(layers, lora)
         if self.config.training.teacher is None:
             return
         teacher = self._find(self.config.training.teacher)
@@ -160,14 +162,6 @@ class TrlTraining:
                 f"training.teacher: {self.config.training.teacher} has another tokenizer than model"
                 f" {self.config.model.name}: distillation compares token by token"
             )
-
-    def _without_weights(self, values: "PreTrainedConfig") -> torch.nn.Module:
-        transformers = require("transformers", "loading a model")
-        with torch.device("meta"):
-            model: torch.nn.Module = transformers.AutoModelForCausalLM.from_config(
-                values, trust_remote_code=self.options.trust_remote_code
-            )
-        return model
 
     def _read(self) -> MethodData:
         place = Path(self.config.cache.directory or DEFAULT_DIRECTORY).expanduser()
@@ -243,6 +237,11 @@ class TrlTraining:
         with _quiet(), offline_where_unreachable(), progress_bars_in_a_terminal():
             trainer = self.trainer_class(**parts)
         _draw_nothing(trainer)
+        kind, names = self.options.quantization, expert_parameters(trainer.model)
+        if kind is not None and names:
+            there = trainer.model.named_parameters()
+            experts = [p for name, p in there if name.replace(".base_layer", "") in names]
+            say(f"note: {note_on_experts(experts, kind)}")
         _warm_up_half_at_most(trainer, say)
         holds_out = bool(self.data.held_out)
         trainer.add_callback(training_rhythm(self.config.training, holds_out=holds_out))
@@ -307,11 +306,7 @@ class TrlTraining:
         peft = require("peft", "model.lora_config")
         has_head = self.installed.method.head.endswith("SequenceClassification")
         return peft.LoraConfig(
-            r=lora.r,
-            lora_alpha=lora.alpha,
-            lora_dropout=lora.dropout,
-            target_modules=lora.target_modules,
-            task_type="SEQ_CLS" if has_head else "CAUSAL_LM",
+            task_type="SEQ_CLS" if has_head else "CAUSAL_LM", **self.lora_arguments
         )
 
 

@@ -53,10 +53,16 @@ def adapter_name(model_config: ModelConfig, data_config: DataConfig | None = Non
     is "auto" the one that its first rows need.
 
     Raises:
-        ValueError: the rows hold pictures, and the adapter is one for text.
+        ValueError: the rows hold pictures, and the adapter is one for text; or a registered model
+            has another one.
     """
-    registered = registered_name(model_config.name)
-    name = MODELS[registered].adapter if registered in MODELS else model_config.adapter
+    registered, wanted = registered_name(model_config.name), model_config.adapter
+    name = MODELS[registered].adapter if registered in MODELS else wanted
+    if wanted not in ("auto", "standard", name):  # "standard" was once the default of every run
+        raise ValueError(
+            f"model.adapter={wanted}: model {model_config.name!r} has an adapter of its own"
+            f" ({name}); leave model.adapter out"
+        )
     if name not in ("auto", *TEXT_ADAPTERS) or registered in MODELS:
         return name
     shown = pictures_in(data_config or DataConfig())

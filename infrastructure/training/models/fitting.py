@@ -18,7 +18,7 @@ from infrastructure.training.models.lora import (
     peft_ranks,
     target_paths,
 )
-from infrastructure.training.models.model_inputs import PROJECTOR, inner_model, language_model
+from infrastructure.training.models.model_inputs import PROJECTOR, inner_model
 from infrastructure.training.models.refusals import refuse_longer_examples
 
 if TYPE_CHECKING:
@@ -63,17 +63,18 @@ def check_length(config: "PreTrainedConfig", max_length: int | None, name: str) 
         refuse_longer_examples(max_length, positions, name)
 
 
-def check_vocabulary(
-    model: torch.nn.Module, tokenizer: "PreTrainedTokenizerBase", name: str
-) -> None:
-    """Raise ValueError when the tokenizer has tokens that the model has no embedding for."""
-    embeddings = language_model(model).get_input_embeddings()
+def check_vocabulary(num_tokens: int, tokenizer: "PreTrainedTokenizerBase", name: str) -> None:
+    """Raise ValueError when the tokenizer has tokens that the model has no embedding for.
+
+    Args:
+        num_tokens: embeddings of the model.
+    """
     largest = max(tokenizer.get_vocab().values())
-    if largest >= embeddings.weight.shape[0]:
+    if largest >= num_tokens:
         raise ValueError(
             f"model {name!r}: its tokenizer has token {largest}, but the model knows only"
-            f" {embeddings.weight.shape[0]} tokens; they do not belong together, put the model's"
-            " own tokenizer beside it"
+            f" {num_tokens} tokens; they do not belong together, put the model's own tokenizer"
+            " beside it"
         )
 
 

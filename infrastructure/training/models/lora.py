@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -58,25 +58,10 @@ def apply_lora(
             none of them; lists those there are.
     """
     peft = require("peft", "model.lora_config")
-    targets = lora_config.target_modules
-    if targets != "all-linear":
-        check_target_modules(model, targets)
-    check_rank_pattern(model, lora_config)
+    arguments = peft_arguments(model, lora_config, within, in_full)
     tuned = peft.get_peft_model(
         model,
-        peft.LoraConfig(
-            r=lora_config.r,
-            rank_pattern=peft_ranks(lora_config),
-            lora_alpha=lora_config.alpha,
-            lora_dropout=lora_config.dropout,
-            fan_in_fan_out=_has_transposed_weights(model),
-            use_dora=lora_config.use_dora,
-            use_rslora=lora_config.use_rslora,
-            # LoftQ is of quantised weights, which PEFT looks at once they have matrices
-            init_lora_weights="pissa" if lora_config.init_lora_weights == "pissa" else True,
-            task_type="CAUSAL_LM",
-            **_targets_for_peft(model, lora_config, within, in_full),
-        ),
+        peft.LoraConfig(task_type="CAUSAL_LM", **arguments),
         # which version of a hub model these matrices belong to
         revision=getattr(getattr(model, "config", None), "_commit_hash", None),
     )
@@ -87,6 +72,35 @@ def apply_lora(
         for name, tensor in getattr(tuned, PISSA_START).items():
             getattr(tuned, PISSA_START)[name] = tensor.detach().clone()
     return tuned
+
+
+def peft_arguments(
+    model: torch.nn.Module,
+    lora_config: LoraConfig,
+    within: str | None = None,
+    in_full: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The arguments of PEFT's LoraConfig, all but the task; the weights of `model` are not looked
+    at, and may be on the meta device.
+
+    Raises:
+        ValueError: as for `apply_lora`.
+    """
+    if lora_config.target_modules != "all-linear":
+        check_target_modules(model, lora_config.target_modules)
+    check_rank_pattern(model, lora_config)
+    return {
+        "r": lora_config.r,
+        "rank_pattern": peft_ranks(lora_config),
+        "lora_alpha": lora_config.alpha,
+        "lora_dropout": lora_config.dropout,
+        "fan_in_fan_out": _has_transposed_weights(model),
+        "use_dora": lora_config.use_dora,
+        "use_rslora": lora_config.use_rslora,
+        # LoftQ is of quantised weights, which PEFT looks at once they have matrices
+        "init_lora_weights": "pissa" if lora_config.init_lora_weights == "pissa" else True,
+        **_targets_for_peft(model, lora_config, within, in_full),
+    }
 
 
 def _paths_within(model: torch.nn.Module, lora_config: LoraConfig, within: str | None) -> set[str]:

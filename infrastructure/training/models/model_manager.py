@@ -27,7 +27,7 @@ from infrastructure.training.models.fitting import (
     choose_dtype,
     describe,
 )
-from infrastructure.training.models.lora import apply_lora
+from infrastructure.training.models.lora import apply_lora, expert_parameters, peft_arguments
 from infrastructure.training.models.mask_token import (
     ensure_mask_row,
     ensure_mask_token,
@@ -41,6 +41,7 @@ from infrastructure.training.models.model_inputs import (
     vision_tower,
 )
 from infrastructure.training.models.processor import has_processor, load_processor
+from infrastructure.training.models.quantization import note_on_experts
 from infrastructure.training.models.refusals import (
     NO_WEIGHTS_TO_QUANTIZE,
     refuse_quantized_weights_that_train,
@@ -72,9 +73,11 @@ from infrastructure.training.models.transformers_backend import (
     load_config,
     load_lora,
     load_tokenizer,
+    without_weights,
 )
 from infrastructure.training.models.unsloth_backend import (
     apply_unsloth_lora,
+    check_unsloth_lora,
     load_unsloth,
     prepare_backend,
 )
@@ -89,7 +92,7 @@ from infrastructure.training.models.vision_language import (
 )
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 TokenizerTexts = Callable[[], Iterable[str]]
 ModelAndTokenizer = tuple[torch.nn.Module, "PreTrainedTokenizerBase | None"]
@@ -208,7 +211,8 @@ class ModelManager:
         with own_random_state(self.seed, self.device):
             model, tokenizer = make(source)
         if tokenizer is not None:
-            check_vocabulary(model, tokenizer, self.config.name)
+            embeddings = language_model(model).get_input_embeddings()
+            check_vocabulary(embeddings.weight.shape[0], tokenizer, self.config.name)
         if self.config.quantization_aware is not None:
             quantization_aware.prepare(model, self.config.quantization_aware)
         self._attach_saved(source, model)
@@ -366,11 +370,20 @@ class ModelManager:
     ) -> ModelAndTokenizer:
         if self.vision is not None:
             check_text_only(load_any_config(base, options), self.config.name)
-        check_length(load_config(base, options), self.max_length, self.config.name)
+        values = load_config(base, options)
+        check_length(values, self.max_length, self.config.name)
+        if self.vision is None:
+            self._check_layers(values, options, trains_on=source != base)
         if self.config.backend == "unsloth":
             return self._load_by_unsloth(source, options)
         tokenizer = self._tokenizer_of(source, base, options)
+        size = getattr(values.get_text_config(), "vocab_size", None)
+        if self.vision is None and isinstance(size, int):
+            check_vocabulary(size, tokenizer, self.config.name)
         model = load_causal_lm(base, options)
+        if options.quantization is not None and (names := expert_parameters(model)):
+            experts = [model.get_parameter(name) for name in names]
+            self._notes.append(note_on_experts(experts, options.quantization))
         self._ensure_mask(model, tokenizer, may_grow=self._is_full and source == base)
         if self._tower is not None:
             torch.manual_seed(self.seed)
@@ -384,6 +397,25 @@ class ModelManager:
             model, self.config.lora_config, source.location, self._lora_within(inner_model(model))
         )
         return model, tokenizer
+
+    def _check_layers(
+        self, values: "PreTrainedConfig", options: LoadOptions, *, trains_on: bool
+    ) -> None:
+        """Refuse what does not fit the model's layers, before its weights are read.
+
+        Args:
+            trains_on: the model is a LoRA, which goes on as it is.
+        """
+        lora = None if trains_on else self.config.lora_config
+        if lora is None and self.config.quantization_aware is None:
+            return
+        layers = without_weights(values, options)
+        if self.config.quantization_aware is not None:
+            quantization_aware.check(layers)
+        if lora is not None and self.config.backend == "unsloth":
+            check_unsloth_lora(layers, lora)
+        elif lora is not None:
+            peft_arguments(layers, lora, self._lora_within(layers))
 
     def _lora_within(self, model: torch.nn.Module) -> str | None:
         """The part of a model that gets LoRA matrices; None: all of it."""

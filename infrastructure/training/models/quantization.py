@@ -6,6 +6,7 @@ in fp32 anyway. Runs on a CPU too, in a layout that can be trained (see `keep_tr
 """
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
@@ -45,6 +46,16 @@ def quantized_layers(model: torch.nn.Module) -> list[object]:
     # PEFT's wrappers are called like the layers that they wrap, but are no linear layers
     linear = (module for module in model.modules() if isinstance(module, torch.nn.Linear))
     return [module for module in linear if type(module).__name__ in _LAYERS]
+
+
+def note_on_experts(experts: Sequence[torch.Tensor], kind: str) -> str:
+    """For people: these parameters, which hold the experts of a mixture, are not in `kind` bits."""
+    num_weights = sum(parameter.numel() for parameter in experts)
+    return (
+        f"bitsandbytes holds linear layers in {kind.removesuffix('bit')} bits; the experts"
+        f" ({num_weights / 1e6:.3g} M weights) are none in transformers, and stay in"
+        f" {torch.finfo(experts[0].dtype).bits}"
+    )
 
 
 def keep_trainable_layout(model: torch.nn.Module) -> None:

@@ -7,6 +7,7 @@ are those of the plain model, so checkpoints and `final/` are, too.
 """
 
 import logging
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,25 +23,54 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 GROUP_SIZE = 32  # weights of a row that share a scale
+MOST_KEPT = 0.1  # of the weights between embeddings and output, such as a router's
 _NEEDED_FOR = "model.quantization_aware"
+
+
+def check(model: torch.nn.Module) -> None:
+    """Refuse a model that torchao would round in part, or not at all; its weights are not looked
+    at, and may be on the meta device.
+
+    Raises:
+        ValueError: says which layers.
+    """
+    if hasattr(getattr(model, "config", None), "vision_config"):
+        raise ValueError(f"{_NEEDED_FOR}: is for models of text alone; leave it out")
+    head = language_model(model).get_output_embeddings()
+    num_rounded, kept = 0, Counter[str]()
+    for name, module in model.named_modules():
+        is_rounded = _is_rounded(module, head)
+        if is_rounded and module.in_features % GROUP_SIZE:
+            raise ValueError(
+                f"{_NEEDED_FOR}: {name} has rows of {module.in_features}, which is no multiple of"
+                f" {GROUP_SIZE}; leave it out"
+            )
+        if module is head or isinstance(module, torch.nn.Embedding):
+            continue
+        size = sum(p.numel() for p in module.parameters(recurse=False) if p.ndim > 1)
+        if is_rounded:
+            num_rounded += size
+        elif size:
+            kept[type(module).__name__] += size
+    share = kept.total() / max(1, num_rounded + kept.total())
+    if share > MOST_KEPT:
+        raise ValueError(
+            f"{_NEEDED_FOR}: torchao rounds linear layers, and {share:.0%} of the weights of"
+            f" {type(model).__name__} lie in {kept.most_common(1)[0][0]}, which stays as it is;"
+            " leave it out"
+        )
 
 
 def prepare(model: torch.nn.Module, kind: str) -> None:
     """Let the linear layers of `model` compute with weights as `kind` rounds them.
 
     Raises:
-        ValueError: a layer's rows are no multiple of what shares a scale.
+        ValueError: a layer's rows are no multiple of what shares a scale, or most weights lie
+            elsewhere.
         MissingPackageError: torchao is not installed.
     """
-    if hasattr(getattr(model, "config", None), "vision_config"):
-        raise ValueError(f"{_NEEDED_FOR}: is for models of text alone; leave it out")
+    check(model)
     head = language_model(model).get_output_embeddings()
-    for name, module in model.named_modules():
-        if _is_rounded(module, head) and module.in_features % GROUP_SIZE:
-            raise ValueError(
-                f"{_NEEDED_FOR}: {name} has rows of {module.in_features}, which is no multiple of"
-                f" {GROUP_SIZE}; leave it out"
-            )
     quantization, qat = _torchao("quantization"), _torchao("quantization.qat")
     quantization.quantize_(
         model,

@@ -171,6 +171,16 @@ def load_any_config(source: ModelSource, options: LoadOptions) -> "PreTrainedCon
     return cast("PreTrainedConfig", config)
 
 
+def without_weights(config: "PreTrainedConfig", options: LoadOptions) -> torch.nn.Module:
+    """The layers of a model, on the meta device: they take no memory, and nothing is loaded."""
+    transformers = require("transformers", "loading a model")
+    with torch.device("meta"):
+        model: torch.nn.Module = getattr(transformers, auto_class(options)).from_config(
+            config, trust_remote_code=options.trust_remote_code
+        )
+    return model
+
+
 def _check_config_file(path: Path, options: LoadOptions) -> None:
     values = read_json(path)
     if values.get("model_type") is None:

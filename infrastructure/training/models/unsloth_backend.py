@@ -58,10 +58,13 @@ def prepare_backend(model_config: ModelConfig, cache_directory: Path | None = No
 
     Raises:
         MissingPackageError: unsloth is not installed.
-        ValueError: an installed package is outside the bounds that this unsloth declares.
+        ValueError: an installed package is outside the bounds that this unsloth declares, or the
+            attention is to be another one than its own.
     """
     if model_config.backend != "unsloth":
         return
+    if model_config.attention != "auto":
+        _refuse_attention(model_config.attention)
     check_versions()
     cache = cache_directory or Path.home() / ".cache" / "temper"
     os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
@@ -161,9 +164,14 @@ def _refuse_what_it_would_ignore(options: LoadOptions) -> None:
             "model.quantization='8bit': unsloth has none on a CPU; use '4bit', or"
             " model.backend=transformers"
         )
-    if options.attention not in (None, "sdpa"):
+    if options.attention is not None:
+        _refuse_attention(options.attention)
+
+
+def _refuse_attention(attention: str) -> None:
+    if attention != "sdpa":
         raise ValueError(
-            f"attention {options.attention!r}: unsloth chooses the attention itself; leave"
+            f"attention {attention!r}: unsloth chooses the attention itself; leave"
             " model.attention out, or use model.backend=transformers"
         )
 
@@ -182,6 +190,28 @@ def _check_loaded(model: torch.nn.Module, options: LoadOptions) -> None:
         )
 
 
+def check_unsloth_lora(model: torch.nn.Module, lora_config: LoraConfig) -> None:
+    """Refuse a LoRA that Unsloth does not have for these layers, whose weights are not looked at.
+
+    Raises:
+        ValueError: a target module is no linear layer of this model; lists those there are. Or the
+            layers are to have several ranks, or experts are to have matrices.
+    """
+    if lora_config.rank_pattern:
+        raise ValueError(
+            "model.lora_config.rank_pattern: Unsloth gives all layers one rank; use"
+            " model.backend=transformers"
+        )
+    if lora_config.target_modules != "all-linear":
+        check_target_modules(model, lora_config.target_modules)
+    if lora_config.experts and expert_parameters(model):
+        raise ValueError(
+            f"model.lora_config.experts: unsloth's LoRA does not reach the experts of"
+            f" {type(model).__name__} as transformers holds them; set it to false, or use"
+            " model.backend=transformers"
+        )
+
+
 def apply_unsloth_lora(
     model: torch.nn.Module,
     lora_config: LoraConfig,
@@ -192,23 +222,10 @@ def apply_unsloth_lora(
     """LoRA by `FastLanguageModel.get_peft_model`, which wants names of layers.
 
     Raises:
-        ValueError: a target module is no linear layer of this model; lists those there are. Or the
-            layers are to have several ranks.
+        ValueError: as `check_unsloth_lora`.
     """
-    if lora_config.rank_pattern:
-        raise ValueError(
-            "model.lora_config.rank_pattern: Unsloth gives all layers one rank; use"
-            " model.backend=transformers"
-        )
+    check_unsloth_lora(model, lora_config)
     unsloth = require("unsloth", "model.backend=unsloth")
-    if lora_config.target_modules != "all-linear":
-        check_target_modules(model, lora_config.target_modules)
-    if lora_config.experts and expert_parameters(model):
-        raise ValueError(
-            f"model.lora_config.experts: unsloth's LoRA does not reach the experts of"
-            f" {type(model).__name__} as transformers holds them; set it to false, or use"
-            " model.backend=transformers"
-        )
     paths = target_paths(model, lora_config.target_modules, experts=False)
     names = sorted({path.rpartition(".")[2] for path in paths})
     with prints_to_stderr():

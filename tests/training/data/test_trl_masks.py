@@ -79,6 +79,7 @@ def check_own(family: str, given: list[Case]) -> None:
     assert found.counts["same"] + explained >= len(given) / 2
 
 
+@needs_templates
 def test_a_difference_of_any_other_kind_is_none_that_is_explained() -> None:
     tokenizer = tokenizer_for(model_template("gemma3"))
     encoder = ConversationEncoder(tokenizer, max_length=1 << 20)
@@ -109,6 +110,7 @@ def test_arguments_as_json_text_are_learnt_as_objects_are(family: str) -> None:
     assert by_temper(encoder, text) == learnt
 
 
+@needs_templates
 def test_a_template_that_joins_arguments_is_given_text() -> None:
     own = TemplateFormat(tokenizer_for(model_template("deepseekv3")))
     assert own.takes_json_text

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
+from infrastructure.training.methods.method_table import METHODS, installed_method
 from infrastructure.training.methods.trl_training import TrlTraining
 from tests.faults.kill_storm import in_child
 
@@ -141,14 +142,25 @@ def train_plainly(config: DeploymentConfig, folder: Path, kill_at: int | None = 
     trainer.model.save_pretrained(folder / "final")
 
 
+def methods_here() -> list[str]:
+    """Those that the installed TRL has; Colab's lacks distillation."""
+    return [name for name in METHODS if _is_here(name)]
+
+
+def _is_here(name: str) -> bool:
+    try:
+        installed_method(name)
+    except ValueError:
+        return False
+    return True
+
+
 def import_trl() -> None:
     """What a child would import."""
     import datasets  # noqa: F401
     from transformers import LlamaForCausalLM, LlamaForSequenceClassification  # noqa: F401
 
-    from infrastructure.training.methods.method_table import METHODS, installed_method
-
-    for name in METHODS:
+    for name in methods_here():
         installed_method(name).classes()
     torch.set_num_threads(1)
 

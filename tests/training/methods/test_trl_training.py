@@ -1,6 +1,7 @@
 """Each method trains, is killed, goes on by the same command, and comes to the same bits."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.family_models import save_language_model
 
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.deploy_training import TrainingDeployment
@@ -16,7 +18,7 @@ from infrastructure.monitoring.drawing.quantity_names import name_of
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
-from infrastructure.training.methods.method_table import METHODS
+from infrastructure.training.methods.trl_training import TrlTraining
 from tests.conftest import save_tiny_llama
 from tests.slow import slow_but
 from tests.training.methods.method_runs import (
@@ -25,6 +27,7 @@ from tests.training.methods.method_runs import (
     import_trl,
     in_fork,
     killed_at,
+    methods_here,
     run_folder,
     train,
     train_plainly,
@@ -49,7 +52,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 QUICK = ["grpo", "reward"]
 
 
-@pytest.mark.parametrize("method", slow_but(QUICK, METHODS))
+@pytest.mark.parametrize("method", slow_but(QUICK, methods_here()))
 def test_a_killed_training_goes_on_to_the_same_bits(
     tmp_path: Path, saved_llama: Path, teacher: Path, method: str
 ) -> None:
@@ -133,7 +136,9 @@ def test_a_short_training_is_not_all_warm_up(tmp_path: Path, saved_llama: Path) 
     assert rates[-1] < max(rates)  # and left again
 
 
-@pytest.mark.parametrize("method", slow_but(["grpo"], METHODS))  # with random numbers of its own
+@pytest.mark.parametrize(
+    "method", slow_but(["grpo"], methods_here())
+)  # with random numbers of its own
 def test_temper_changes_no_bit_of_what_trl_trains(
     tmp_path: Path, saved_llama: Path, teacher: Path, method: str
 ) -> None:
@@ -196,7 +201,7 @@ def test_a_lora_trains_on_and_is_what_it_is_compared_with(
     assert not torch.equal(trained_weights(finals[0]), trained_weights(tmp_path / "lora"))
     assert not (finals[0] / "ref").exists()
     before = read_summary(RunDirectory(finals[0].parent))["before"]
-    assert before["eval_rewards/margins"] == 0  # it begins at its reference
+    assert before["eval_loss"] == pytest.approx(math.log(2))  # it begins at its reference
 
 
 def test_it_goes_on_on_another_machine_from_its_place(tmp_path: Path, saved_llama: Path) -> None:
@@ -227,3 +232,25 @@ def test_it_goes_on_on_another_machine_from_its_place(tmp_path: Path, saved_llam
     summary = read_summary(RunDirectory(final.parent))
     assert "problem" not in summary["backup"]
     assert "eval_loss" in (summary["after"] or {})
+
+
+@pytest.mark.parametrize("method", ["dpo", "reward"])
+def test_a_lora_is_what_its_settings_say(method: str, tmp_path: Path, saved_llama: Path) -> None:
+    """PEFT's own defaults are another LoRA."""
+    model = {"lora_config": {"r": 4, "use_dora": True, "use_rslora": True}}
+    config = configuration(method, tmp_path, saved_llama, model={"name": str(saved_llama), **model})
+    trainer = TrlTraining(config, tmp_path).make_trainer(is_new=True)
+    lora = trainer.model.peft_config["default"]
+    assert (lora.use_dora, lora.use_rslora, lora.r) == (True, True, 4)
+    assert any("magnitude" in name for name, _ in trainer.model.named_parameters())
+
+
+@pytest.mark.parametrize("experts", [True, False])
+def test_a_lora_reaches_the_experts(experts: bool, tmp_path: Path) -> None:
+    folder = save_language_model("mixtral", tmp_path / "model")
+    model = {"name": str(folder), "lora_config": {"r": 4, "experts": experts}}
+    config = configuration("dpo", tmp_path, folder, model=model)
+    trainer = TrlTraining(config, tmp_path).make_trainer(is_new=True)
+    trained = [name for name, p in trainer.model.named_parameters() if p.requires_grad]
+    assert any("q_proj.lora_A" in name for name in trained)
+    assert any(".experts." in name for name in trained) is experts

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.family_models import save_language_model
 
-from infrastructure.config.sections.model_config import LoraConfig
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.optimization.optimizer_memory import optimizer_state_bytes
 from infrastructure.training.core.flops import arithmetic_of
 from infrastructure.training.models.fitting import check_same_lora
@@ -21,6 +22,7 @@ from infrastructure.training.models.lora import (
     routers,
     target_paths,
 )
+from infrastructure.training.models.model_manager import ModelManager
 from infrastructure.training.models.trainable_state import trainable_state
 
 IDS = torch.arange(3, 19).unsqueeze(0)
@@ -178,3 +180,15 @@ def test_what_the_optimizer_will_hold_is_known_before_its_first_step(make: Make)
 
 def adamw(module: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW([p for _, p in module.named_parameters() if p.requires_grad])
+
+
+def test_experts_that_stay_in_32_bits_beside_4_are_named(tmp_path: Path) -> None:
+    config = ModelConfig(
+        name=str(save_language_model("mixtral", tmp_path / "model")),
+        quantization="4bit",
+        lora_config=LoraConfig(r=4),
+    )
+    loaded = ModelManager(config, device=torch.device("cpu"), seed=0).load()
+    (note,) = loaded.notes
+    assert "linear layers in 4 bits; the experts (0.197 M weights)" in note
+    assert "stay in 32" in note

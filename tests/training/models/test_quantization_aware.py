@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.family_models import save_language_model
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
@@ -14,6 +15,7 @@ from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.models import model_manager
 from infrastructure.training.models.model_manager import load_saved
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torchao's own, at its import
@@ -71,3 +73,14 @@ def test_what_is_trained_is_what_is_written_rounded(
     rounded = load_saved(tmp_path / f"final-{kind}", device=device).model
     assert torch.equal(logits(rounded), trained)
     assert rounded.lm_head.weight.dtype == torch.float32  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(("family", "kept"), [("gpt2", "Conv1D"), ("mixtral", "MixtralExperts")])
+def test_a_model_that_would_hardly_be_rounded_is_refused_before_it_is_loaded(
+    family: str, kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchao passes over what is no linear layer without a word."""
+    model = save_language_model(family, tmp_path / "model")
+    monkeypatch.setattr(model_manager, "load_causal_lm", None)
+    with pytest.raises(ValueError, match=rf"% of the weights of \w+ lie in {kept}"):
+        trainer_of(model, tmp_path, "int4").initialize_model()
