@@ -5,6 +5,7 @@ it needs, and whose language the sentence speaks. Each row has another cause: th
 project that refuses it; `SAME_CAUSE` names those that are there for another reason.
 """
 
+import base64
 import io
 import json
 import re
@@ -23,6 +24,7 @@ from infrastructure.config.schema import schema_of
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from tests.commands.causes import cause_of, places_of_sentences
+from tests.training.seeing_models import encoded, picture
 
 Files = dict[str, bytes | str]
 
@@ -2036,9 +2038,181 @@ PICTURES = [
         ["hides tokens of text, and the rows hold pictures"],
     ),
 ]
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+SMALL_LLAMA = {**LLAMA, **SIZES}
+SMALL_GPT2 = {
+    **{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 300},
+    **{"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 128},
+}
+SMALL_MIXTRAL = {
+    **SIZES,
+    **{"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4},
+}
+SMALL_LLAVA = {
+    "model_type": "llava",
+    "architectures": ["LlavaForConditionalGeneration"],
+    "text_config": {**SIZES, "model_type": "llama"},
+    "vision_config": {
+        **{"model_type": "clip_vision_model", "hidden_size": 32, "intermediate_size": 64},
+        **{"num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 16, "patch_size": 8},
+    },
+}
+RED = base64.b64encode(encoded(picture("red"))).decode()
+RED_ROWS = "\n".join([json.dumps({"image": RED, "question": "Which?", "answer": "red"})] * 40)
+
+
+def fitting(
+    what: str,
+    flags: str,
+    words: list[str],
+    model: dict[str, Any] = SMALL_LLAMA,
+    data: str = GOOD_DATA,
+    **others: Any,
+) -> Wrong:
+    """A training of a model in m/, whose weights are empty: they are never loaded."""
+    files: Files = {
+        "d.jsonl": data,
+        "m/config.json": json.dumps(model),
+        "m/tokenizer.json": REAL_TOKENIZER,
+        "m/tokenizer_config.json": REAL_TOKENIZER,
+        "m/model.safetensors": (2).to_bytes(8, "little") + b"{}",
+    }
+    command = f"train d.jsonl --model m --device cpu --max-length 64 {flags}"
+    return Wrong(what, command, words, files, **others)
+
+
+# Method, data, model and library that do not go together, besides METHODS.
+FITTING = [
+    fitting(
+        "rounded weights of a GPT-2",
+        "--quantization-aware int4",
+        ["--quantization-aware", "100% of the weights of GPT2LMHeadModel lie in Conv1D"],
+        SMALL_GPT2,
+    ),
+    fitting(
+        "rounded weights of a model of pictures",
+        "--quantization-aware int4",
+        ["--quantization-aware: is for models of text alone"],
+        SMALL_LLAVA,
+        RED_ROWS,
+    ),
+    fitting(
+        "pictures by unsloth",
+        "--backend unsloth",
+        ["--backend unsloth loads models of text here", "set --backend transformers"],
+        SMALL_LLAVA,
+        RED_ROWS,
+    ),
+    fitting(
+        "text for a model of pictures",
+        "",
+        ["LlavaForConditionalGeneration, no causal language model", "--model-adapter multimodal"],
+        SMALL_LLAVA,
+    ),
+    fitting(
+        "a vision part of a model of text",
+        "--train-vision",
+        ["--train-vision: model 'm' is not trained on pictures"],
+    ),
+    fitting(
+        "4 bits and nothing that trains",
+        "--quantization 4bit",
+        ["--quantization '4bit' freezes the weights", "give --lora too"],
+    ),
+    fitting(
+        "4 bits of narrow layers",
+        "--quantization 4bit --lora",
+        ["--quantization '4bit'", "multiple of 64, and this one's is 32"],
+        {**SMALL_LLAMA, "hidden_size": 32},
+    ),
+    fitting(
+        "4 bits of what is quantised",
+        "--quantization 4bit --lora",
+        ["--quantization '4bit': these weights are already quantised"],
+        {**SMALL_LLAMA, "quantization_config": {"quant_method": "gptq", "bits": 4}},
+    ),
+    fitting(
+        "a LoRA of layers of another family",
+        "--lora --lora-target-modules c_attn",
+        ["--lora-target-modules: 'c_attn' is no linear layer of LlamaForCausalLM", "q_proj"],
+    ),
+    fitting(
+        "DoRA of experts",
+        "--lora --lora-use-dora",
+        ["--lora-use-dora: PEFT has none for down_proj, gate_up_proj", "--lora-experts"],
+        SMALL_MIXTRAL,
+    ),
+    fitting(
+        "ranks of blocks that are not there",
+        '--lora --lora-rank-pattern {"9":4}',
+        ["--lora-rank-pattern: '9' means no layer", "blocks are 0 to 1"],
+    ),
+    fitting(
+        "rows longer than the model sees",
+        "--max-length 512",
+        ["--max-length 512 is more than the 128 positions of model 'm'"],
+    ),
+    fitting(
+        "an attention by unsloth",
+        "--attention eager --backend unsloth",
+        ["unsloth chooses the attention itself", "--attention"],
+    ),
+    fitting(
+        "an attention of GPUs",
+        "--attention flash_attention_2",
+        ["--attention 'flash_attention_2' needs a GPU"],
+    ),
+    fitting(
+        "a folder of something else",
+        "",
+        ["config.json names no model_type"],
+        {"a": 1},
+        speaks=Language.WORDS,
+    ),
+    fitting(
+        "a family that transformers does not know",
+        "",
+        ["model type `llamo`"],
+        {"model_type": "llamo"},
+        speaks=Language.WORDS,
+    ),
+    fitting(
+        "a tokenizer of a larger model",
+        "",
+        ["its tokenizer has token 299, but the model knows only 200 tokens"],
+        {**SMALL_LLAMA, "vocab_size": 200},
+        speaks=Language.WORDS,
+    ),
+    fitting(
+        "too few prompts for a step",
+        "--method grpo --reward exact_answer --num-generations 2 --batch-size 200"
+        " --max-completion-length 8",
+        ["fewer than the 100 that one step takes", "--num-generations"],
+    ),
+    Wrong(
+        "a registered model in dialogue",
+        "train --model tactical_mappo --model-adapter dialogue",
+        ["--model-adapter dialogue", "has an adapter of its own (tactical_mappo)"],
+    ),
+    Wrong(
+        "hidden tokens of a model without any",
+        "train --model tactical_mappo --time-step-masking",
+        ["--time-step-masking: model 'tactical_mappo' is no language model"],
+    ),
+]
+
 TABLE = (
     SWEEPS
     + PICTURES
+    + FITTING
     + CONVERSATIONS
     + CONFIGURATION
     + DATA
@@ -2049,6 +2223,10 @@ TABLE = (
     + FURTHER
     + METHODS
 )
+# Of method, data, model and library that do not go together; refused before the model loads.
+_FIRST = next(n for n, row in enumerate(CONFIGURATION) if row.what == "fp16 on a CPU")
+PAIRINGS = [*METHODS, *PICTURES, *FITTING, *CONFIGURATION[_FIRST:]]
+LEAST_PAIRINGS = 80
 # What one line of the project answers counts once: the row, and the row that has its cause.
 SAME_CAUSE = {
     "a vision part of a model of text": "4 bits of the small model",
@@ -2119,6 +2297,8 @@ def test_the_table_is_long_enough() -> None:
     assert {*SAME_CAUSE, *SAME_CAUSE.values()} <= names
     assert not {*SAME_CAUSE} & {*SAME_CAUSE.values()}
     assert len(TABLE) - len(SAME_CAUSE) >= LEAST_CAUSES
+    pairings = {wrong.what for wrong in PAIRINGS}
+    assert len(pairings - SAME_CAUSE.keys() - {*SAME_CAUSE.values()}) >= LEAST_PAIRINGS
 
 
 @pytest.mark.parametrize("wrong", TABLE, ids=lambda wrong: wrong.what)
@@ -2151,6 +2331,8 @@ def test_wrong_input_ends_in_one_sentence(
 
     monkeypatch.setattr(commands, "_fail", note)
     monkeypatch.setattr(TrainingDeployment, "_measure", None)  # nothing here may begin to train
+    if wrong in PAIRINGS:
+        monkeypatch.setattr("transformers.PreTrainedModel.from_pretrained", None)
     words = wrong.command if isinstance(wrong.command, list) else wrong.command.split()
     with places_of_sentences(monkeypatch) as sentences:
         code = commands.main(words)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.family_models import save_language_model
 
+from benchmarks.family_models import save_language_model
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.monitoring.drawing.quantity_names import name_of
@@ -136,9 +136,7 @@ def test_a_short_training_is_not_all_warm_up(tmp_path: Path, saved_llama: Path) 
     assert rates[-1] < max(rates)  # and left again
 
 
-@pytest.mark.parametrize(
-    "method", slow_but(["grpo"], methods_here())
-)  # with random numbers of its own
+@pytest.mark.parametrize("method", slow_but(["grpo"], methods_here()))  # it draws numbers
 def test_temper_changes_no_bit_of_what_trl_trains(
     tmp_path: Path, saved_llama: Path, teacher: Path, method: str
 ) -> None:
