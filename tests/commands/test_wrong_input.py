@@ -2156,19 +2156,9 @@ FITTING = [
         ["--lora-rank-pattern: '9' means no layer", "blocks are 0 to 1"],
     ),
     fitting(
-        "rows longer than the model sees",
-        "--max-length 512",
-        ["--max-length 512 is more than the 128 positions of model 'm'"],
-    ),
-    fitting(
         "an attention by unsloth",
         "--attention eager --backend unsloth",
         ["unsloth chooses the attention itself", "--attention"],
-    ),
-    fitting(
-        "an attention of GPUs",
-        "--attention flash_attention_2",
-        ["--attention 'flash_attention_2' needs a GPU"],
     ),
     fitting(
         "a folder of something else",

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.family_models import save_language_model
 
+from benchmarks.family_models import save_language_model
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.optimization.optimizer_memory import optimizer_state_bytes
 from infrastructure.training.core.flops import arithmetic_of

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.family_models import save_language_model
 
+from benchmarks.family_models import save_language_model
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
