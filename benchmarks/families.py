@@ -392,12 +392,12 @@ def _ids(tokenizer: Any, prompt: str, answer: str) -> tuple[list[int], list[int]
     """Tokens of a prompt, and those of its answer with whatever the template writes after it."""
     messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
     write = {"tokenize": False}
-    asked = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True, **write)
+    opening = tokenizer.apply_chat_template(messages[:1], add_generation_prompt=True, **write)
     whole = tokenizer.apply_chat_template(messages, **write)
-    if not whole.startswith(asked):
-        raise ValueError(f"the template writes {asked!r} otherwise in {whole!r}")
-    first = tokenizer(asked, add_special_tokens=False).input_ids
-    rest = tokenizer(whole[len(asked) :], add_special_tokens=False).input_ids
+    if not whole.startswith(opening):
+        raise ValueError(f"the template writes {opening!r} otherwise in {whole!r}")
+    first = tokenizer(opening, add_special_tokens=False).input_ids
+    rest = tokenizer(whole[len(opening) :], add_special_tokens=False).input_ids
     return first, rest
 
 
@@ -517,14 +517,14 @@ def measure(names: Sequence[str], folder: Path) -> dict[str, Any]:
     has_torchvision()  # before transformers, which imports it
     workshop = Workshop(folder)
     chosen = [cell for cell in cells() if str(cell) in names]
-    found: dict[str, dict[str, Any]] = {}
+    outcomes: dict[str, dict[str, Any]] = {}
     for cell in chosen:
         if cell.backend == "transformers":
-            found[str(cell)] = _tried(cell, workshop)
-            print(cell, found[str(cell)], file=sys.stderr, flush=True)
+            outcomes[str(cell)] = _tried(cell, workshop)
+            print(cell, outcomes[str(cell)], file=sys.stderr, flush=True)
     others = [str(cell) for cell in chosen if cell.backend == "unsloth"]
     if others:
-        found |= (trained := workshop.by_unsloth(others))
+        outcomes |= (trained := workshop.by_unsloth(others))
         print(trained, file=sys.stderr, flush=True)
     bases = {cell.family: workshop.base(cell.family) for cell in chosen}
     return {
@@ -532,7 +532,7 @@ def measure(names: Sequence[str], folder: Path) -> dict[str, Any]:
             name: {"loss": base.loss, "unigram_entropy": base.unigram_entropy}
             for name, base in bases.items()
         },
-        "cells": {name: one for name, one in found.items() if "failed" not in one},
+        "cells": {name: one for name, one in outcomes.items() if "failed" not in one},
     }
 
 

@@ -24,7 +24,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": LONGEST,
 }
 ROLES = "{% for m in messages %}"
-ASKED = "{% if add_generation_prompt %}"
+OPENED = "{% if add_generation_prompt %}"
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ FAMILIES = {
         "Llama",
         "LlamaConfig",
         ROLES + "<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}<|eot_id|>"
-        "{% endfor %}" + ASKED + "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
+        "{% endfor %}" + OPENED + "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}",
         "<|eot_id|>",
         SIZES,
         ("<|start_header_id|>", "<|end_header_id|>"),
@@ -61,7 +61,7 @@ FAMILIES = {
         "Qwen3",
         "Qwen3Config",
         ROLES + "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "" + ASKED + "<|im_start|>assistant\n{% endif %}",
+        "" + OPENED + "<|im_start|>assistant\n{% endif %}",
         "<|im_end|>",
         {**SIZES, "head_dim": WIDTH // 2},
         ("<|im_start|>",),
@@ -70,7 +70,7 @@ FAMILIES = {
         "Gemma 3",
         "Gemma3TextConfig",
         ROLES + "<start_of_turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
-        "{{ m.content }}<end_of_turn>\n{% endfor %}" + ASKED + "<start_of_turn>model\n{% endif %}",
+        "{{ m.content }}<end_of_turn>\n{% endfor %}" + OPENED + "<start_of_turn>model\n{% endif %}",
         "<end_of_turn>",
         {
             **SIZES,
@@ -85,7 +85,7 @@ FAMILIES = {
         "Phi-3",
         "Phi3Config",
         ROLES + "<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{% endfor %}"
-        "" + ASKED + "<|assistant|>\n{% endif %}",
+        "" + OPENED + "<|assistant|>\n{% endif %}",
         "<|end|>",
         SIZES,
         ("<|user|>", "<|assistant|>", "<|system|>"),
@@ -94,7 +94,7 @@ FAMILIES = {
         "GPT-2",
         "GPT2Config",
         ROLES + "{{ m.role }}: {{ m.content }}<|endoftext|>\n{% endfor %}"
-        "" + ASKED + "assistant: {% endif %}",
+        "" + OPENED + "assistant: {% endif %}",
         "<|endoftext|>",
         {"n_embd": WIDTH, "n_layer": 2, "n_head": 2, "n_positions": LONGEST},
     ),

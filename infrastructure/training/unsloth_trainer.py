@@ -18,6 +18,8 @@ from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.loop.loop import TrainingLoop
+from infrastructure.training.model_adapters import adapter_name
+from infrastructure.training.models.refusals import refuse_pictures_by_unsloth
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.unsloth_backend import prepare_backend
 from infrastructure.training.setup.resource_limits import apply_resource_limits, caches_within
@@ -58,6 +60,8 @@ class UnslothTrainer(EnhancedTrainer):
             cache_config = caches_within(whole.cache, whole.memory)
             options = {**parts_of(whole), "memory_config": whole.memory, **options}
         model_config = model_config.model_copy(update={"backend": "unsloth"})
+        if adapter_name(model_config, data_config) == "multimodal":
+            refuse_pictures_by_unsloth()
         directory = cache_config.directory if cache_config else None
         prepare_backend(model_config, Path(directory) if directory else None)
         super().__init__(

@@ -62,7 +62,7 @@ def test_the_table_is_the_one_of_the_numbers() -> None:
         assert base["loss"] < base["unigram_entropy"], name
 
 
-def test_a_cell_without_a_tick_says_why() -> None:
+def test_a_cell_without_a_tick_has_a_reason() -> None:
     results = json.loads(RESULTS.read_text())
     assert f"| {NONE} |" not in tables(results)
     assert all(has_learnt(outcome) for outcome in results["cells"].values())

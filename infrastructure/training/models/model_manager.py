@@ -44,6 +44,7 @@ from infrastructure.training.models.processor import has_processor, load_process
 from infrastructure.training.models.quantization import note_on_experts
 from infrastructure.training.models.refusals import (
     NO_WEIGHTS_TO_QUANTIZE,
+    refuse_pictures_by_unsloth,
     refuse_quantized_weights_that_train,
     refuse_without_effect,
 )
@@ -269,10 +270,7 @@ class ModelManager:
             "attention": (self.attention, is_text, "is no language model"),
         }
         if self.sees and config.backend == "unsloth":
-            raise ValueError(
-                "model.backend=unsloth loads models of text here, and the training is on pictures:"
-                " set model.backend=transformers"
-            )
+            refuse_pictures_by_unsloth()
         if self.needs_mask_token and not is_text:
             raise ValueError(
                 f"training.time_step_masking: model {config.name!r} is no language model; leave it"

@@ -23,6 +23,14 @@ def refuse_without_effect(key: str, name: str, reason: str) -> None:
     raise ValueError(f"model.{key}: model {name!r} {reason}; leave it out")
 
 
+def refuse_pictures_by_unsloth() -> None:
+    """Raise ValueError: Unsloth would load the language part alone."""
+    raise ValueError(
+        "model.backend=unsloth loads models of text here, and the training is on pictures: set"
+        " model.backend=transformers"
+    )
+
+
 def refuse_flash_attention(attention: str | None, *, has_gpu: bool) -> None:
     """Raise ValueError where flash attention is wanted, and cannot be had."""
     if attention == "flash_attention_2" and not (has_gpu and is_installed("flash_attn")):

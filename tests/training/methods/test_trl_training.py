@@ -233,7 +233,7 @@ def test_it_goes_on_on_another_machine_from_its_place(tmp_path: Path, saved_llam
 
 
 @pytest.mark.parametrize("method", ["dpo", "reward"])
-def test_a_lora_is_what_its_settings_say(method: str, tmp_path: Path, saved_llama: Path) -> None:
+def test_a_lora_has_all_of_its_settings(method: str, tmp_path: Path, saved_llama: Path) -> None:
     """PEFT's own defaults are another LoRA."""
     model = {"lora_config": {"r": 4, "use_dora": True, "use_rslora": True}}
     config = configuration(method, tmp_path, saved_llama, model={"name": str(saved_llama), **model})
