@@ -2118,16 +2118,6 @@ FITTING = [
         SMALL_LLAVA,
     ),
     fitting(
-        "a vision part of a model of text",
-        "--train-vision",
-        ["--train-vision: model 'm' is not trained on pictures"],
-    ),
-    fitting(
-        "4 bits and nothing that trains",
-        "--quantization 4bit",
-        ["--quantization '4bit' freezes the weights", "give --lora too"],
-    ),
-    fitting(
         "4 bits of narrow layers",
         "--quantization 4bit --lora",
         ["--quantization '4bit'", "multiple of 64, and this one's is 32"],
