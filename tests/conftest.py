@@ -69,6 +69,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     another one of that name."""
     if nextitem is not None and nextitem.path == item.path:
         return
+    if item.path.parent == forks.ROOT / "tests":  # it has read the whole project, and keeps it
+        _set_aside()
     written_below = str(item.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
     for name, module in [*sys.modules.items()]:
         if str(getattr(module, "__file__", None)).startswith(written_below):
