@@ -35,7 +35,9 @@ def installed_versions() -> dict[str, str]:
     """Version of Python and of every recorded package that is installed."""
     # torch's own words name the build, which its package may not: 2.13.0+cu130
     versions = {"python": sys.version.split()[0], "torch": torch.__version__}
-    versions |= {name: found for name in RECORDED_PACKAGES if (found := _installed_version(name))}
+    versions |= {
+        name: installed for name in RECORDED_PACKAGES if (installed := _installed_version(name))
+    }
     return versions
 
 
