@@ -38,6 +38,7 @@ from infrastructure.deployment.search_space import (
     settings_of,
 )
 from infrastructure.deployment.sweep_study import (
+    BEGAN,
     PRUNED,
     REASON,
     RECORD_NAME,
@@ -292,7 +293,7 @@ class Sweep:
             ValueError, TemperError: it cannot be trained.
         """
         place = DetachedTraining(self.folder / TRIALS / str(trial.number))
-        began = time.monotonic()
+        began = time.monotonic() - self._seconds_unseen(trial, place)
         try:
             if place.is_alive:
                 report(f"Trial {trial.number}: {place.trainer} trains it still; waiting for that")
@@ -303,6 +304,7 @@ class Sweep:
                 if place.run_path is not None:
                     report(f"Trial {trial.number}: it goes on with {place.run_path}")
                 make_directory(place.folder)
+                trial.set_user_attr(BEGAN, time.time())
                 config = self._config_of(trial.number, values, seconds_left)
                 given = {
                     "folder": str(self.folder),
@@ -391,6 +393,17 @@ class Sweep:
     def _add_seconds(self, trial: "Trial", seconds: float) -> None:
         before = self._frozen(trial).user_attrs.get(SECONDS, 0.0)
         trial.set_user_attr(SECONDS, round(before + seconds, 3))
+        trial.set_user_attr(BEGAN, None)  # all of it is counted
+
+    def _seconds_unseen(self, trial: "Trial", place: DetachedTraining) -> float:
+        """What a training took that went on when its sweep had been killed."""
+        began = self._frozen(trial).user_attrs.get(BEGAN)
+        if began is None:
+            return 0.0
+        if place.is_alive:
+            return max(0.0, time.time() - float(began))
+        run = place.run_path
+        return 0.0 if run is None else float(read_summary(RunDirectory(run)).get("seconds", 0.0))
 
     def _report_progress(self, number: int, num_trials: int, report: ReportLine) -> None:
         """What has become of a trial, and how long the others will take.

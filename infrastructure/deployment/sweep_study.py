@@ -26,6 +26,7 @@ SAMPLERS = ("tpe", "random", "grid")
 PRUNERS = ("median", "halving", "hyperband", "none")
 # Of a trial's journal.
 PRUNED, RUN, SECONDS, REASON, SAME_AS = "pruned", "run", "seconds", "reason", "same_as"
+BEGAN = "began"  # when its process was started whose time is not counted yet, in Unix time
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from infrastructure.core.checksums import write_record
 from infrastructure.core.files import make_directory
+from infrastructure.deployment.sweep import Sweep
 from tests.deployment.queue_process import HOLD_AT
 from tests.deployment.runs import start_temper, when_saved, write_settings
 from tests.deployment.test_training_queue import kill_job
@@ -126,3 +130,25 @@ def test_values_that_do_not_go_together_fail_by_name_and_the_others_are_trained(
     assert [one["state"] for one in trials] == ["complete", "complete", "fail", "fail"]
     assert "even multiple of" in trials[2]["reason"]
     assert trials[0]["value"] is not None
+
+
+@pytest.mark.parametrize(
+    ("attributes", "is_alive", "seconds"),
+    [
+        ({}, True, 0),
+        ({"began": None}, True, 0),
+        ({"began": -50}, True, 50),
+        ({"began": -50}, False, 7),
+    ],
+)
+def test_the_time_of_a_trial_counts_while_its_sweep_is_dead(
+    tmp_path: Path, attributes: dict[str, Any], is_alive: bool, seconds: float
+) -> None:
+    """The table and the estimate of what is left are made of it."""
+    began = attributes.get("began")
+    known = {**attributes, **({} if began is None else {"began": time.time() + began})}
+    sweep: Any = SimpleNamespace(_frozen=lambda trial: SimpleNamespace(user_attrs=known))
+    write_record(tmp_path / "summary.json", {"status": "finished", "seconds": 7.0})
+    place: Any = SimpleNamespace(is_alive=is_alive, run_path=tmp_path)
+    unseen = Sweep._seconds_unseen(sweep, SimpleNamespace(), place)  # type: ignore[arg-type]
+    assert unseen == pytest.approx(seconds, abs=2)
