@@ -146,6 +146,7 @@ figcaption { font-size: 13px; color: var(--soft); }
 .key.frozen::before { background: var(--faint); }
 .key.adapted::before, .key.held-out::before { background: var(--mark); }
 .key.none::before { display: none; }
+.direction { font-size: 12px; font-weight: 400; }
 .bad { color: var(--bad); } .good { color: var(--good); } .soft { color: var(--soft); }
 .warn { color: var(--warn); }
 div.narrow { display: none; }

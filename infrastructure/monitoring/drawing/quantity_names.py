@@ -81,6 +81,14 @@ KNOWN = {
 }
 
 
+def split_direction(text: str) -> tuple[str, str]:
+    """A name with its direction as the two of them; the second is "" where there is none."""
+    for better in (HIGHER, LOWER):
+        if text.endswith(f" ({better})"):
+            return text.removesuffix(f" ({better})"), better
+    return text, ""
+
+
 def bare_key(key: str) -> str:
     """The key of a held-out number without what says that it is one."""
     return key.removeprefix(HELD_OUT)

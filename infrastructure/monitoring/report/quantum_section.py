@@ -25,6 +25,7 @@ QUESTIONS = {
     "block_selection": "Which blocks of the model train until the next answer?",
     "rank_allocation": "Which components of the LoRA matrices stay?",
 }
+ENERGY = "Every possible answer has a number, its energy: the lower, the better."
 DECIDED = {
     "data_selection": "Chosen to train on",
     "block_selection": "Chosen to train",
@@ -93,10 +94,10 @@ def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, obje
     if not is_number(energy) or best is None:
         return f"It took {format_duration(cost)}; whether it paid was not measured."
     if best <= energy + 1e-6 * abs(energy):
-        why = "a plain method found as good an answer"
+        why = "a simple method found an answer as good"
         return f"It took {format_duration(cost)} and gained nothing: {why}."
     return (
-        f"It took {format_duration(cost)} and found a better answer than the plain methods;"
+        f"It took {format_duration(cost)} and found a better answer than the simple methods;"
         " whether the model is better for it was not measured."
     )
 
@@ -122,13 +123,19 @@ def comparison_table(compared: Mapping[str, object]) -> Markup:
 
 
 def _last(answered: Sequence[Mapping[str, object]], records: Sequence[Mapping[str, object]]) -> str:
+    """How often there was an answer, and whose the newest is."""
     skipped = sum(r.get("outcome") in ("skipped", "failed", "unused") for r in records)
-    text = f"{len(answered)} answered" + (f", {skipped} without an answer" if skipped else "")
+    without = f"{_times(skipped)} there was no answer" if skipped else ""
     if not answered:
-        return f"{text}: {clip(str(records[-1].get('why', '')), 600)}"
-    newest = answered[-1]
-    chosen, who = str(newest.get("chosen", "")), str(newest.get("answered_by", ""))
-    return clip(f"{text}. The newest answer, by {who}: {chosen}.", 800)
+        return f"{without}: {clip(str(records[-1].get('why', '')), 600)}"
+    who = str(answered[-1].get("answered_by", ""))
+    last = "last " * (len(answered) > 1)
+    text = f"It was answered {_times(len(answered)).lower()}, {last}by {who}."
+    return clip(" ".join([ENERGY, text, *([f"{without}."] if without else [])]), 800)
+
+
+def _times(number: int) -> str:
+    return "Once" if number == 1 else f"{number:,} times"
 
 
 def _pictures(answered: Sequence[Mapping[str, object]]) -> Markup:
@@ -152,10 +159,10 @@ def _energies(record: Mapping[str, object]) -> Markup:
     picture = energy_picture(chance, {**others, who: float(energy)}, who)
     better = sum(value > energy for value in chance) / len(chance)
     caption = (
-        f"The answer has a lower energy than {format_share(better)} of {len(chance)} by chance;"
-        " thin lines are plain answers"
+        f"The answer is better than {format_share(better)} of {len(chance)} answers by chance;"
+        " thin lines are the answers of simple methods"
     )
-    heading = element("h3", f"Energies at step {record.get('step')}")
+    heading = element("h3", f"Energies of answers at step {record.get('step')}, lower is better")
     return element("figure", heading, picture, element("figcaption", caption))
 
 
@@ -188,15 +195,16 @@ def _blocks(answered: Sequence[Mapping[str, object]]) -> Markup:
 
 def _steps(records: Sequence[Mapping[str, object]]) -> Markup:
     columns = (
-        *("step", "epoch", "who answered", "variables", "energy", "best plain answer"),
-        *("mean by chance", "took", "solver"),
+        *("step", "epoch", "who answered", "yes-or-no choices", "energy", "best simple method"),
+        *("average by chance", "took", "of that the solver"),
     )
     rows = [_step(record) for record in records[-MAX_STEPS:]]
     return table(columns, rows, "stack")
 
 
 def _step(record: Mapping[str, object]) -> list[object]:
-    place = [_number(record.get("step")), _number(record.get("epoch"))]
+    epoch = record.get("epoch")  # counted from 0 in the file
+    place = [_number(record.get("step")), _number(epoch + 1 if is_number(epoch) else None)]
     if record.get("outcome") != "answered":
         text = f"{record.get('outcome')}: {record.get('why', '')}".removesuffix(": ")
         return [*place, clip(text, 400), "", "", "", "", "", ""]
@@ -209,7 +217,7 @@ def _step(record: Mapping[str, object]) -> list[object]:
         clip(who, 80),
         _number(record.get("num_variables")),
         _number(record.get("energy")),
-        f"{name} {_number(others[name])}" if name else "",
+        f"{name.replace('_', ' ')} {_number(others[name])}" if name else "",
         _number(sum(chance) / len(chance)) if chance else "",
         _seconds(record.get("seconds")),
         _seconds(record.get("solver_seconds")),
@@ -239,7 +247,7 @@ def _words(answered: Sequence[Mapping[str, object]]) -> Markup:
     remarks = [*list_of(newest.get("failures")), *list_of(newest.get("remarks"))]
     lines = [clip(str(one), 400) for one in remarks]
     if dropped := list_of(newest.get("dropped")):
-        lines.append(clip(f"not chosen, for example: {', '.join(map(str, dropped))}", 1000))
+        lines.append(clip(f"left out, for example: {', '.join(map(str, dropped))}", 1000))
     return element("ul", *[element("li", line) for line in lines]) if lines else NOTHING
 
 

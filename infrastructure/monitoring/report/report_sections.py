@@ -21,6 +21,7 @@ from infrastructure.monitoring.drawing.html import (
     readable_value,
     table,
 )
+from infrastructure.monitoring.drawing.quantity_names import split_direction
 from infrastructure.monitoring.records.run_reader import FINISHED
 from infrastructure.monitoring.records.run_view import RunView
 
@@ -142,9 +143,18 @@ def before_after(view: RunView) -> Markup:
     if not rows:
         return NOTHING
     classes = ["part" if row[0].startswith(" ") else "total" for row in rows]
-    cells = [(row[0].strip(), *row[1:]) for row in rows]
+    cells = [(_quantity(row[0].strip()), *row[1:]) for row in rows]
     headings = ("", "before", "after", "change")
     return section("Before → after", table(headings, cells, "numbers change", classes))
+
+
+def _quantity(name: str) -> Markup | str:
+    """Its name, and small below that which direction is good, where that is told."""
+    title, direction = split_direction(name)
+    if not direction:
+        return title
+    small = element("div", direction, css_class="direction soft")
+    return raw_markup(element("span", title) + small)
 
 
 def example(view: RunView) -> Markup:

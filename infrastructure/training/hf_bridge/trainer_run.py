@@ -201,7 +201,7 @@ class TrainerRun:
         if self.files.has_record():
             return
         args, model = parts.args, parts.model
-        settings = {**_arguments(args), **self._settings()}
+        settings = {**self._settings(), **_arguments(args)}
         count = {"num_parameters": _count(model), "num_trainable": _count(model, trained=True)}
         record: TrainerRunRecord = {
             **base_record(self.files, settings, installed_versions(), str(parts.device), 1),
@@ -216,11 +216,12 @@ class TrainerRun:
         write_record(self.files.run_file, record)
 
     def _settings(self) -> dict[str, tuple[object, str]]:
-        """The settings of the configuration that count, each with the place where it was set."""
+        """The settings of the configuration that count, each with the place where it was set; of a
+        whole training all."""
         return {
             key: (self.config.value(key), source.place)
             for key, source in self.config.sources().items()
-            if key.startswith(TAKES_EFFECT)
+            if self.is_whole or key.startswith(TAKES_EFFECT)
         }
 
     def save_model(self, model: torch.nn.Module) -> None:

@@ -50,9 +50,10 @@ def test_the_problem_the_choice_and_the_comparison_are_shown(tmp_path: Path) -> 
     ]
     page = shown(tmp_path, ANSWER, SKIPPED, rows=rows)
     assert "Which training examples are trained on?" in page
-    assert "1 answered, 1 without an answer" in page
-    assert "by tabu: 5 of 10 training examples" in page
-    assert "lower energy than 100 % of 4 by chance" in page
+    assert "It was answered once, by tabu. Once there was no answer." in page
+    assert "its energy: the lower, the better" in page
+    assert "better than 100 % of 4 answers by chance" in page
+    assert "<td>0</td><td>1</td><td>tabu</td>" in page  # epochs count from 1, as everywhere
     assert page.count("<svg") == 2
     assert "greedy 0.5" in page
     assert "skipped: dear" in page
@@ -69,12 +70,12 @@ def first_paragraph(page: str) -> str:
 
 def test_what_was_decided_and_whether_it_paid_in_two_sentences(tmp_path: Path) -> None:
     decided = "Chosen to train on: 5 of 10 training examples."
-    better = "found a better answer than the plain methods"
+    better = "found a better answer than the simple methods"
     assert first_paragraph(shown(tmp_path, ANSWER)).startswith(
         f"{decided} It took 1.5 s and {better}"
     )
     plain = {**ANSWER, "alternatives": {"greedy": 0.25}}
-    gained = "It took 1.5 s and gained nothing: a plain method found as good an answer."
+    gained = "It took 1.5 s and gained nothing: a simple method found an answer as good."
     assert first_paragraph(shown(tmp_path, plain)) == f"{decided} {gained}"
     rows = [{"answer": "quantum", "eval_loss": 1.5}, {"answer": "none", "eval_loss": 1.25}]
     worse = "It did not pay: held-out loss 1.500, without it 1.250, for 1.5 s."
@@ -89,7 +90,7 @@ def test_blocks_over_time(tmp_path: Path) -> None:
 
 
 def test_only_what_was_skipped(tmp_path: Path) -> None:
-    assert "0 answered, 1 without an answer: dear" in shown(tmp_path, SKIPPED)
+    assert "Once there was no answer: dear" in shown(tmp_path, SKIPPED)
 
 
 def test_nothing_where_there_was_no_quantum_step(tmp_path: Path) -> None:

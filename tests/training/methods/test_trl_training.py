@@ -15,6 +15,7 @@ from benchmarks.family_models import save_language_model
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.monitoring.drawing.quantity_names import name_of
+from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
@@ -85,6 +86,9 @@ def _check_run(path: Path, method: str) -> None:
     records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records if "loss" in r] == list(range(1, 9))
     assert RunDirectory(path).read_configuration().training.method == method
+    view = read_view(path)
+    assert method in view["title"].lower()
+    assert view["config"]["training.method"][0] == method
     for name in ("report.html", "tokenizer", "quarantine.jsonl", "checkpoints"):
         assert (path / name).exists(), name
 
