@@ -4,6 +4,7 @@ Names of models, strategies, formats and plug-ins are texts here; who looks them
 """
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, StringConstraints
@@ -237,7 +238,9 @@ class DeploymentConfig(ConfigSection):
 
     def source(self, key: str) -> Source:
         """Where the value of a canonical key was set."""
-        setting = self._settings.get(key)
+        return self._source_of(key, self._settings.get(key))
+
+    def _source_of(self, key: str, setting: Setting | None) -> Source:
         if setting is not None and setting.value == self.value(key):
             return setting.source
         if self.is_default(key):
@@ -252,7 +255,8 @@ class DeploymentConfig(ConfigSection):
 
     def sources(self) -> dict[str, Source]:
         """Where each value was set, by canonical key; inside an absent section nothing is."""
-        return {key: self.source(key) for key in self.present_keys()}
+        settings = self._settings  # Pydantic looks for it anew each time
+        return {key: self._source_of(key, settings.get(key)) for key in self.present_keys()}
 
     def present_keys(self) -> list[str]:
         """The canonical keys that have a value: all but those inside an absent section."""
@@ -388,9 +392,14 @@ class DeploymentConfig(ConfigSection):
 
     def is_default(self, key: str) -> bool:
         """Whether the value of a canonical key is its default, whoever gave it."""
-        spec = schema_of(type(self)).fields[key]
-        default = spec.default is not None if spec.is_switch else spec.default
-        return bool(self.value(key) == default)
+        return bool(self.value(key) == _defaults(type(self))[key])
+
+
+@cache
+def _defaults(root: type[ConfigSection]) -> dict[str, object]:
+    """Of every key, to compare with; some are made by a function, which takes its time."""
+    fields = schema_of(root).fields
+    return {key: s.default is not None if s.is_switch else s.default for key, s in fields.items()}
 
 
 def check_sections(
