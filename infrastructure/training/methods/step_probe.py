@@ -123,7 +123,7 @@ class StepProbe:
             )
             times.append(seconds / ceil_div(micro_batches, self.accumulation))
             self._update()
-            if self._is_enough(len(times), times[-1] * steps_left, steps_left, began):
+            if self._is_enough(times, times[-1] * steps_left, steps_left, began):
                 return _later_mean(times)
 
     def _micro_batches(
@@ -145,15 +145,18 @@ class StepProbe:
                 self._refuse_beyond(fit_line(points, idle_bytes).peak_bytes(_units(samples[0])))
             times.append(self._micro_batch(samples[0], count, points))
             num_steps = steps_left * self.accumulation
-            if self._is_enough(len(times), times[-1] * num_steps, steps_left, began):
+            if self._is_enough(times, times[-1] * num_steps, steps_left, began):
                 return _later_mean(times) * self.accumulation, points
 
-    def _is_enough(self, done: int, estimated: float, steps_left: int, began: float) -> bool:
-        """Whether a further measurement is worth its time."""
-        if steps_left < STEPS_WORTH_MORE:
+    def _is_enough(
+        self, times: list[float], estimated: float, steps_left: int, began: float
+    ) -> bool:
+        """Whether a further measurement is not worth its time; of what is slow, what the first one
+        takes besides is a small part."""
+        if steps_left < STEPS_WORTH_MORE or times[-1] > MOST_SECONDS:
             return True
         allowed = min(SHARE_OF_TRAINING * estimated, MOST_SECONDS)
-        return done > 1 and time.perf_counter() - began > allowed
+        return len(times) > 1 and time.perf_counter() - began > allowed
 
     def _group(self, batches: Iterator[Any]) -> float:
         """Seconds of the micro-batches of one step."""
@@ -210,6 +213,8 @@ class StepProbe:
                 trainer.prediction_step(trainer.model_wrapped, inputs, prediction_loss_only=True)
                 times.append(self._now() - started)
                 self.peaks.append(peak.read())
+            if times[-1] > MOST_SECONDS:
+                break
         trainer.model.train()
         return _later_mean(times) * len(loader)
 
