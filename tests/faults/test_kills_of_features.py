@@ -158,7 +158,7 @@ def ended(config: DeploymentConfig, *observers: Observer) -> int:
     return os.waitpid(in_child(work), 0)[1]
 
 
-QUICK = ["conversations", "experts and router", "stages by loss", "rounded int4"]
+QUICK = ["last answers", "experts and router", "rounded int4"]
 
 
 @pytest.mark.parametrize("name", slow_but(QUICK, FEATURES))
