@@ -62,7 +62,9 @@ from infrastructure.training.strategies.standard_strategy import StandardTrainin
 from tests.deployment.runs import deploy, runs_of, small_config, small_settings
 from tests.seeds.blocks import Block, all_blocks, num_fences
 from tests.seeds.unsloth_loop import WITH_UNSLOTH
+from tests.training.data.builders import CHATML
 from tests.training.models.architectures import tiny_model
+from tests.training.seeing_models import save_llava, save_text_model, save_tower, write_colours
 from tests.training.test_context import configure
 
 ROOT = Path(infrastructure.__file__).parent
@@ -394,6 +396,55 @@ def test_the_trainers_of_001(config: DeploymentConfig) -> None:
         assert trainer.train().step == 5
 
 
+def message_of(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "strategy"),
+    [("dialogue", "finetuning"), ("multimodal", "standard"), ("standard", "curriculum")],
+)
+def test_the_other_adapters_and_strategies_of_001(
+    adapter: str, strategy: str, config: DeploymentConfig, tmp_path: Path
+) -> None:
+    """The sample for developers with the other names that its text has."""
+    config.training.optimization_frequency = None
+    if adapter == "dialogue":
+        rows = [json.loads(line) for line in Path(str(config.data.path)).read_text().splitlines()]
+        talks = [
+            {
+                "messages": [
+                    message_of("user", r["prompt"]),
+                    message_of("assistant", r["completion"]),
+                ]
+            }
+            for r in rows
+        ]
+        config.data.path = str(tmp_path / "talks.jsonl")
+        Path(config.data.path).write_text("\n".join(map(json.dumps, talks)))
+        config.data.max_length, config.data.chat_template = 128, CHATML
+    if adapter == "multimodal":
+        config.data.path = str(write_colours(tmp_path / "rows"))
+        config.data.max_length = 256
+        config.model.name = str(save_llava(tmp_path / "llava"))
+    chosen = strategy.replace("tuning", "tune")
+    config.training.strategy = chosen
+    config.training.max_steps = 7
+    if chosen == "curriculum":
+        config.training.curriculum_stages = 2
+    changes = [
+        (f'{kind}("standard"', f'{kind}("{name}"')
+        for kind, name in (("get_model_adapter", adapter), ("get_training_strategy", chosen))
+    ]
+    trainer = execute("001 For Developers", sections(config), *changes)["trainer"]
+    assert adapter in type(trainer.adapter).__name__.lower()
+    assert strategy in type(trainer.strategy).__name__.lower()
+    model = trainer.initialize_model()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    assert trainer.train().step == 7
+    assert any(not torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
 @runs(
     "001 Example: Adding a New Training Strategy", "001 Example: Adding a New Training Strategy 2"
 )
@@ -428,6 +479,34 @@ def test_the_extensions_of_001(config: DeploymentConfig) -> None:
     names = execute("001 Example: Using Model Extensions", wanted)
     assert [one.name for one in names["trainer"].hooks.extensions] == ["memory", "quantum"]
     assert added_modules(names["model"]).keys() == {"memory"}
+
+
+def test_the_extensions_of_001_train_together(config: DeploymentConfig, tmp_path: Path) -> None:
+    """All three that its text names; what two of them learn is in the checkpoint."""
+    config.model.name = str(save_text_model(tmp_path / "text"))
+    config.data.path, config.data.max_length = str(write_colours(tmp_path / "rows")), 256
+    config.training.multimodal.vision_tower = str(save_tower(tmp_path / "tower"))
+    config.training.max_steps, config.training.checkpoint_frequency = 8, 4
+    wanted = sections(config) | {
+        "EnhancedTrainer": functools.partial(
+            training_names.EnhancedTrainer, checkpoint_directory=tmp_path / "checkpoints"
+        )
+    }
+    wanted["training_config"].strategy = "standard"
+    changes = [('["memory", "quantum"]', '["memory", "multimodal", "quantum"]')]
+    names = execute("001 Example: Using Model Extensions", wanted, *changes)
+    trainer, model = names["trainer"], names["model"]
+    kinds = [type(one).__name__ for one in trainer.hooks.extensions]
+    assert kinds == ["KeyValueMemoryExtension", "MultimodalExtension", "QuantumExtension"]
+    added = [name for name, _ in model.named_parameters() if "memory" in name]
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    assert trainer.train().step == 8
+    now = dict(model.named_parameters())
+    moved = {name for name in now if not torch.equal(now[name], before[name])}
+    assert moved & {*added}
+    assert any("projector" in name for name in moved)
+    saved = CheckpointManager(tmp_path / "checkpoints").newest()
+    assert saved
 
 
 def test_the_same_as_it_stands_with_a_memory_of_ones_own(config: DeploymentConfig) -> None:
