@@ -121,6 +121,7 @@ SEEING_METHODS = {
     "full": Method("all weights", "colours", {"learning_rate": 1e-2}),
     "seeing": Method("all weights, the vision part too", "colours", {"learning_rate": 5e-3}),
     "lora": Method("LoRA", "colours", {"lora": True, "lora_r": 8, "learning_rate": 2e-2}),
+    "conversations": Method("conversations", "shown-talks", {"learning_rate": 1e-2}),
     "curriculum": Method(
         "curriculum",
         "colours",
@@ -315,9 +316,18 @@ def _write_colours(rows: Path) -> None:
     draw = random.Random(0)
     drawn = [{**row, "answer": draw.choice([*COLOURS])} for row in right]
     cut = NUM_PICTURES * 3 // 4
-    for name, some in (("colours", right), ("exchanged", drawn)):
+    talks = [_shown_talk(row) for row in right]
+    for name, some in (("colours", right), ("exchanged", drawn), ("shown-talks", talks)):
         write(rows / f"{name}.jsonl", some[:cut])
         write(rows / f"{name}-held-out.jsonl", some[cut:])
+
+
+def _shown_talk(row: dict[str, Any]) -> dict[str, Any]:
+    """The colour of a picture, and once more in a second turn."""
+    first = [{"type": "image", "image": row["image"]}, {"type": "text", "text": row["question"]}]
+    turns = [("user", first), ("assistant", row["answer"]), ("user", "Which colour is it?")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    return {"messages": [*messages, {"role": "assistant", "content": row["answer"]}]}
 
 
 def _entropy(ids: Sequence[Sequence[int]]) -> dict[str, float]:

@@ -77,7 +77,6 @@ MISSING = [
         ("int4",),
         refused="is for models of text alone",
     ),
-    Missing("not seen: conversations with pictures", tuple(SEEING), ("conversations",)),
     Missing(
         "Unsloth loads models of text here; refused",
         tuple(SEEING),
