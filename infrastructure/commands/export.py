@@ -70,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
         Form,
         Part,
         check_possible,
+        check_publishable,
     )
     from infrastructure.run.directory import find_run
     from infrastructure.run.repair import repair_records, repair_records_of
@@ -83,6 +84,8 @@ def run(options: argparse.Namespace) -> int:
         Part(options.part), options.bits, Form(options.format), options.converter
     )
     check_possible(run, Path(options.folder or tempfile.gettempdir()), request)
+    if options.push_to_hub is not None:
+        check_publishable(run)
     from infrastructure.deployment.export import export_model
     from infrastructure.deployment.publish import ModelRepository, finished_step
 

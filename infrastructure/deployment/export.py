@@ -20,7 +20,7 @@ from infrastructure.core.files import (
     write_json,
     write_text,
 )
-from infrastructure.core.json_text import JsonObject
+from infrastructure.core.json_text import JsonObject, as_object
 from infrastructure.deployment.export_comparison import Comparer, Reference
 from infrastructure.deployment.export_formats import Work, write_format
 from infrastructure.deployment.export_request import ExportRequest, Form, check_possible
@@ -32,6 +32,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
+from infrastructure.training.models.added_modules import attach_described
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager
 from infrastructure.training.models.saved_model import read_json
 from infrastructure.training.models.saving import save_model
@@ -182,6 +183,7 @@ def _load(run: RunDirectory, checkpoint: Path | None) -> _Trained:
     snapshot = load_checkpoint(checkpoint)
     config = configuration_of(run, checkpoint)
     loaded = _model_of(run, config)
+    attach_described(loaded.model, as_object(run.read_run().get("model") or {}))
     identity = snapshot.values.get("identity", {})
     _refuse_other_base(identity, loaded)
     with _form_of_phase(config, loaded.model, snapshot.values):

@@ -135,6 +135,13 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> C
     """
     model: dict[str, Any] = dict(run.read_run().get("model", {}))
     is_lora = bool(model.get("lora"))
+    if model.get("extensions") and not request.is_plain:
+        raise ValueError(
+            f"run {run.run_id} has weights of extensions ({', '.join(model['extensions'])}), which"
+            " no other format holds: export it as it is, without --as, --bits and --format, and"
+            " use that folder with Temper (temper ask, --model); or train without"
+            " training.enabled_extensions"
+        )
     if request.part is Part.LORA and not is_lora:
         raise ValueError(
             f"run {run.run_id} has trained all weights and has no LoRA: leave --as lora out"
@@ -156,6 +163,21 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> C
             " free there: name a folder on another disk, or make room"
         )
     return converter
+
+
+def check_publishable(run: RunDirectory) -> None:
+    """Refuse to publish a model that those who download it could not load whole.
+
+    Raises:
+        ValueError: extensions have added weights to it.
+    """
+    model: dict[str, Any] = dict(run.read_run().get("model", {}))
+    if model.get("extensions"):
+        raise ValueError(
+            f"--push-to-hub: run {run.run_id} has weights of extensions"
+            f" ({', '.join(model['extensions'])}), and whoever loads it from the Hub would get the"
+            " model without them: export it into a FOLDER, and hand that on"
+        )
 
 
 def needed_bytes(model: dict[str, Any], request: ExportRequest) -> int:

@@ -595,6 +595,60 @@ MODEL = [
         ["--embedded-hidden-size", "--embedded-num-heads"],
     ),
     Wrong("output that is a file", "train --output file", ["file"], {"file": ""}),
+    Wrong(
+        "a memory of a stack at a time",
+        "train data.jsonl --enabled-extensions memory --strategy progressive",
+        ["memory", "a stack of layers at a time", "standard or finetune"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "a memory that is compiled",
+        "train data.jsonl --enabled-extensions memory --compile-mode default",
+        ["memory", "leave --compile-mode out"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "a memory of Unsloth's layers",
+        "train data.jsonl --enabled-extensions memory --backend unsloth --model ./folder --lora",
+        ["memory", "set --backend transformers"],
+        {"data.jsonl": GOOD_DATA, "folder/config.json": json.dumps(LLAMA)},
+    ),
+    Wrong(
+        "a memory among hidden tokens",
+        "train data.jsonl --enabled-extensions memory --time-step-masking",
+        ["memory", "hides tokens in both directions"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "a memory of a rounded model",
+        "train data.jsonl --enabled-extensions memory --quantization-aware int4",
+        ["memory", "cannot hold weights of extensions"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "a memory in eight bits",
+        "train data.jsonl --enabled-extensions memory --mixed-precision fp8",
+        ["memory", "give bf16"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "a memory of several processes",
+        "train data.jsonl --enabled-extensions memory --num-processes 2 --device cpu",
+        ["--num-processes 2", "memory", "of one process"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "a layer that the model has not",
+        "train data.jsonl --enabled-extensions memory --memory-layer 99",
+        ["--memory-layer 99", "0 to"],
+        {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "heads that do not divide the memory",
+        "train data.jsonl --enabled-extensions memory --memory-heads 7",
+        ["--memory-heads 7", "--memory-width"],
+        {"data.jsonl": GOOD_DATA},
+    ),
 ]
 
 VERSION = f"{3:012d}-blake3-{'ab' * 32}"
@@ -814,6 +868,12 @@ WHOLE_RUN = json.dumps(
         "configuration": {"values": {}, "sources": {}},
     }
 )
+MEMORY_RUN = json.dumps(
+    {
+        "model": {"kind": "folder", "name": "m", "num_parameters": 9, "extensions": {"memory": {}}},
+        "configuration": {"values": {}, "sources": {}},
+    }
+)
 HUGE_RUN = json.dumps(
     {
         "model": {"kind": "folder", "name": "m", "num_parameters": 10**15},
@@ -853,6 +913,18 @@ EXPORT = [
         "export runs/a x --converter convert.py",
         ["--converter", "--format gguf"],
         {"runs/a/run.json": LORA_RUN},
+    ),
+    Wrong(
+        "a merged model with a memory",
+        "export runs/a x --as merged",
+        ["weights of extensions (memory)", "no other format holds"],
+        {"runs/a/run.json": MEMORY_RUN},
+    ),
+    Wrong(
+        "a memory on the Hub",
+        "export runs/a --push-to-hub me/it",
+        ["--push-to-hub", "without them", "FOLDER"],
+        {"runs/a/run.json": MEMORY_RUN},
     ),
     Wrong(
         "the LoRA of a whole model",
@@ -1537,6 +1609,13 @@ def method(
 
 
 METHODS = [
+    method("a memory in TRL", "dpo --enabled-extensions memory", ["memory", "neither train nor"]),
+    method(
+        "a model with a memory in TRL",
+        "dpo",
+        ["weights of extensions", "TRL's trainers do not load"],
+        files={"m/extensions.json": "{}"},
+    ),
     method(
         "a setting that TRL cannot carry out",
         "dpo --compile-mode default",
@@ -2260,7 +2339,7 @@ SAME_CAUSE = {
     "another number of bits": "flag without value",
     "qs sampler": "an unknown measure",
 }
-LEAST_CAUSES = 176
+LEAST_CAUSES = 188
 KEYS = [key for key in schema_of(DeploymentConfig).fields if "." in key]
 OF_A_FILE = re.compile(r"\.ya?ml\b")
 

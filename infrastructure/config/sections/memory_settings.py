@@ -29,9 +29,9 @@ class MemorySettings(ConfigSection):
         description="Layer after which the memory is read, from 0; auto: the one in the middle.",
     )
     slots: Count = Field(default=64, description="Keys and values that are weights, and trained.")
-    heads: Count = Field(default=4, description="Heads of the attention that reads the memory.")
+    heads: Count = Field(default=2, description="Heads of the attention that reads the memory.")
     width: Count | Auto = Field(
-        default="auto", description="Width of its keys and values; auto: that of the model."
+        default="auto", description="Width of its keys and values; auto: the model's, at most 128."
     )
     store: CountOrZero = Field(
         default=1024,

@@ -16,6 +16,8 @@ from infrastructure.training.models import added_modules
 from infrastructure.training.models.added_modules import decoder_layers, hidden_size
 from infrastructure.training.models.key_value_memory import KeyValueMemory
 
+WIDEST = 128  # more than there are entries could not be told apart by their spread
+
 Entries = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -55,7 +57,7 @@ class KeyValueMemoryExtension(Extension):
             "layer": middle if given.layer == "auto" else given.layer,
             "slots": given.slots,
             "heads": given.heads,
-            "width": hidden_size(model) if given.width == "auto" else given.width,
+            "width": min(hidden_size(model), WIDEST) if given.width == "auto" else given.width,
             "store": given.store,
         }
 

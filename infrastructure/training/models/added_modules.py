@@ -35,7 +35,7 @@ class AddedModule(torch.nn.Module, ABC):
     """A module that works inside a model which does not know of it.
 
     Attributes:
-        kind: the extension that it belongs to, as `training.enabled_extensions` names it.
+        kind: a name of letters, digits and "_", the same wherever it is saved and loaded.
     """
 
     kind: ClassVar[str]
@@ -77,7 +77,13 @@ KINDS: dict[str, type[AddedModule]] = {}
 
 
 def register_added_module(kind: type[AddedModule]) -> type[AddedModule]:
-    """Let a saved model that has such a module be loaded; a decorator, too."""
+    """Let a saved model that has such a module be loaded; a decorator, too.
+
+    Raises:
+        ValueError: its kind is no plain name.
+    """
+    if not kind.kind.isidentifier():
+        raise ValueError(f'{kind.__name__}.kind {kind.kind!r}: use letters, digits and "_"')
     KINDS[kind.kind] = kind
     return kind
 
@@ -165,6 +171,24 @@ def save_added(model: torch.nn.Module, folder: Path) -> None:
     write_json(folder / EXTENSIONS_MANIFEST, {"note": NOTE, "extensions": facts_of_added(model)})
 
 
+def attach_described(model: torch.nn.Module, described: JsonObject) -> None:
+    """Attach new modules of the forms that the record of a run describes, for the weights of one
+    of its checkpoints.
+
+    Args:
+        described: as `fitting.describe_added` gives it; those that `model` has are left.
+
+    Raises:
+        ValueError: one is unknown here.
+    """
+    extensions = cast(JsonObject, described.get("extensions") or {})
+    for kind, facts in extensions.items():
+        if kind not in added_modules(model):
+            attach(model, _kind_of(kind, "the run").build(model, cast(JsonObject, facts)))
+    if described.get("extensions_train_alone"):
+        train_added_alone(model)
+
+
 def load_added(model: torch.nn.Module, folder: Path) -> None:
     """Attach to `model` what lies in `folder` beside its files; nothing where nothing does.
 
@@ -204,12 +228,12 @@ def _read(file: Path) -> Mapping[str, torch.Tensor]:
         ) from error
 
 
-def _kind_of(kind: str, manifest: Path) -> type[AddedModule]:
+def _kind_of(kind: str, place: object) -> type[AddedModule]:
     if kind not in KINDS and ":" not in kind and registries.EXTENSIONS.is_here(kind):
         registries.EXTENSIONS.get(kind)  # registers its module when it is imported
     if kind not in KINDS:
         raise ValueError(
-            f"{manifest}: {unknown_name('extension', kind, KINDS)}; import the module that has it"
+            f"{place}: {unknown_name('extension', kind, KINDS)}; import the module that has it"
             " first, which calls register_added_module"
         )
     return KINDS[kind]

@@ -8,11 +8,13 @@ model, as in Memorizing Transformers (Wu et al. 2022, arXiv 2203.08913). What is
 by a gate that begins at zero: a new memory changes nothing.
 
 In training no row reads what was stored of a row with the same tokens, so that none reads its own
-answer of an epoch before.
+answer of an epoch before. (How the store's keys spread is measured over all of them; tokens have no
+part in that.)
 """
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Self, cast
 
 import torch
@@ -30,6 +32,7 @@ from infrastructure.training.models.added_modules import (
 from infrastructure.training.models.model_inputs import language_model
 
 FIRST_SCALE = 16.0  # of cosines before the softmax: one near entry outweighs a thousand others
+LEAST_SPREAD = 1e-3  # of a direction, relative to the mean of all
 NO_ROW = 0
 _HASH_FACTOR = 6364136223846793005  # of Knuth's generator; products are taken modulo 2**64
 _LARGEST = (1 << 63) - 1
@@ -61,10 +64,7 @@ class KeyValueMemory(AddedModule):
         self.gate = torch.nn.Parameter(torch.zeros(hidden))
         self.capacity = capacity
         if capacity:
-            self.key = torch.nn.Linear(hidden, width, bias=False)
             self.value = torch.nn.Linear(hidden, width, bias=False)
-            with torch.no_grad():  # like states are near from the start
-                self.key.weight.copy_(self.query.weight)
             self.register_buffer("store_keys", torch.zeros(capacity, hidden))
             self.register_buffer("store_tokens", torch.zeros(capacity, dtype=torch.int64))
             self.register_buffer("store_rows", torch.full((capacity,), NO_ROW, dtype=torch.int64))
@@ -136,6 +136,10 @@ class KeyValueMemory(AddedModule):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states (B, L, H) with what they read of the memory, in their own format."""
+        with torch.autocast(hidden.device.type, enabled=False):  # nearness needs all digits
+            return self._with_memory(hidden)
+
+    def _with_memory(self, hidden: torch.Tensor) -> torch.Tensor:
         states = self.norm(hidden.to(self.norm.weight.dtype))
         rows = self._rows
         if rows is None or rows.shape != hidden.shape[:2]:
@@ -147,30 +151,51 @@ class KeyValueMemory(AddedModule):
 
     def _read(self, states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """What each of (T, H) states gets from all entries, (T, H)."""
-        queries = self.query(states)
-        keys: torch.Tensor = self.slot_keys
+        queries = self._heads(self.query(states))
+        keys = self._heads(self.slot_keys)
         values: torch.Tensor = self.slot_values
         mask = None
         if self.capacity:
-            tokens = self._embeddings[0](self.store_tokens).detach()
-            tokens = F.rms_norm(tokens.to(states.dtype), tokens.shape[-1:])
-            keys = torch.cat([keys, self.key(self.store_keys).to(keys.dtype)])
-            values = torch.cat([values, self.value(tokens).to(values.dtype)])
+            # By the projection of queries: like states are near from the start, and stay so.
+            stored = self._heads(self.query(self.store_keys))
+            queries, stored = self._whitened(queries, stored)
+            keys = torch.cat([keys, stored], dim=1)
+            tokens = self._embeddings[0](self.store_tokens).detach().to(states.dtype)
+            tokens = F.rms_norm(tokens, tokens.shape[-1:])
+            values = torch.cat([values, self.value(tokens)])
             mask = self._may_read(rows)
-        queries = self._heads(queries) * self.log_scale.exp()[:, None, None]
+        queries = F.normalize(queries, dim=-1) * self.log_scale.exp()[:, None, None]
         read = F.scaled_dot_product_attention(
-            queries[None].to(values.dtype),
-            self._heads(keys)[None].to(values.dtype),
-            values.unflatten(1, (self.num_heads, -1)).transpose(0, 1)[None],
+            queries[None],
+            F.normalize(keys, dim=-1)[None],
+            self._heads(values)[None],
             attn_mask=mask,
             scale=1.0,
         )
         return self.output(read[0].transpose(0, 1).flatten(1))
 
     def _heads(self, rows: torch.Tensor) -> torch.Tensor:
-        """(N, width) as (heads, N, width / heads), each of length 1."""
-        split = rows.float().unflatten(1, (self.num_heads, -1)).transpose(0, 1)
-        return F.normalize(split, dim=-1)
+        """(N, width) as (heads, N, width / heads)."""
+        return rows.unflatten(1, (self.num_heads, -1)).transpose(0, 1)
+
+    def _whitened(
+        self, queries: torch.Tensor, stored: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both in the metric of Mahalanobis, by what is stored: hidden states have a few large
+        components in common, which would make all entries near."""
+        with torch.no_grad():
+            is_filled = (self.store_rows != NO_ROW)[:, None].to(stored.dtype)
+            count = is_filled.sum().clamp_min(1)
+            mean = (stored * is_filled).sum(1, keepdim=True) / count
+            centred = (stored - mean) * is_filled
+            spread = centred.transpose(1, 2) @ centred / count
+            diagonal = torch.diagonal(spread, dim1=1, dim2=2)
+            diagonal += LEAST_SPREAD * diagonal.mean(1, keepdim=True) + 1e-12
+            root = torch.linalg.cholesky_ex(spread).L  # of what is not finite: that, no error
+        whiten = partial(torch.linalg.solve_triangular, root, upper=False)
+        return tuple(
+            whiten((one - mean).transpose(1, 2)).transpose(1, 2) for one in (queries, stored)
+        )
 
     def _may_read(self, rows: torch.Tensor) -> torch.Tensor:
         """(T, slots + capacity): all slots, and what is stored of other rows."""

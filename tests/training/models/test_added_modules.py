@@ -16,6 +16,7 @@ from infrastructure.training.models.added_modules import (
     detach,
     is_added,
     load_added,
+    register_added_module,
     train_added_alone,
 )
 from infrastructure.training.models.added_modules import (
@@ -88,7 +89,7 @@ def test_under_lora_too(saved_llama: Path, tmp_path: Path, quantization: Any) ->
     model = loaded.model.eval()
     with_memory(model)
     names = trainable_state(model).keys()
-    assert sum(map(is_added, names)) == 13
+    assert sum(map(is_added, names)) == 12
     assert all("lora_" in name or is_added(name) for name in names)
     expected, folder = logits(model), tmp_path / "saved"
     save_model(model, loaded.tokenizer, folder)
@@ -105,6 +106,14 @@ def test_what_trains_alone_is_all_that_a_checkpoint_holds(saved_llama: Path) -> 
     with_memory(model)
     train_added_alone(model)
     assert all(map(is_added, trainable_state(model)))
+
+
+def test_a_kind_is_a_plain_name() -> None:
+    class Dotted(KeyValueMemory):
+        kind = "mine.memory"
+
+    with pytest.raises(ValueError, match=r"Dotted.kind 'mine.memory': use letters"):
+        register_added_module(Dotted)
 
 
 def test_a_model_has_one_of_a_kind() -> None:

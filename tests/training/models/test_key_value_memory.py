@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from infrastructure.training.models.added_modules import attach
 from infrastructure.training.models.key_value_memory import NO_ROW, KeyValueMemory, rows_of
@@ -41,15 +42,34 @@ def test_a_row_never_reads_itself_in_training_and_others_do() -> None:
     attach(model, memory)
     torch.nn.init.ones_(memory.gate)
     ids = torch.tensor([[5, 6, 7, 8], [9, 3, 4, 7]])
-    before = model(ids).logits
+    model(ids)
     assert memory.seen is not None
     states, rows = memory.seen
     memory.store(states[:3], ids[0, 1:], rows[:3])  # of the first row
+    before = model(ids).logits
+    memory.store_tokens.copy_(torch.tensor([11, 12, 13]))
     after = model(ids).logits
     assert torch.equal(after[0], before[0])
     assert not torch.allclose(after[1], before[1])
     model.eval()  # where it is never trained on, everything is read
     assert not torch.allclose(model(ids).logits[0], before[0])
+
+
+def test_a_state_finds_its_like_among_many() -> None:
+    torch.manual_seed(0)
+    memory = KeyValueMemory(32, layer=0, slots=2, heads=1, width=32, capacity=300)
+    common = 9 * torch.randn(32)  # as hidden states have it: without whitening all are near
+    states = common + torch.randn(300, 32)
+    memory.store(states, torch.arange(300), torch.arange(1, 301))
+    near = states + 0.3 * torch.randn(300, 32)
+    queries, keys = (memory._heads(memory.query(one)) for one in (near, states))
+    plain = F.cosine_similarity(queries[0][:, None], keys[0], dim=-1)
+    queries, keys = memory._whitened(queries, keys)
+    whitened = F.cosine_similarity(queries[0][:, None], keys[0], dim=-1)
+    own = torch.eye(300, dtype=torch.bool)
+    assert plain[~own].mean() > 0.9
+    assert whitened[~own].abs().mean() < 0.2
+    assert whitened[own].mean() > 0.8
 
 
 @pytest.mark.parametrize(
