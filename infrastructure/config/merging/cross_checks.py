@@ -61,7 +61,7 @@ def contradictions(config: HasSections) -> Iterator[str]:
     yield from _curriculum(config)
     yield from _lora_variants(config)
     yield from _quantization_aware(config)
-    enabled = [MEMORY] if MEMORY in config.training.extensions else []
+    enabled = [MEMORY] if config.training.gets_memory else []
     yield from added_weights_refusals(enabled, config.model, config.training)
     yield from vision_tower_refusals(config.model, config.training)
     yield from stackwise_contradictions(config.model, config.data, config.training)

@@ -15,7 +15,7 @@ class MemorySettings(ConfigSection):
     prefix: ClassVar[str] = "training.memory"
     used_when: ClassVar[tuple[UsedWhen, ...]] = (
         UsedWhen(
-            lambda config: "memory" in config.training.extensions,
+            lambda config: config.training.gets_memory,
             "there is no such memory",
             "add memory to training.enabled_extensions, or leave it out",
         ),

@@ -481,6 +481,11 @@ class TrainingConfig(StackwiseFields):
         return self.trains_units_in_turn and self.mode != "fused" and not changes
 
     @property
+    def gets_memory(self) -> bool:
+        """Whether the extension `memory` is enabled; somebody's own of that name is another."""
+        return MEMORY in self.enabled_extensions and not EXTENSIONS.is_own(MEMORY)
+
+    @property
     def gets_vision_tower(self) -> bool:
         """Whether the extension `multimodal` is enabled; somebody's own of that name is another."""
         return MULTIMODAL in self.enabled_extensions and not EXTENSIONS.is_own(MULTIMODAL)
