@@ -639,7 +639,7 @@ MODEL = [
     ),
     Wrong(
         "a memory of pictures",
-        "train data.jsonl --enabled-extensions memory --adapter multimodal --model ./folder",
+        "train data.jsonl --enabled-extensions memory --model-adapter multimodal --model ./folder",
         ["memory", "tells rows by their tokens", "--image-column"],
         {"data.jsonl": GOOD_DATA, "folder/config.json": json.dumps(LLAMA)},
     ),

@@ -121,7 +121,7 @@ UNUSED_BECAUSE: list[tuple[str, Any, dict[str, Any]]] = [
     ("training.multimodal.projector_epochs", 3, {"training.enabled_extensions": ["memory"]}),
     ("training.multimodal.image_token", "<|picture|>", {}),
     ("training.memory.slots", 8, {}),
-    ("training.memory.heads", 2, {}),
+    ("training.memory.heads", 4, {}),
     ("training.memory.width", 32, {}),
     ("training.memory.store", 99, {"training.enabled_extensions": ["quantum"]}),
     ("training.extension_learning_rate", 0.1, {"training.enabled_extensions": ["quantum"]}),
