@@ -47,7 +47,7 @@ from infrastructure.training.models.key_value_memory import KeyValueMemory
 
 SYLLABLES = [c + v for c in "bdfgklmnprstvwz" for v in "aeiu"]
 LETTERS = "ABCDEFGHIJKLMNOP"
-NUM_ASKED, NUM_HELD_OUT = 3000, 100
+NUM_TRAINED, NUM_HELD_OUT = 3000, 100
 LEAST_GAP = 100  # rows between a fact and its question; at most twice as many
 WIDTH, LAYER = 64, 1
 MEMORY = {"layer": LAYER, "slots": 64, "heads": 1, "width": 64, "store": 1024}
@@ -102,29 +102,32 @@ class PerceptronExtension(Extension):
         added_modules.detach(model, self.name)
 
 
-def write_rows(folder: Path, seed: int, num_asked: int = NUM_ASKED) -> tuple[Path, Path]:
+def write_rows(folder: Path, seed: int, num_trained: int = NUM_TRAINED) -> tuple[Path, Path]:
     """The stream, and the held-out questions."""
     draw = random.Random(seed)
     pairs = [(a, b) for a in SYLLABLES for b in SYLLABLES]
     facts = [
-        (f"{a} {b}", draw.choice(LETTERS)) for a, b in draw.sample(pairs, num_asked + NUM_HELD_OUT)
+        (f"{a} {b}", draw.choice(LETTERS))
+        for a, b in draw.sample(pairs, num_trained + NUM_HELD_OUT)
     ]
     placed = []
     for index, (key, letter) in enumerate(facts):
         placed.append((2 * index, f"set {key}", letter))
-        if index < num_asked:  # odd places are for questions
+        if index < num_trained:  # odd places are for questions
             later = LEAST_GAP + 2 * draw.randrange(LEAST_GAP // 2) + 1
             placed.append((2 * index + later, f"get {key}", letter))
     stream = [{"prompt": prompt, "completion": letter} for _, prompt, letter in sorted(placed)]
-    asked = [{"prompt": f"get {k}", "completion": letter} for k, letter in facts[num_asked:]]
-    for name, rows in (("stream.jsonl", stream), ("asked.jsonl", asked)):
+    held_out = [{"prompt": f"get {k}", "completion": letter} for k, letter in facts[num_trained:]]
+    for name, rows in (("stream.jsonl", stream), ("held_out.jsonl", held_out)):
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder / "stream.jsonl", folder / "asked.jsonl"
+    return folder / "stream.jsonl", folder / "held_out.jsonl"
 
 
-def trainer_of(folder: Path, arm: str, seed: int, num_asked: int = NUM_ASKED) -> EnhancedTrainer:
+def trainer_of(
+    folder: Path, arm: str, seed: int, num_trained: int = NUM_TRAINED
+) -> EnhancedTrainer:
     """Everything but what is attached is the same in each arm."""
-    stream, asked = write_rows(folder, seed, num_asked)
+    stream, held_out = write_rows(folder, seed, num_trained)
     extension = PERCEPTRON if arm == "perceptron" else "memory"
     memory = {**MEMORY, "store": 0} if arm == "slots alone" else MEMORY
     sizes = {"hidden_size": WIDTH, "num_layers": 2, "num_heads": 4, "num_kv_heads": 4}
@@ -147,7 +150,7 @@ def trainer_of(folder: Path, arm: str, seed: int, num_asked: int = NUM_ASKED) ->
         ),
         DataConfig(
             path=str(stream),
-            eval_path=str(asked),
+            eval_path=str(held_out),
             max_length=32,
             num_workers=0,
             streaming=True,
@@ -188,23 +191,25 @@ def exchange(trainer: EnhancedTrainer, seed: int) -> None:
     memory.store_tokens[places] = memory.store_tokens[places[order]]
 
 
-def measure(seed: int, num_asked: int = NUM_ASKED, arms: Sequence[str] = ARMS) -> JsonObject:
+def measure(seed: int, num_trained: int = NUM_TRAINED, arms: Sequence[str] = ARMS) -> JsonObject:
     """One seed: weights, seconds and the share of right letters of each arm, in percent."""
-    found: JsonObject = {}
+    results: JsonObject = {}
     for arm in arms:
         with tempfile.TemporaryDirectory() as folder:
-            trainer = trainer_of(Path(folder), arm, seed, num_asked)
+            trainer = trainer_of(Path(folder), arm, seed, num_trained)
             started = time.perf_counter()
             trainer.train()
-            found[arm] = {
+            results[arm] = {
                 "weights": sum(p.numel() for p in trainer.initialize_model().parameters()),
                 "seconds": round(time.perf_counter() - started, 1),
                 "right_percent": round(100 * share_right(trainer), 1),
             }
             if arm == "memory":
                 exchange(trainer, seed)
-                found["memory exchanged"] = {"right_percent": round(100 * share_right(trainer), 1)}
-    return found
+                results["memory exchanged"] = {
+                    "right_percent": round(100 * share_right(trainer), 1)
+                }
+    return results
 
 
 def main() -> None:

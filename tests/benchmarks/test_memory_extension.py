@@ -8,7 +8,7 @@ from tests.slow import slow
 
 
 def test_a_question_comes_long_after_its_fact(tmp_path: Path) -> None:
-    stream, asked = (
+    stream, held_out = (
         [json.loads(line) for line in path.read_text().splitlines()]
         for path in write_rows(tmp_path, 0, 300)
     )
@@ -20,7 +20,7 @@ def test_a_question_comes_long_after_its_fact(tmp_path: Path) -> None:
             fact = prompt.replace("get", "set")
             assert letters[prompt] == letters[fact]
             assert LEAST_GAP / 2 <= index - place[fact] <= 2.2 * LEAST_GAP
-    for row in asked:
+    for row in held_out:
         assert row["prompt"] not in place
         assert letters[row["prompt"].replace("get", "set")] == row["completion"]
 
@@ -36,7 +36,7 @@ def test_no_arm_has_more_weights_than_the_one_with_a_perceptron(tmp_path: Path) 
 
 @slow
 def test_a_memory_answers_what_as_many_other_weights_cannot() -> None:
-    found = measure(0, arms=("memory", "perceptron"))
-    right = {arm: facts["right_percent"] for arm, facts in found.items()}  # type: ignore[index,call-overload]
+    results = measure(0, arms=("memory", "perceptron"))
+    right = {arm: facts["right_percent"] for arm, facts in results.items()}  # type: ignore[index,call-overload]
     assert right["memory"] - right["perceptron"] >= 30
     assert right["memory exchanged"] < 20

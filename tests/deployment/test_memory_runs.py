@@ -50,7 +50,7 @@ def test_a_killed_run_ends_with_the_same_files(finished: Path, tmp_path: Path) -
     assert weights_of(run / "final") == weights_of(finished / "final")
 
 
-def test_it_is_asked_and_measured_with_its_memory(
+def test_it_answers_and_is_measured_with_its_memory(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["ask", str(finished), "Reverse 101", "--max-tokens", "3"]) == 0
