@@ -10,11 +10,13 @@ which import it from where it was defined.
 import inspect
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import distribution, entry_points, packages_distributions
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from infrastructure.core.lookup import unknown_name
@@ -346,11 +348,24 @@ def package_of(address: str | None) -> str | None:
     file = module_file(top)
     if file is None:
         return None
-    for name in packages_distributions().get(top, ()):
+    for name in _distributions(_installed_at()).get(top, ()):
         package = distribution(name)
         if file.is_relative_to(str(package.locate_file(""))):  # not another one of this name
             return f"{name}=={package.version}"
     return None
+
+
+def _installed_at() -> tuple[tuple[str, float], ...]:
+    """Where packages may lie, and when one was last installed or removed there."""
+    folders = [folder for folder in map(Path, sys.path) if folder.is_dir()]
+    return tuple((str(folder), folder.stat().st_mtime) for folder in folders)
+
+
+@cache
+def _distributions(_places: tuple[tuple[str, float], ...]) -> Mapping[str, list[str]]:
+    """Module → the packages that bring it: each package's list of files is read, which takes a
+    second."""
+    return packages_distributions()
 
 
 def _inherited(group: str) -> dict[str, str]:

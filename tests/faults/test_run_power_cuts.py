@@ -12,9 +12,9 @@ MODULE = "tests.faults.run_power_cuts"
 
 @pytest.mark.timeout(600)
 def test_the_same_command_goes_on_after_a_power_cut() -> None:
-    figures = run_in_fork(MODULE, "--states", "60", "--to-the-end", "2", "--no-defects")
-    assert figures["states"] > 50
-    assert figures["to_the_end"] == 2
+    figures = run_in_fork(MODULE, "--states", "30", "--to-the-end", "1", "--no-defects")
+    assert figures["states"] > 25
+    assert figures["to_the_end"] == 1
     assert complaints("G2 runs", figures) == []
 
 
