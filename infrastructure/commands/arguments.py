@@ -55,11 +55,11 @@ def run_or_model(name: str, output_dir: Path) -> str:
     name = finished_model(name)
     if Path(name).exists():
         return name
-    run, at, step = name.rpartition("@")
+    run, at, _ = name.rpartition("@")
     places = (Path(run), output_dir / run, *filter(None, [run_named(run, output_dir)]))
     if at and any((place / RUN_FILE).is_file() for place in places):
         raise ValueError(
-            f"{name} is a checkpoint, and this takes a model: write the one of step {step} with"
+            f"{name} is a checkpoint, and this takes a model: write its model with"
             f" temper export {name} FOLDER, and name FOLDER"
         )
     if (output_dir / name).is_dir():

@@ -73,7 +73,7 @@ def _place_lines(run_path: Path, summary: Summary) -> list[str]:
     in_notebook = in_notebook_kernel()
     model = summary["paths"].get("model")
     if model and not (Path(model) / SEES).is_file():
-        lines.append(f"  {'ask it':<12} {_ask_command(_relative(model), in_notebook)}")
+        lines.append(f"  {'ask it':<12} {_answer_command(_relative(model), in_notebook)}")
     backup = summary.get("backup", {})
     if "published" in backup:
         lines.append(f"  {'copy':<12} {backup['published']}")
@@ -84,7 +84,7 @@ def _place_lines(run_path: Path, summary: Summary) -> list[str]:
     return lines + (["", *advice] if advice else [])
 
 
-def _ask_command(model: str, in_notebook: bool) -> str:
+def _answer_command(model: str, in_notebook: bool) -> str:
     """How one asks the trained model something, in a shell or in a cell."""
     if in_notebook:
         return f'colab.ask({model!r}, ["your question"]) in a cell'
