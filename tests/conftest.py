@@ -10,6 +10,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,12 @@ TEXTS = ["What is 12 + 5? 17", "Reverse abc: cba", "The sky is blue and the gras
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A shell starts a background job with SIGINT ignored, which what tests start would inherit."""
+    """A shell starts a background job with SIGINT ignored, which what tests start would inherit.
+    A torchvision that is there has to be usable before anything imports transformers."""
+    if find_spec("torchvision"):
+        from tests.training.usable_torchvision import has_torchvision
+
+        has_torchvision()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):  # one of several, of which one has to import what forks have
         forks.share_server(config.workerinput["testrunuid"])
