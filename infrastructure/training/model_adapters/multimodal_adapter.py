@@ -67,7 +67,11 @@ class MultimodalModelAdapter(StandardModelAdapter):
 
     def _take(self, processor: Any) -> None:
         self.processor, self.tokenizer = processor, processor.tokenizer
-        self._pictures = PictureTokens(processor, self.model_config.name)
+        self._pictures = PictureTokens(
+            processor,
+            self.model_config.name,
+            has_text_template=self.training_config.gets_vision_tower,
+        )
 
     @property
     def pictures(self) -> PictureTokens:

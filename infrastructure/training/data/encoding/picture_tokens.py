@@ -28,14 +28,16 @@ class PictureTokens:
     Args:
         processor: of transformers, for pictures and text.
         name: the model's, for sentences.
+        has_text_template: the chat template is that of a text model, which may know no pictures.
 
     Raises:
         ValueError: it does not say which token stands for a picture.
     """
 
-    def __init__(self, processor: Any, name: str) -> None:
+    def __init__(self, processor: Any, name: str, *, has_text_template: bool = False) -> None:
         self.processor = processor
         self.name = name
+        self.has_text_template = has_text_template
         mark = getattr(processor, "image_token", None)
         if not isinstance(mark, str):
             raise ValueError(

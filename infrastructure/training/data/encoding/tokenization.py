@@ -205,10 +205,14 @@ class ConversationEncoder:
 
     @cached_property
     def _spells_pictures(self) -> bool:
-        """Whether marks go into the texts: no template is there, or it is one of a text model."""
+        """Whether marks go into the texts: no template is there, or it is one of a text model. The
+        template of a model of image and text knows what stands around a picture: nothing else
+        writes that."""
         if self.pictures is None:
             return False
-        return self.own_template is None or not self.own_template.writes(self.pictures.mark)
+        if self.own_template is None:
+            return True
+        return self.pictures.has_text_template and not self.own_template.writes(self.pictures.mark)
 
     def _spelled_out(self, turn: Turn) -> Turn:
         """A message with the marks of its pictures in its text, where no template writes them."""

@@ -10,7 +10,7 @@ from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder, Encoded
 from infrastructure.training.data.readers.pictures import PictureError
 from infrastructure.training.data.readers.rows import BadRow, Conversation, Turn
-from tests.training.seeing_models import encoded, llava_processor, picture
+from tests.training.seeing_models import TEXT_TEMPLATE, encoded, llava_processor, picture
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +93,16 @@ def test_a_template_that_leaves_pictures_out_is_noticed(tokens: PictureTokens) -
     (result,) = encoder.encode([conversation("image", "?")])
     assert isinstance(result, BadRow)
     assert "0 marks of pictures (<image>), and the row has 1 pictures" in result.detail
+
+
+def test_marks_go_into_the_texts_that_a_text_models_template_writes() -> None:
+    processor = llava_processor()
+    processor.tokenizer.chat_template = TEXT_TEMPLATE
+    pictures = PictureTokens(processor, "llava", has_text_template=True)
+    encoder = ConversationEncoder(processor.tokenizer, max_length=99, pictures=pictures)
+    (result,) = encoder.encode([conversation("a", "image", "b")])
+    assert isinstance(result, Encoded)
+    assert "a" + "<image>" * 4 + "b" in processor.tokenizer.decode(result.example.input_ids)
 
 
 class _Otherwise:
