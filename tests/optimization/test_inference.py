@@ -57,5 +57,7 @@ def test_tensorrt_is_tried_where_it_is_installed_and_named_where_it_is_not() -> 
 
 
 def test_an_unknown_method_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"unknown methods \['onnx'\]; there are: compile"):
+    with pytest.raises(ValueError, match=r"unknown methods \['onnx'\]; there are: ") as raised:
         optimize_inference(layers(), INPUTS, ["onnx"])
+    listed = str(raised.value).partition("there are: ")[2].split(", ")
+    assert {*listed} == {"compile", "export", "torchscript", "tensorrt"}
