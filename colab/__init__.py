@@ -55,7 +55,7 @@ _PLACES: dict[str, str] = {
 }
 
 __all__ = [*_PLACES]
-__getattr__ = lazy_names(__name__, _PLACES, {})
+__getattr__ = lazy_names(__name__, _PLACES)
 
 
 def __dir__() -> list[str]:

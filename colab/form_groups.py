@@ -1,7 +1,6 @@
 """Which settings a form shows together, from the configuration's own schema."""
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.merging.planned import later_of
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sections.stackwise_config import StackwiseFields
 
@@ -23,21 +22,23 @@ BASIC = (
     "backup.place",
 )
 RUN = "run"
-LATER = "not there yet"
 # Too many to stand in one list.
 _CHECKPOINTS = ("checkpoint_", "keep_", "compress_checkpoints", "deadline")
+_EXTENSIONS = (
+    "enabled_extensions",
+    "extension_",
+    "train_extensions_only",
+    "optimization_frequency",
+)
 _LOOKS = ("validation_", "log_frequency", "early_stopping", "metrics_sinks")
 
 
 def groups() -> dict[str, list[str]]:
-    """Group → canonical keys, for every setting; those that wait for a later part come last."""
+    """Group → canonical keys, for every setting."""
     by_title: dict[str, list[str]] = {}
-    waiting: list[str] = []
-    for key, spec in FIELDS.items():
-        later = later_of(spec)
-        keys = waiting if later and not later.values else by_title.setdefault(_title(key), [])
-        keys.append(key)
-    return {**by_title, LATER: waiting}
+    for key in FIELDS:
+        by_title.setdefault(_title(key), []).append(key)
+    return by_title
 
 
 def _title(key: str) -> str:
@@ -46,6 +47,8 @@ def _title(key: str) -> str:
         return "training: checkpoints"
     if section == "training" and name.startswith(_LOOKS):
         return "training: measuring"
+    if section == "training" and name.startswith(_EXTENSIONS):
+        return "training: extensions"
     if section == "training" and name in StackwiseFields.model_fields:
         return "training: stack-wise"
     if FIELDS[key].is_switch:

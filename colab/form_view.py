@@ -59,7 +59,7 @@ class FormView:
         self._status, self._cost, self._line = (widgets.HTML() for _ in range(3))
         self._secrets = widgets.HTML(_quiet(html.escape(f"secrets: {'; '.join(secrets)}")))
         self._basic = widgets.VBox()
-        self._groups = {group: (widgets.VBox(), keys) for group, keys in groups().items() if keys}
+        self._groups = {group: (widgets.VBox(), keys) for group, keys in groups().items()}
         self._nothing = widgets.HTML(_quiet(NOTHING))
         self.box = widgets.VBox(self._parts(widgets))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from infrastructure.commands.arguments import add_data, add_json
 from infrastructure.commands.output import progress, show
 from infrastructure.commands.parser import CommandParser
-from infrastructure.commands.settings import configure, refuse_unsupported
+from infrastructure.commands.settings import configure
 from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
@@ -66,7 +66,6 @@ def run(options: argparse.Namespace) -> int:
     from infrastructure.deployment.given_paths import check_paths
 
     config = configure(options, {"data.path": options.data})
-    refuse_unsupported(config)
     check_paths(config)
     return compare(config, options.json)
 

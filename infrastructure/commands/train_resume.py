@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from infrastructure.commands.arguments import accepted, add_accept, add_run
 from infrastructure.commands.output import loading_torch, show_in_flags
-from infrastructure.commands.settings import configure, refuse_unsupported
+from infrastructure.commands.settings import configure
 from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.merging.precedence import Layer, Setting
 from infrastructure.config.sources.flags import add_config_flags
@@ -33,7 +33,6 @@ def run(options: argparse.Namespace) -> int:
             or (key in CHANGED_BY_RESUMING and source.layer is not Layer.DEFAULT)
         )
     ]
-    refuse_unsupported(config, [setting.key for setting in changes])
     return resume(options.run, config.output_dir, changes, accepted(options))
 
 

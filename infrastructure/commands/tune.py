@@ -5,7 +5,7 @@ from functools import partial
 
 from infrastructure.commands.arguments import add_data, add_json
 from infrastructure.commands.output import progress, show
-from infrastructure.commands.settings import configure, refuse_unsupported
+from infrastructure.commands.settings import configure
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
 from infrastructure.core.exit_codes import ExitCode
 
@@ -28,7 +28,6 @@ def run(options: argparse.Namespace) -> int:
     from infrastructure.deployment.given_paths import check_paths
 
     config = configure(options, {"data.path": options.data})
-    refuse_unsupported(config)
     check_paths(config)
     from infrastructure.deployment.tuning import find_fastest
 

@@ -11,7 +11,6 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, String
 
 from infrastructure.config.aliases import KEYS, canonical
 from infrastructure.config.base import ConfigSection, ConfigurationError
-from infrastructure.config.merging import planned as later
 from infrastructure.config.merging import plugin_names
 from infrastructure.config.merging.cross_checks import (
     contradictions,
@@ -265,7 +264,7 @@ class DeploymentConfig(ConfigSection):
         return [key for key in fields if not key.startswith(absent)]
 
     def check_supported(self) -> None:
-        """Check what only matters when a run starts: features there, sections that fit together.
+        """Check what only matters when a run starts: plug-ins there, sections that fit together.
 
         Raises:
             ConfigurationError: a sentence for each setting that cannot be carried out.
@@ -276,7 +275,6 @@ class DeploymentConfig(ConfigSection):
     def problems(self) -> list[str]:
         """A sentence for each setting that cannot be carried out; what `check_supported` raises."""
         return [
-            *later.unsupported(self, self.source),
             *plugin_names.unknown_plugins(self, self.source, self._plugins),
             *contradictions(self),
             *refused_without_effect(self, self.source),
@@ -294,9 +292,9 @@ class DeploymentConfig(ConfigSection):
 
     def notes(self) -> list[str]:
         """What to tell when a run starts: settings without effect, and those that cost much."""
-        unused = [*later.notes(self, self.source), *noted_without_effect(self, self.source)]
         costs = stackwise_costs(self.model, self.training)
         kept = [*self._preset_notes, *self._plugin_notes, *self._environment_notes]
+        unused = noted_without_effect(self, self.source)
         return [*unused, *costs, *kept, *self._further_notes]
 
     def note(self, sentence: str) -> None:

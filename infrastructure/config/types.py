@@ -39,21 +39,6 @@ class Allowed:
 
 
 @dataclass(frozen=True)
-class Planned:
-    """Marks a field, or only some of its values, whose feature comes with a later part.
-
-    Attributes:
-        part: key of `infrastructure.config.merging.planned.PARTS`.
-        values: the values that wait for that part; empty means every value but the default.
-        today: what does the same, or something like it, until then.
-    """
-
-    part: str
-    values: tuple[Any, ...] = ()
-    today: str = ""
-
-
-@dataclass(frozen=True)
 class UsedWhen:
     """Marks a field, or a whole section, that has an effect only under a condition.
 

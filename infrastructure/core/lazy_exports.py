@@ -5,33 +5,26 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from infrastructure.core.parts import PARTS
-
 
 def lazy_names(
     package: str,
     places: Mapping[str, str],
-    later: Mapping[str, str] = MappingProxyType({}),
     elsewhere: Mapping[str, str] = MappingProxyType({}),
 ) -> Callable[[str], Any]:
     """A `__getattr__` for the module `package`.
 
     Args:
         places: the module that holds each name.
-        later: the key in `PARTS` of the part that will bring each name.
         elsewhere: for names that specifications give to something, what does that here.
 
     Returns:
-        A function that raises ImportError for what comes later and for what is elsewhere, because
-        Python drops the text of an AttributeError in `from package import name`; AttributeError for
-        any other name.
+        A function that raises ImportError for what is elsewhere, because Python drops the text of
+        an AttributeError in `from package import name`; AttributeError for any other name.
     """
 
     def get(name: str) -> Any:
         if name in places:
             return getattr(importlib.import_module(places[name]), name)
-        if name in later:
-            raise ImportError(f"{name} comes with {PARTS[later[name]]}", name=package)
         if name in elsewhere:
             raise ImportError(f"there is no {name} here: {elsewhere[name]}", name=package)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -44,7 +44,6 @@ COPIED_HERE = [
             "lookup",
             "notebook",
             "optional",
-            "parts",
         )
     ),
 ]

@@ -13,7 +13,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(
         module,
         "__getattr__",
-        lazy_names("some_package", places, {"Later": "extensions"}),
+        lazy_names("some_package", places, elsewhere={"Other": "use OrderedDict"}),
         raising=False,
     )
     monkeypatch.setitem(sys.modules, "some_package", module)
@@ -26,10 +26,9 @@ def test_a_name_is_what_its_module_has(package: str) -> None:
     assert names["OrderedDict"] is __import__("collections").OrderedDict
 
 
-def test_a_name_of_a_later_part_names_that_part(package: str) -> None:
-    sentence = r"^Later comes with the part on dialogue and multimodal models$"
-    with pytest.raises(ImportError, match=sentence):
-        exec(f"from {package} import Later")
+def test_a_name_that_is_elsewhere_says_where(package: str) -> None:
+    with pytest.raises(ImportError, match=r"^there is no Other here: use OrderedDict$"):
+        exec(f"from {package} import Other")
 
 
 def test_a_name_that_there_is_not_is_like_any_other(package: str) -> None:

@@ -26,10 +26,8 @@ import torch
 from datasets import Dataset
 
 from infrastructure.config.base import ConfigurationError
-from infrastructure.config.deployment_config import ASSIGNED_SOURCE, DeploymentConfig
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import leaves, metadata_of
-from infrastructure.config.merging.planned import unsupported
-from infrastructure.config.merging.precedence import Setting
 from infrastructure.config.sampler_needs import check_sampler
 from infrastructure.config.schema import FieldSpec, schema_of
 from infrastructure.config.sections.quantum_config import BASELINES, SAMPLER
@@ -190,11 +188,8 @@ def values_of(spec: FieldSpec) -> Iterator[Any]:
 
 
 def refusal(choice: Choice) -> str | None:
-    """Part of the sentence that refuses it: as its mark says for what comes with a later part, as
-    this machine is for what it cannot do; None: it trains."""
-    config = DeploymentConfig().changed([Setting(choice.key, choice.value, ASSIGNED_SOURCE)])
-    if later := list(unsupported(config, config.source)):
-        return later[0].partition(" = ")[0]
+    """Part of the sentence that refuses it: as this machine is for what it cannot do; None: it
+    trains."""
     if choice.key == "quantum.solver":
         try:
             check_sampler(choice.value)

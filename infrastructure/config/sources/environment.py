@@ -12,10 +12,9 @@ from functools import cache
 from infrastructure.config.aliases import KEYS
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.merging.planned import later_of
 from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten, parse_truth
 from infrastructure.config.merging.presets import PRESET
-from infrastructure.config.schema import FieldSpec, Schema, schema_of
+from infrastructure.config.schema import Schema, schema_of
 from infrastructure.config.sources.flags import flag_names
 from infrastructure.core.lookup import nearest
 
@@ -86,7 +85,7 @@ def unused_variables(environment: Mapping[str, str], schema: Schema) -> list[str
 def _plain_names(schema: Schema) -> dict[str, list[str]]:
     """The keys that a variable without a prefix may mean; one that it turns off ends in "="."""
     names: dict[str, list[str]] = {}
-    meant = {key: spec for key, spec in schema.fields.items() if _is_there(spec)}
+    meant = schema.fields
     spelt = [(key, key) for key in meant]
     spelt += [(key.rpartition(".")[2], key) for key in meant]
     spelt += [(flag.removeprefix("--"), key) for key in meant for flag in flag_names(key)]
@@ -100,11 +99,6 @@ def _plain_names(schema: Schema) -> dict[str, list[str]]:
             if key not in names.setdefault(variable, []):
                 names[variable].append(key)
     return names
-
-
-def _is_there(spec: FieldSpec) -> bool:
-    later = later_of(spec)
-    return later is None or bool(later.values)
 
 
 def _right_name(key: str) -> str:

@@ -14,7 +14,6 @@ from typing import Any
 from infrastructure.config.base import ConfigurationError, kinds
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import allowed_values, choices, plain
-from infrastructure.config.merging.planned import PARTS, later_of
 from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten
 from infrastructure.config.merging.presets import NO_PRESET, PRESET, PRESETS
 from infrastructure.config.schema import FieldSpec, Schema, schema_of
@@ -202,10 +201,8 @@ def _metavar(spec: FieldSpec) -> str:
 
 
 def help_text(spec: FieldSpec) -> str:
-    """Description, what it takes, default, and the part that brings it where it is not there."""
+    """Description, what it takes, and its default."""
     default = "off" if spec.is_switch and spec.default is None else plain(spec.default)
     numeric = kinds(spec.info.annotation) & {int, float}
     takes = f" Takes {allowed_values(spec.info)}." if numeric and not is_truth(spec) else ""
-    later = later_of(spec)
-    waits = f" Not yet: {PARTS[later.part]}." if later and not later.values else ""
-    return f"{spec.description}{takes}{waits} (default: {default})"
+    return f"{spec.description}{takes} (default: {default})"

@@ -1,4 +1,4 @@
-"""Extensions are made by name; those of later parts are refused when a run starts."""
+"""Extensions are made by name; an unknown one is refused when a run starts."""
 
 from collections.abc import Iterator
 

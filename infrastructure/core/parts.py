@@ -1,3 +1,0 @@
-"""The parts that are still to come, in words for people: none."""
-
-PARTS: dict[str, str] = {}
