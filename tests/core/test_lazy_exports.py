@@ -26,7 +26,7 @@ def test_a_name_is_what_its_module_has(package: str) -> None:
     assert names["OrderedDict"] is __import__("collections").OrderedDict
 
 
-def test_a_name_that_is_elsewhere_says_where(package: str) -> None:
+def test_a_name_that_is_elsewhere_is_explained(package: str) -> None:
     with pytest.raises(ImportError, match=r"^there is no Other here: use OrderedDict$"):
         exec(f"from {package} import Other")
 
