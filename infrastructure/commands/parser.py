@@ -124,7 +124,10 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
         ValueError: it cannot be understood.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    options, unknown = parser.parse_known_args([_with_dashes(word) for word in words])
+    words = [_with_dashes(word) for word in words]
+    options, unknown = parser.parse_known_args(words)
+    if unknown and (ordered := _words_before_flags(words, unknown, options)) is not None:
+        options, unknown = parser.parse_known_args(ordered)
     if not unknown:
         return options
     from infrastructure.commands.unknown_words import flag_hint
@@ -133,6 +136,22 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
     words = [word for word in (options.command, getattr(options, "action", None)) if word]
     hint = flag_hint(flag, known_flags(parser, *words), " ".join([PROGRAM, *words]))
     raise ValueError(f"unknown argument {flag!r}{hint}")
+
+
+def _words_before_flags(
+    words: Sequence[str], unknown: Sequence[str], options: argparse.Namespace
+) -> list[str] | None:
+    """The command line with its words together, as argparse wants them: `RUN --flag FOLDER` becomes
+    `RUN FOLDER --flag`. None: what is unknown is a flag, or it is not clear where a word belongs.
+    """
+    first_flag = next((i for i, word in enumerate(words) if word.startswith("-")), 0)
+    num_commands = 1 + (getattr(options, "action", None) is not None)
+    if first_flag <= num_commands or any(word.startswith("-") for word in unknown):
+        return None
+    rest = list(words)
+    for word in unknown:
+        del rest[len(rest) - 1 - rest[::-1].index(word)]
+    return [*rest[:first_flag], *unknown, *rest[first_flag:]]
 
 
 def _with_dashes(word: str) -> str:

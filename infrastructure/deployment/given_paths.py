@@ -16,7 +16,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.files import recover_directory
 from infrastructure.core.gpu_presence import FP8_NEEDS_GPU, FP16_NEEDS_GPU, NO_GPU, has_no_gpu
-from infrastructure.monitoring.records.run_list import FINAL, RUN_FILE, finished_model
+from infrastructure.monitoring.records.run_list import FINAL, RUN_FILE, finished_model, run_named
 from infrastructure.monitoring.watching.alert_sinks import check_alert_sinks
 from infrastructure.run.configuration_judge import canonical_name
 from infrastructure.run.output_dir import no_empty_folder_left, writable
@@ -144,6 +144,7 @@ def check_paths(config: DeploymentConfig) -> None:
     else:
         refuse_missing(config.model.name)
         if config.model.adapter in ("auto", *ADAPTERS.built_in):  # one's own may load otherwise
+            _refuse_name_of_run(config)
             refuse_missing_on_hub(config.model.name, config.model.revision)
     sources = _files_here(config.data)
     check_method(config)
@@ -157,6 +158,16 @@ def check_paths(config: DeploymentConfig) -> None:
         _check_settings(config, path)
     if config.training.method == SFT:  # of another method, its own rows have been looked at
         _check_rows(sources, config)
+
+
+def _refuse_name_of_run(config: DeploymentConfig) -> None:
+    """A training goes by what lies in a folder, which a name would not mean for long."""
+    run = run_named(config.model.name, Path(config.output_dir))
+    if run is not None and (run / FINAL).is_dir():
+        raise ValueError(
+            f"model {config.model.name!r}: a run is called so; to train its model further, give"
+            f" {run / FINAL}"
+        )
 
 
 def _check_settings(config: DeploymentConfig, path: Path) -> None:

@@ -363,3 +363,19 @@ def test_a_reader_that_has_gone_is_no_error(arguments: list[str]) -> None:
     process.stdout.close()
     assert process.communicate()[1] == b""
     assert process.returncode == ExitCode.READER_GONE
+
+
+def test_words_may_stand_behind_flags() -> None:
+    """Of a command that can do without its second word argparse would not know it there."""
+    parsed = [
+        parse(create_parser(), line.split())
+        for line in (
+            "train-eval m d.jsonl --against other --json",
+            "train-eval m --against other d.jsonl --json",
+            "train-eval m --against other --json d.jsonl",
+        )
+    ]
+    assert parsed[0] == parsed[1] == parsed[2]
+    for line in ("train-eval m d.jsonl --json more", "train-eval --json m --against d.jsonl e f"):
+        with pytest.raises(ValueError, match="unknown argument"):
+            parse(create_parser(), line.split())

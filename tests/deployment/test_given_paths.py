@@ -23,6 +23,17 @@ def config(tmp_path: Path, saved_llama: Path) -> DeploymentConfig:
     )
 
 
+def test_the_name_of_a_run_is_answered_with_its_folder(
+    config: DeploymentConfig, tmp_path: Path
+) -> None:
+    run = tmp_path / "runs" / "20260101-000000-mine-abcd"
+    (run / "final").mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps({"config": {"run_name": {"value": "mine"}}}))
+    config.model.name = "mine"
+    with pytest.raises(ValueError, match=r"a run is called so; .* give .*-mine-abcd/final"):
+        check_given(config)
+
+
 def test_a_template_is_taken_by_the_name_that_trl_has_for_it(
     config: DeploymentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

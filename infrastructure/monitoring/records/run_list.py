@@ -59,7 +59,7 @@ def run_named(name: str, output_dir: Path) -> Path | None:
 def _given_name(run: Path) -> object:
     try:
         record = as_object(parse_json((run / RUN_FILE).read_bytes()))
-        return as_object(record["configuration"]).get("run_name")
+        return as_object(as_object(record["config"])["run_name"]).get("value")
     except (OSError, ValueError, TypeError, KeyError):  # damaged, or of somebody's own Trainer
         return None
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from infrastructure.core.json_text import JsonObject, JsonValue, parse_json
 from infrastructure.monitoring.drawing.formatting import clip
 from infrastructure.monitoring.drawing.metrics_file import FINITE_AGAIN
+from infrastructure.monitoring.records.run_list import FINAL
 
 METRICS_FILE = "metrics.jsonl"
 ERRORS_FILE = "logs/errors/errors.jsonl"
@@ -31,7 +32,7 @@ SMALL_FILES = (
 
 MAX_NAME_CHARACTERS = 60
 MAX_INITIALS = 4  # of a method that is called by its initials: DPO, GRPO
-MADE_FROM_THE_TIME = re.compile(r"20\d{6}-\d{6}-.*-[0-9a-f]{4}")
+MADE_FROM_THE_TIME = re.compile(r"20\d{6}-\d{6}-(.*)-[0-9a-f]{4}")
 OWN_MODEL, SAMPLE_TASKS = "new small model", "sample tasks"
 SAMPLES = re.compile(r"samples?$|.*[/\\]infrastructure[/\\]training[/\\]data[/\\]samples[/\\]")
 MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
@@ -126,8 +127,12 @@ def title_of(run: Mapping[str, object], run_id: str) -> str:
 
 
 def model_words(model: str) -> str:
-    """A model as people call it."""
-    return OWN_MODEL if model == "embedded" else _short(model)
+    """A model as people call it; one that a run has trained is called as that run."""
+    parts = re.split(r"[/\\]", model.rstrip("/\\"))
+    if len(parts) > 1 and parts[-1] == FINAL:
+        parts.pop()
+    run = MADE_FROM_THE_TIME.fullmatch(parts[-1])
+    return OWN_MODEL if model == "embedded" else _short(run[1] if run else parts[-1])
 
 
 def data_words(data: str) -> str:

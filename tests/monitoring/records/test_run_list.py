@@ -34,7 +34,7 @@ def test_a_run_is_the_newest_or_an_id_or_a_path(tmp_path: Path) -> None:
     assert find_run_path(str(older), tmp_path / "elsewhere") == older.resolve()
     assert find_run_path(str(older / "final"), tmp_path / "elsewhere") == older.resolve()
     for run in (older, newer):
-        (run / RUN_FILE).write_text(json.dumps({"configuration": {"run_name": run.name[5:]}}))
+        (run / RUN_FILE).write_text(json.dumps({"config": {"run_name": {"value": run.name[5:]}}}))
     assert find_run_path("a", tmp_path) == older.resolve()
     assert run_named("2025", tmp_path) is None  # a part of an id is no name
 

@@ -69,5 +69,11 @@ def test_a_run_is_called_by_its_name_or_by_what_it_trains() -> None:
     preferences = titled(by_time, "today", **settings, **{"training.method": {"value": "dpo"}})
     assert preferences == "new small model, DPO on chats.jsonl, today"
     assert titled(by_time, **settings, run_name={"value": "first try"}) == "first try"
+    for own in (
+        "runs/20261123-182539-mine-38d5/final",
+        "/r/20261123-182539-mine-38d5",
+        "mine/final",
+    ):
+        assert titled(by_time, "now", **settings | {"model.name": own}).startswith("mine on chats")
     assert titled("outputs", **settings) == "outputs"  # a folder that somebody else has named
     assert titled(by_time) == by_time
