@@ -1,13 +1,16 @@
 """What watches a Trainer's training: the observers of every training, as far as they apply."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import NoReturn
 
 from infrastructure.config.merging.declared_settings import declare_settings
-from infrastructure.config.sections.training_config import QUANTUM
+from infrastructure.config.sections.multimodal_config import MULTIMODAL
+from infrastructure.config.sections.training_config import MEMORY, QUANTUM
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.extensions.extension_hooks import Extension, Hook, HookRunner
 from infrastructure.training.extensions.extension_manager import (
+    ExtensionFactory,
     create_extensions,
     own_extensions,
 )
@@ -35,13 +38,11 @@ def _refuse_quantum(_parts: TrainerParts) -> NoReturn:
     )
 
 
-def _refuse_added_weights(extensions: Iterable[Hook]) -> None:
-    for extension in extensions:
-        if isinstance(extension, Extension) and extension.adds_weights:
-            raise ValueError(
-                f"training.enabled_extensions: {extension.name} adds weights to the model, which a"
-                " Trainer neither trains nor saves: train with `temper train`, or leave it out"
-            )
+def _refuse_added_weights(name: str, _parts: object = None) -> NoReturn:
+    raise ValueError(
+        f"training.enabled_extensions {name} adds weights to the model, which a Trainer neither"
+        " trains nor saves: train with `temper train`, or leave it out"
+    )
 
 
 def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> HookRunner:
@@ -56,11 +57,17 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
     config, directory, copies = run.config, run.directory, run.copies
     check_watching(config)
     precision = Precision(precision_name(parts.args), parts.device.type)
-    names, brought = config.training.enabled_extensions, {QUANTUM: _refuse_quantum}
+    names: list[str] = config.training.enabled_extensions
+    brought: dict[str, ExtensionFactory] = {
+        QUANTUM: _refuse_quantum,
+        **{name: partial(_refuse_added_weights, name) for name in (MEMORY, MULTIMODAL)},
+    }
     declare_settings(config.training, own_extensions(names, brought))
     sinks = [name for name in config.training.metrics_sinks if name != CONSOLE]
     extensions = create_extensions(names, parts, brought)
-    _refuse_added_weights(extensions)
+    for extension in extensions:
+        if isinstance(extension, Extension) and extension.adds_weights:
+            _refuse_added_weights(extension.name)
     hooks: list[Hook] = [
         *extensions,
         *others,

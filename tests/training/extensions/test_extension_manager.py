@@ -71,3 +71,58 @@ def test_ones_own_goes_before_a_name_that_is_taken_or_kept(name: str) -> None:
 def test_an_unknown_extension_gets_the_nearest_name() -> None:
     with pytest.raises(ValueError, match="did you mean 'nudge'"):
         create_extensions(["nudeg"], None, {"quantum": Nudge})
+
+
+class Needy(Nudge):
+    """Needs another one, which is made after it by the order of the names."""
+
+    requires = ("nudge",)
+
+
+class Later(Nudge):
+    """Comes after another one where that is enabled."""
+
+    after = ("needy",)
+
+
+class Knot(Nudge):
+    """Comes after one that comes after it."""
+
+    after = ("later",)
+    requires = ("tied",)
+
+
+class Tied(Nudge):
+    after = ("knot",)
+
+
+@pytest.fixture
+def related(registered: None) -> Iterator[None]:
+    """Extensions that say which others come before them."""
+    with (
+        EXTENSIONS.registered("needy", Needy),
+        EXTENSIONS.registered("later", Later),
+        EXTENSIONS.registered("knot", Knot),
+        EXTENSIONS.registered("tied", Tied),
+    ):
+        yield
+
+
+@pytest.mark.usefixtures("related")
+def test_each_comes_after_those_that_it_names() -> None:
+    made = create_extensions(["later", "needy", "nudge"], None, {})
+    assert [type(one) for one in made] == [Nudge, Needy, Later]
+    made = create_extensions(["later", "nudge"], None, {})
+    assert [type(one) for one in made] == [Later, Nudge]  # as they are given
+
+
+@pytest.mark.usefixtures("related")
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(ValueError, match="needy needs the extension nudge: add it, too"):
+        create_extensions(["needy"], None, {})
+
+
+@pytest.mark.usefixtures("related")
+def test_a_circle_is_named() -> None:
+    with pytest.raises(ValueError, match="knot and tied each come after the other"):
+        create_extensions(["nudge", "knot", "tied"], None, {})

@@ -394,6 +394,22 @@ def test_other_weights_under_a_lora_are_noticed(tmp_path: Path) -> None:
         train(tmp_path, other, max_steps=2)
 
 
+class Weighty(Extension):
+    """One's own that would add weights."""
+
+    adds_weights = True
+
+    def __init__(self, parts: object) -> None: ...
+
+
+@pytest.mark.parametrize("name", ["memory", "multimodal", f"{__name__}:Weighty", "quantum"])
+def test_extensions_that_a_trainer_cannot_carry_out_are_refused(tmp_path: Path, name: str) -> None:
+    config = settings(tmp_path, training={"enabled_extensions": [name]})
+    sentence = "decides what" if name == "quantum" else "adds weights to the model"
+    with pytest.raises(ValueError, match=rf"{sentence}.*temper train"):
+        train(tmp_path, config=config)
+
+
 def test_training_anew_over_an_old_training_is_refused(tmp_path: Path) -> None:
     train(tmp_path, max_steps=2)
     trainer = trainer_of(tmp_path, max_steps=2)
