@@ -182,15 +182,18 @@ def _all_flags(spec: FieldSpec) -> list[str]:
 
 
 def _add_flag(group: Any, spec: FieldSpec) -> None:
-    takes = {"nargs": 0} if is_truth(spec) else {"metavar": _metavar(spec)}
+    names, takes, text = _words_of(spec.key)
     group.add_argument(
-        *_all_flags(spec),
-        action=_Remember,
-        dest=_DEST,
-        default=argparse.SUPPRESS,
-        help=help_text(spec).replace("%", "%%"),
-        **takes,
+        *names, action=_Remember, dest=_DEST, default=argparse.SUPPRESS, help=text, **takes
     )
+
+
+@cache
+def _words_of(key: str) -> tuple[list[str], dict[str, Any], str]:
+    """Of a setting's flag: its names, what it takes, and its help."""
+    spec = schema_of(DeploymentConfig).fields[key]
+    takes = {"nargs": 0} if is_truth(spec) else {"metavar": _metavar(spec)}
+    return _all_flags(spec), takes, help_text(spec).replace("%", "%%")
 
 
 def _metavar(spec: FieldSpec) -> str:
