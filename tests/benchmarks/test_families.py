@@ -17,8 +17,10 @@ from benchmarks.family_models import (
 )
 from benchmarks.family_table import MISSING, NONE, PAGE, TICK, Missing, tables, with_tables
 from infrastructure.core.optional import is_installed
+from infrastructure.training.methods.method_table import METHODS as METHODS_OF_TRL
 from infrastructure.training.models import model_manager
 from tests.slow import slow_but
+from tests.training.methods.method_runs import methods_here
 from tests.training.usable_torchvision import has_torchvision
 
 CELLS = {str(cell): cell for cell in cells()}
@@ -38,6 +40,8 @@ def test_a_cell_learns(name: str, workshop: Workshop) -> None:
     cell = CELLS[name]
     if cell.family in WITH_TORCHVISION and not has_torchvision():
         pytest.skip("torchvision is not installed")
+    if cell.method in METHODS_OF_TRL and cell.method not in methods_here():
+        pytest.skip("the installed TRL has no such method")
     if cell.backend == "unsloth":
         if not is_installed("unsloth"):
             pytest.skip("unsloth is not installed")
