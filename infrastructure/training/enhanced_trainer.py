@@ -28,12 +28,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
-from infrastructure.config.sections.training_config import (
-    CURRICULUM,
-    MEMORY,
-    QUANTUM,
-    TrainingConfig,
-)
+from infrastructure.config.sections.training_config import CURRICULUM, QUANTUM, TrainingConfig
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject
@@ -80,7 +75,6 @@ from infrastructure.training.model_adapters import (
     get_model_adapter,
 )
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.model_adapters.multimodal_adapter import MultimodalModelAdapter
 from infrastructure.training.models.source import (
     starts_from_scratch,
 )
@@ -242,12 +236,6 @@ class EnhancedTrainer:
 
     def _refuse_added_weights(self, extensions: Iterable[Hook]) -> None:
         names = [e.name for e in extensions if isinstance(e, Extension) and e.adds_weights]
-        if MEMORY in names and isinstance(self.adapter, MultimodalModelAdapter):
-            raise ConfigurationError(
-                "training.enabled_extensions memory tells rows by their tokens, and rows with"
-                " pictures are more than those: leave memory or the pictures out"
-                " (data.image_column=none)"
-            )
         problems = added_weights_refusals(names, self.model_config, self.training_config)
         if sentence := next(problems, None):
             raise ConfigurationError(sentence)

@@ -504,6 +504,7 @@ def test_the_extensions_of_001_train_together(config: DeploymentConfig, tmp_path
     now = dict(model.named_parameters())
     moved = {name for name in now if not torch.equal(now[name], before[name])}
     assert moved & {*added}
+    assert added_modules(model)["memory"].num_stored > 0  # rows with pictures are told apart, too
     assert any("projector" in name for name in moved)
     saved = CheckpointManager(tmp_path / "checkpoints").newest()
     assert saved

@@ -27,6 +27,7 @@ from infrastructure.training.models.added_modules import (
     decoder,
     decoder_layers,
     hidden_size,
+    inner_model,
     register_added_module,
 )
 from infrastructure.training.models.model_inputs import language_model
@@ -115,16 +116,24 @@ class KeyValueMemory(AddedModule):
     def connect(self, model: torch.nn.Module) -> Sequence[RemovableHandle]:
         self._embeddings = [language_model(model).get_input_embeddings()]
         layer = decoder_layers(model)[self.layer]
+        # The decoder of a model that sees gets embeddings; what is around it gets the tokens.
+        around = {id(one): one for one in (_around(model), decoder(model))}
         return [
-            decoder(model).register_forward_pre_hook(self._note_rows, with_kwargs=True),
+            *(
+                part.register_forward_pre_hook(self._note_rows, with_kwargs=True)
+                for part in around.values()
+            ),
             layer.register_forward_hook(self._after_layer),
         ]
 
     def _note_rows(
-        self, _decoder: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]
+        self, _part: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]
     ) -> None:
-        """Which row each token of this forward pass belongs to, for `forward`."""
+        """Which row each token of this forward pass belongs to, for `forward`. Rows of the same
+        tokens and other pictures count as one, so that neither reads the other."""
         ids = named.get("input_ids", given[0] if given else None)
+        if ids is None and named.get("inputs_embeds") is not None:
+            return
         self._rows = None
         if self.capacity and self.training and ids is not None:
             self._rows = rows_of(ids, named.get("attention_mask"), named.get("position_ids"))
@@ -220,6 +229,12 @@ class KeyValueMemory(AddedModule):
         self.num_stored += len(tokens)
 
 
+def _around(model: torch.nn.Module) -> torch.nn.Module:
+    """What makes hidden states of tokens and pictures; the decoder, where a model does not see."""
+    inner: Any = inner_model(model)
+    return cast(torch.nn.Module, getattr(inner, "model", inner))
+
+
 def rows_of(ids: torch.Tensor, is_real: Any, positions: torch.Tensor | None) -> torch.Tensor:
     """A number for each token that its row's tokens decide, (B, L) int64, never `NO_ROW`; nothing
     is read back from a device.
@@ -230,6 +245,8 @@ def rows_of(ids: torch.Tensor, is_real: Any, positions: torch.Tensor | None) -> 
         positions: of a packed row, (1, L): a row of the data begins at each 0; None: each line is
             one.
     """
+    if positions is not None and positions.dim() == 3:  # of pictures: time, height and width
+        positions = positions[0]
     is_mask = isinstance(is_real, torch.Tensor) and is_real.shape == ids.shape
     if positions is None or ids.shape[0] != 1:
         places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)

@@ -316,7 +316,6 @@ class ModelManager:
                 "patches the layers that they hang on",
             ),
             ("quantization_aware", config.quantization_aware, "saves a second, rounded model"),
-            ("adapter=multimodal", self.sees, "is for models that see, which have none of these"),
         ):
             if is_set:
                 raise ValueError(

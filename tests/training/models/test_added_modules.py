@@ -160,13 +160,6 @@ def test_what_cannot_hold_it_is_refused_before_it_is_loaded(
         ModelManager(ModelConfig(name=str(saved), **setting), device=CPU, seed=0).load()
 
 
-def test_a_model_that_sees_is_refused(saved: Path) -> None:
-    manager = ModelManager(ModelConfig(name=str(saved)), device=CPU, seed=0)
-    manager.sees = True
-    with pytest.raises(ValueError, match=r"model.adapter=multimodal is for models that see"):
-        manager.load()
-
-
 def test_a_model_without_layers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="its layers cannot be told"):
         KeyValueMemory.build(torch.nn.Linear(2, 2), FACTS)
