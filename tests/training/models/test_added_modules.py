@@ -23,11 +23,12 @@ from infrastructure.training.models.added_modules import (
     added_modules as added_to,
 )
 from infrastructure.training.models.key_value_memory import KeyValueMemory
-from infrastructure.training.models.model_manager import ModelManager, load_saved
+from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.training.models.saved_model import EXTENSIONS_MANIFEST
 from infrastructure.training.models.saving import save_model
 from infrastructure.training.models.trainable_state import trainable_state
 from tests.training.models.architectures import tiny_model as make
+from tests.training.seeing_models import llava_processor, save_llava
 
 FACTS: dict[str, Any] = {"layer": 0, "slots": 3, "heads": 2, "width": 16, "store": 5}
 CPU = torch.device("cpu")
@@ -158,6 +159,20 @@ def test_what_cannot_hold_it_is_refused_before_it_is_loaded(
     monkeypatch.setattr(added_modules, "load_added", None)
     with pytest.raises(ValueError, match=r"has weights of extensions \(extensions.json\)"):
         ModelManager(ModelConfig(name=str(saved), **setting), device=CPU, seed=0).load()
+
+
+def test_a_model_that_sees_gets_it_back(tmp_path: Path) -> None:
+    def load(folder: Path) -> LoadedModel:
+        manager = ModelManager(ModelConfig(name=str(folder)), device=CPU, seed=0)
+        manager.sees = True
+        return manager.load()
+
+    loaded = load(save_llava(tmp_path / "llava"))
+    memory = with_memory(loaded.model)
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "saved")
+    llava_processor().save_pretrained(tmp_path / "saved")
+    again = added_to(load(tmp_path / "saved").model)["memory"]
+    assert torch.equal(again.state_dict()["store_rows"], memory.store_rows)
 
 
 def test_a_model_without_layers_is_refused(tmp_path: Path) -> None:
