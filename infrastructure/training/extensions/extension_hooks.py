@@ -131,6 +131,9 @@ class Extension(Hook):
     def detach(self, model: torch.nn.Module) -> None:
         """Take off `model` what `attach` has added."""
 
+    def gradients_forgotten(self) -> None:
+        """Memory ran out in the middle of a step, which begins anew in smaller pieces."""
+
     def weights_updated(self) -> None:
         """The optimizer has just stepped: what an extension learns besides by gradients changes
         here, so that a checkpoint never holds the one without the other."""
@@ -158,6 +161,12 @@ class HookRunner:
     def fire(self, event: Event, state: TrainingState) -> None:
         for hook in self.hooks:
             getattr(hook, event.value)(state)
+
+    def gradients_forgotten(self) -> None:
+        """A step begins anew; see `Extension.gradients_forgotten`."""
+        for hook in self.hooks:
+            if isinstance(hook, Extension):
+                hook.gradients_forgotten()
 
     def weights_updated(self) -> None:
         """The optimizer has stepped; see `Extension.weights_updated`."""

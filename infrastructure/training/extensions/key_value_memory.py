@@ -74,6 +74,9 @@ class KeyValueMemoryExtension(Extension):
     def step_start(self, state: TrainingState) -> None:
         self._pending = []
 
+    def gradients_forgotten(self) -> None:
+        self._pending = []
+
     def after_loss(self, state: TrainingState) -> None:
         module = self.module
         if module is None or not module.capacity or module.seen is None or state.output is None:

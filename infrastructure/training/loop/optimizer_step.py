@@ -108,6 +108,7 @@ class OptimizerStep:
         total_items = max(1, self.adapter.count_items(examples))
         while (window := self._gradients(state, examples, total_items)) is None:
             free_memory(self.device)
+            self.hooks.gradients_forgotten()
             self.optimizer.zero_grad(set_to_none=True)
             forget_unscaling(self.scaler, self.device)
             restore_random(random, self.device)

@@ -114,6 +114,26 @@ def test_however_a_batch_is_split_it_stores_and_learns_the_same(
     assert torch.allclose(memories[0].gate, memories[1].gate, atol=1e-5)
 
 
+def test_a_step_that_ran_out_of_memory_is_stored_once(saved_llama: Path, tmp_path: Path) -> None:
+    pieces = {"batch_size": 2, "gradient_accumulation": 2, "max_steps": 1}
+    plain, short = (trainer_of(saved_llama, tmp_path, **pieces) for _ in range(2))
+    plain.train()
+    short.prepare()
+    compute, calls = short.adapter.compute_loss, iter(range(99))
+
+    def once_too_much(*given: Any) -> Any:
+        if next(calls) == 1:  # the second piece
+            raise torch.OutOfMemoryError("out of memory")
+        return compute(*given)
+
+    short.strategy.compute_loss = once_too_much
+    short.train()
+    assert short.state is not None
+    assert [one["kind"] for one in short.state.recoveries] == ["out_of_memory"]
+    assert torch.equal(memory_of(short).num_stored, memory_of(plain).num_stored)
+    assert torch.equal(memory_of(short).store_rows, memory_of(plain).store_rows)
+
+
 def test_its_weights_have_a_rate_of_their_own(saved_llama: Path, tmp_path: Path) -> None:
     trainer = trainer_of(saved_llama, tmp_path, extension_learning_rate=0.02)
     added = {id(p) for p in memory_of(trainer).parameters()}
