@@ -1478,7 +1478,7 @@ FURTHER = [
     Wrong(
         "hub place",
         "train data.jsonl --backup-place hf://nobody",
-        ["--backup-place", "write hf://OWNER/NAME or"],
+        ["--backup-place", "write hf://buckets/OWNER/NAME (a bucket)"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from infrastructure.backup.backends.base import Content, Place
+from infrastructure.backup.backends.bucket import START, BucketPlace
 from infrastructure.backup.backends.contract import held_to_contract, sentence
 from infrastructure.backup.backends.drive import DrivePlace, is_on_drive
 from infrastructure.backup.backends.folder import FolderPlace
@@ -40,6 +41,10 @@ def _open_file(text: str) -> Place:
     return FolderPlace(_folder(unquote(urlsplit(text).path)))
 
 
+def _open_hub(text: str) -> Place:
+    return BucketPlace(text) if text.startswith(START) else HubPlace(text)
+
+
 BACKENDS: Registry[Callable[[str], Place]] = registries.BACKENDS
 BACKENDS.provide(
     {
@@ -47,7 +52,7 @@ BACKENDS.provide(
         "file": _open_file,
         "local": _open_file,
         "drive": lambda text: DrivePlace(_folder(text.removeprefix(DRIVE))),
-        "hf": HubPlace,
+        "hf": _open_hub,
         FSSPEC: FsspecPlace,
     },
     Place,
@@ -71,8 +76,8 @@ def open_place(text: str) -> Place:
 
     Args:
         text: a folder (on a mounted Drive it is known as such; `drive:` before it says so, and
-            `file://` that it is none), an fsspec URL, `hf://[datasets/]OWNER/NAME[/folder]`, or one
-            of somebody's own backend: `name://…` or `module:Class://…`.
+            `file://` that it is none), an fsspec URL, `hf://[buckets/|datasets/]OWNER/NAME[/folder]`,
+            or one of somebody's own backend: `name://…` or `module:Class://…`.
 
     Raises:
         ValueError: no place has such a name, or its backend cannot be used.

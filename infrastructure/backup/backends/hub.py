@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-URL = re.compile(r"hf://(?:(datasets|models)/)?([\w.-]+/[\w.-]+)((?:/[\w.+-]+)*)/?")
+URL = re.compile(
+    r"hf://(?:(datasets|models|buckets)/)?(?!buckets/)([\w.-]+/[\w.-]+)((?:/[\w.+-]+)*)/?"
+)
+KINDS = {"datasets": "dataset", "buckets": "bucket"}
 SMALL_BYTES = 16 * 1024**2  # the Hub takes none of more than 10 MB into git itself
 MOST_PENDING = 100  # files in one commit
 ADVICE = {
@@ -48,7 +51,8 @@ log = logging.getLogger(__name__)
 
 
 class HubPlace(Place):
-    """The folder of a repository that `hf://[datasets/|models/]OWNER/NAME[/folder]` names.
+    """The folder of a repository that `hf://[datasets/|models/]OWNER/NAME[/folder]` names; what
+    all places on the Hub share is here, too (`bucket.BucketPlace`).
 
     Args:
         endpoint: address of the Hub; None: as huggingface_hub has it.
@@ -64,10 +68,11 @@ class HubPlace(Place):
         match = URL.fullmatch(url)
         if match is None or {".", ".."} & {*url.split("/")}:
             raise ValueError(
-                f"backup.place {self.url}: write hf://OWNER/NAME or hf://datasets/OWNER/NAME,"
-                " and a folder after it if you like"
+                f"backup.place {self.url}: write hf://buckets/OWNER/NAME (a bucket),"
+                " hf://datasets/OWNER/NAME or hf://OWNER/NAME (a repository), and a folder after"
+                " it if you like"
             )
-        self.repo_type = "dataset" if match[1] == "datasets" else "model"
+        self.repo_type = KINDS.get(match[1], "model")
         self.repo_id, self.folder = match[2], match[3].strip("/")
         self.endpoint = endpoint
         self._is_ready = False
@@ -105,8 +110,8 @@ class HubPlace(Place):
     def caution(self, run_directory: Path) -> str | None:
         with contextlib.suppress(OSError):  # not there yet, or the copier will say so
             with self.plain_errors(self.url):
-                info = self.api.repo_info(self.repo_id, repo_type=self.repo_type)
-            if not info.private:
+                is_private = self._is_private()
+            if not is_private:
                 return f"{self.url} is public: everybody can read the backups there"
         return None
 
@@ -128,11 +133,9 @@ class HubPlace(Place):
 
     def read(self, path: Path) -> Iterator[bytes]:
         self.commit()
-        from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff
 
-        kind, at = self.repo_type, self.at(path)
-        url = hf_hub_url(self.repo_id, at, repo_type=kind, endpoint=self.api.endpoint)
+        url = self._address(self.at(path))
         headers = {**build_hf_headers(), "Accept-Encoding": "identity", "Cache-Control": "no-cache"}
         with (
             self.plain_errors(self.shown(path)),
@@ -215,6 +218,16 @@ class HubPlace(Place):
             )
             self._is_ready = True
 
+    def _is_private(self) -> bool:
+        return bool(self.api.repo_info(self.repo_id, repo_type=self.repo_type).private)
+
+    def _address(self, at: str) -> str:
+        """Where the bytes of a file are asked for."""
+        from huggingface_hub import hf_hub_url
+
+        endpoint = self.api.endpoint
+        return hf_hub_url(self.repo_id, at, repo_type=self.repo_type, endpoint=endpoint)
+
     def _tree(self, at: str | None) -> Iterator[Any]:
         return iter(self.api.list_repo_tree(self.repo_id, at, repo_type=self.repo_type))
 
@@ -240,7 +253,7 @@ class HubPlace(Place):
         """As `as_os_errors`, in a person's words where the Hub's are for those who program it;
         these go to the log."""
         from huggingface_hub import get_token
-        from huggingface_hub.errors import RepositoryNotFoundError
+        from huggingface_hub.errors import BucketNotFoundError, RepositoryNotFoundError
 
         status, is_missing = None, False
         try:
@@ -249,7 +262,7 @@ class HubPlace(Place):
                     yield
                 except Exception as error:
                     status = status_of(error)
-                    is_missing = isinstance(error, RepositoryNotFoundError)
+                    is_missing = isinstance(error, (RepositoryNotFoundError, BucketNotFoundError))
                     raise
         except OSError as error:
             number, has_token = error.errno, get_token() is not None

@@ -23,7 +23,7 @@ class BackupConfig(ConfigSection):
 
     place: PathText | None = Field(
         default=None,
-        description="Folder, mounted Drive, fsspec URL, hf:// repository, module:Class://…;"
+        description="Folder, Drive, fsspec URL, hf:// bucket or repository, module:Class://…;"
         " none: no backups.",
     )
     keep: Annotated[int, Ge(2), Le(LARGEST)] = Field(

@@ -4,12 +4,17 @@ import base64
 import contextlib
 import hashlib
 import json
+import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+import hf_xet
 
 TOKEN = "hf_" + "Ab1" * 11
 WRONG_TOKEN = (
@@ -31,6 +36,8 @@ class Hub:
     requests: list[str] = field(default_factory=list)
     tokens_at_storage: set[str | None] = field(default_factory=set)
     failing: dict[str, int] = field(default_factory=dict)  # part of a request → status
+    buckets: dict[str, dict[str, tuple[str, int]]] = field(default_factory=dict)  # Xet's name, size
+    xet_folder: str = ""  # hf_xet itself keeps there what it uploads
 
     def commits(self) -> int:
         return sum("/commit/" in line for line in self.requests)
@@ -96,6 +103,10 @@ class Handler(BaseHTTPRequestHandler):
             return self._create(json.loads(body))
         if path.endswith(".git/info/lfs/objects/batch"):
             return self._batch(json.loads(body))
+        if path.startswith("/api/buckets/"):
+            return self._bucket(path.split("/")[3:], body)
+        if path.startswith("/buckets/"):
+            return self._resolve_in_bucket(path)
         if path.startswith("/api/"):
             return self._api(path.split("/")[2:], body)
         return self._resolve(path)
@@ -128,6 +139,58 @@ class Handler(BaseHTTPRequestHandler):
             case "tree":
                 return self._tree(repo, "/".join(parts[5:]))
         return {"id": "/".join(parts[1:3]), "private": repo not in self.hub.public, "siblings": []}
+
+    def _bucket(self, parts: list[str], body: bytes) -> Any:
+        bucket, what = "/".join(parts[:2]), parts[2] if len(parts) > 2 else ""
+        if not what and self.command == "POST":
+            return self._create_bucket(bucket, json.loads(body))
+        if bucket not in self.hub.buckets:
+            raise Refused(404, "RepoNotFound")
+        files = self.hub.buckets[bucket]
+        match what:
+            case "xet-write-token":
+                address = f"local://{self.hub.xet_folder}"
+                return {"accessToken": "x", "exp": int(time.time()) + 3600, "casUrl": address}
+            case "batch":
+                return self._change_bucket(files, [json.loads(line) for line in body.splitlines()])
+            case "paths-info":
+                wanted = json.loads(body)["paths"]
+                return [bucket_entry(path, *files[path]) for path in wanted if path in files]
+            case "tree":
+                return bucket_tree(files, "/".join(parts[3:]))
+        return {
+            **{"id": bucket, "private": f"buckets/{bucket}" not in self.hub.public},
+            **{"createdAt": "2026-01-01T00:00:00.000Z", "size": 0, "totalFiles": len(files)},
+        }
+
+    def _create_bucket(self, bucket: str, body: dict[str, Any]) -> Any:
+        url = f"{self.hub.url}/buckets/{bucket}"
+        is_new = bucket not in self.hub.buckets
+        self.hub.buckets.setdefault(bucket, {})
+        if is_new and not body.get("private"):
+            self.hub.public.add(f"buckets/{bucket}")
+        if not is_new:
+            raise Refused(409, url=url)
+        return {"url": url}
+
+    def _change_bucket(
+        self, files: dict[str, tuple[str, int]], lines: list[dict[str, Any]]
+    ) -> dict[str, Any]:
+        failed = []
+        for line in lines:
+            path = line["path"]
+            if line["type"] == "addFile":
+                files[path] = (line["xetHash"], len(from_xet(self.hub, line["xetHash"])))
+            elif files.pop(path, None) is None:
+                failed.append({"path": path, "error": "no such file"})
+        return {"success": not failed, "failed": failed}
+
+    def _resolve_in_bucket(self, path: str) -> bytes:
+        bucket, _, file = path.removeprefix("/buckets/").partition("/resolve/")
+        found = self.hub.buckets.get(bucket, {}).get(file)
+        if found is None:
+            raise Refused(404, "EntryNotFound")
+        return self._redirect(found[0], from_xet(self.hub, found[0]))
 
     def _batch(self, body: dict[str, Any]) -> Any:
         objects = []
@@ -199,6 +262,33 @@ def mode(file: dict[str, Any]) -> dict[str, Any]:
     return {"path": file["path"], "uploadMode": how, "shouldIgnore": False}
 
 
+def bucket_entry(path: str, name: str, size: int) -> dict[str, Any]:
+    return {"type": "file", "path": path, "size": size, "xetHash": name}
+
+
+def bucket_tree(files: dict[str, tuple[str, int]], prefix: str) -> list[dict[str, Any]]:
+    """As the Hub: letters are compared, and what is below a folder is that folder."""
+    skipped = len(prefix) + 1 if prefix else 0
+    tree: dict[str, dict[str, Any]] = {}
+    for path, (name, size) in files.items():
+        if path.startswith(prefix):
+            end = path.find("/", skipped)
+            at = path if end < 0 else path[:end]
+            entry = bucket_entry(path, name, size)
+            tree[at] = entry if end < 0 else {"type": "directory", "path": at}
+    return list(tree.values())
+
+
+def from_xet(hub: Hub, name: str) -> bytes:
+    """What hf_xet has uploaded under a name."""
+    folder = Path(hub.xet_folder)
+    with tempfile.NamedTemporaryFile(dir=folder) as file:
+        group = hf_xet.XetSession().new_file_download_group(endpoint=f"local://{folder}")
+        with group:
+            group.start_download_file(hf_xet.XetFileInfo(name), file.name)
+        return Path(file.name).read_bytes()
+
+
 class Storage(Handler):
     """Where the large files lie: another server, which knows no tokens."""
 
@@ -212,7 +302,8 @@ class Storage(Handler):
 
 @contextlib.contextmanager
 def running_hub() -> Iterator[Hub]:
-    hub = Hub()
+    folder = tempfile.TemporaryDirectory()
+    hub = Hub(xet_folder=folder.name)
     servers = []
     for name in ("url", "storage_url"):
         base = Handler if name == "url" else Storage
@@ -228,3 +319,4 @@ def running_hub() -> Iterator[Hub]:
             server.shutdown()
             thread.join()
             server.server_close()
+        folder.cleanup()

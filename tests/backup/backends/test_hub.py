@@ -246,7 +246,7 @@ def test_a_refusal_is_one_understandable_line(
     ["hf://", "hf://me", "hf://spaces/me/x/y z", "hf://me/..", "hf://me/x/../y", "hf://a:b@c/d"],
 )
 def test_what_is_no_repository_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="write hf://OWNER/NAME") as caught:
+    with pytest.raises(ValueError, match="write hf://buckets/OWNER/NAME") as caught:
         open_place(url)
     assert "a:b" not in str(caught.value)
 

@@ -10,6 +10,7 @@ import pytest
 
 from infrastructure.backup.backends import open_place
 from infrastructure.backup.backends.base import Content, Place, require_content
+from infrastructure.backup.backends.bucket import BucketPlace
 from infrastructure.backup.backends.drive import DrivePlace
 from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.backends.fsspec_place import FsspecPlace
@@ -51,6 +52,20 @@ class TestHub(StorageBackendSuite):
 
     def open(self, folder: Path) -> Place:
         return HubPlace(f"hf://me/{folder.name}/temper", os.environ["HUB_OF_THE_TEST"])
+
+
+class TestBucket(StorageBackendSuite):
+    @pytest.fixture(autouse=True)
+    def server(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        with running_hub() as hub:
+            monkeypatch.setenv("HUB_OF_THE_TEST", hub.url)
+            yield
+        huggingface_hub.close_session()
+
+    def open(self, folder: Path) -> Place:
+        url = f"hf://buckets/me/{folder.name}/temper"
+        return BucketPlace(url, os.environ["HUB_OF_THE_TEST"])
 
 
 # Defects, each in a folder that is else sound.
