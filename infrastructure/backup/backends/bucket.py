@@ -120,10 +120,10 @@ class BucketPlace(HubPlace):
             FileNotFoundError: it is not there, or was removed.
         """
         at = self.at(path)
-        found: Iterable[BucketFile] = self._query(
+        entries: Iterable[BucketFile] = self._query(
             path, lambda: [*self.api.get_bucket_paths_info(self.repo_id, [at])]
         )
-        for entry in found:
+        for entry in entries:
             if entry.path == at and at not in self._removed:
                 return entry
         raise FileNotFoundError(f"{self.shown(path)} is not there")

@@ -2,8 +2,10 @@
 
 import base64
 import contextlib
+import functools
 import hashlib
 import json
+import shutil
 import tempfile
 import threading
 import time
@@ -37,7 +39,7 @@ class Hub:
     tokens_at_storage: set[str | None] = field(default_factory=set)
     failing: dict[str, int] = field(default_factory=dict)  # part of a request → status
     buckets: dict[str, dict[str, tuple[str, int]]] = field(default_factory=dict)  # Xet's name, size
-    xet_folder: str = ""  # hf_xet itself keeps there what it uploads
+    xet_folder: str = ""  # hf_xet itself keeps there what it uploads, a folder each time
 
     def commits(self) -> int:
         return sum("/commit/" in line for line in self.requests)
@@ -149,8 +151,9 @@ class Handler(BaseHTTPRequestHandler):
         files = self.hub.buckets[bucket]
         match what:
             case "xet-write-token":
-                address = f"local://{self.hub.xet_folder}"
-                return {"accessToken": "x", "exp": int(time.time()) + 3600, "casUrl": address}
+                folder = tempfile.mkdtemp(dir=self.hub.xet_folder)  # one process locks it
+                exp = int(time.time()) + 3600
+                return {"accessToken": "x", "exp": exp, "casUrl": f"local://{folder}"}
             case "batch":
                 return self._change_bucket(files, [json.loads(line) for line in body.splitlines()])
             case "paths-info":
@@ -281,12 +284,29 @@ def bucket_tree(files: dict[str, tuple[str, int]], prefix: str) -> list[dict[str
 
 def from_xet(hub: Hub, name: str) -> bytes:
     """What hf_xet has uploaded under a name."""
-    folder = Path(hub.xet_folder)
-    with tempfile.NamedTemporaryFile(dir=folder) as file:
-        group = hf_xet.XetSession().new_file_download_group(endpoint=f"local://{folder}")
-        with group:
-            group.start_download_file(hf_xet.XetFileInfo(name), file.name)
-        return Path(file.name).read_bytes()
+    if name not in hub.large:
+        folders = sorted(Path(hub.xet_folder).iterdir(), key=lambda path: -path.stat().st_mtime_ns)
+        found = (data for folder in folders if (data := downloaded(folder, name)) is not None)
+        hub.large[name] = next(found)
+    return hub.large[name]
+
+
+@functools.cache
+def xet_session() -> Any:
+    return hf_xet.XetSession()
+
+
+def downloaded(folder: Path, name: str) -> bytes | None:
+    """From a copy: the process that has uploaded may hold the lock of the folder."""
+    with tempfile.TemporaryDirectory() as place:
+        shutil.copytree(folder, f"{place}/copy")
+        target = Path(place, "file")
+        try:
+            with xet_session().new_file_download_group(endpoint=f"local://{place}/copy") as group:
+                group.start_download_file(hf_xet.XetFileInfo(name), str(target))
+        except RuntimeError:  # it has none of that name
+            return None
+        return target.read_bytes()
 
 
 class Storage(Handler):
