@@ -36,6 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the system prompt before each question, as the rows of the training had it",
     )
     parser.add_argument(
+        "--image",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="a picture that the questions are about, for a model that sees; may be repeated",
+    )
+    parser.add_argument(
         "--max-tokens",
         type=int,
         default=LONGEST_ANSWER_TOKENS,
@@ -69,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     from infrastructure.evaluation.prompting import Answerer
 
     repair_model(Path(model))
-    answerer = Answerer(model, options.max_tokens, config.device)
+    answerer = Answerer(model, options.max_tokens, config.device, options.image)
     num_answered = 0
     for question in options.questions or chain([first] if first else [], typed):
         [answer] = answerer.answer([question], options.system)

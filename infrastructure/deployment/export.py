@@ -32,11 +32,13 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
+from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.models.added_modules import attach_described
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager
 from infrastructure.training.models.saved_model import read_json
 from infrastructure.training.models.saving import save_model
 from infrastructure.training.models.trainable_state import load_trainable_state
+from infrastructure.training.models.vision_language import template_for_parts
 from infrastructure.training.resume.fingerprint import base_facts
 from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import NOT_ENTERED
@@ -73,7 +75,9 @@ def export_model(
     report("Loading the model")
     trained = _load(run, checkpoint)
     model = trained.loaded.model
-    compare = Comparer(Reference.of(model, trained.loaded.tokenizer), request.least_bits)
+    seeing = None if trained.processor is None else PictureTokens(trained.processor, run.run_id)
+    reference = Reference.of(model, trained.loaded.tokenizer, seeing)
+    compare = Comparer(reference, request.least_bits)
     if hasattr(model, "peft_config") and request.is_merged:
         whole: Any = model
         model = whole.merge_and_unload(safe_merge=True)
@@ -88,6 +92,7 @@ def export_model(
         [],
         converter,
         trained.registered_name,
+        trained.processor,
     )
     del model
     trained.loaded.model = torch.nn.Module()  # its memory is the work's to free
@@ -150,6 +155,7 @@ class _Trained:
     step: int
     checkpoint: Path
     registered_name: str | None
+    processor: Any = None
 
 
 def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) -> JsonObject:
@@ -166,7 +172,13 @@ def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) 
     refuse_what_is_there(folder)
     trained = _load(run, checkpoint)
     model, tokenizer = trained.loaded.model, trained.loaded.tokenizer
-    save_model(model, tokenizer, folder, registered_name=trained.registered_name)
+    save_model(
+        model,
+        tokenizer,
+        folder,
+        registered_name=trained.registered_name,
+        processor=trained.processor,
+    )
     return {
         "run": run.run_id,
         "step": trained.step,
@@ -182,7 +194,8 @@ def _load(run: RunDirectory, checkpoint: Path | None) -> _Trained:
         verify(checkpoint)
     snapshot = load_checkpoint(checkpoint)
     config = configuration_of(run, checkpoint)
-    loaded = _model_of(run, config)
+    manager = _manager_of(run, config)
+    loaded = manager.load()
     attach_described(loaded.model, as_object(run.read_run().get("model") or {}))
     identity = snapshot.values.get("identity", {})
     _refuse_other_base(identity, loaded)
@@ -190,9 +203,16 @@ def _load(run: RunDirectory, checkpoint: Path | None) -> _Trained:
         load_trainable_state(loaded.model, snapshot.tensors["model"])
     if loaded.tokenizer is not None and (template := run.tokenizer / TEMPLATE_FILE).is_file():
         loaded.tokenizer.chat_template = template.read_text(encoding="utf-8")
+    if manager.processor is not None and loaded.tokenizer is not None:
+        if manager.vision is not None:  # its template is one of texts
+            loaded.tokenizer.chat_template = template_for_parts(
+                loaded.tokenizer.chat_template, manager.processor.image_token
+            )
+        manager.processor.chat_template = loaded.tokenizer.chat_template
     registered = loaded.description.get("registered_name")
     name = None if registered is None else str(registered)
-    return _Trained(loaded, int(snapshot.values["step"]), checkpoint, name)
+    step = int(snapshot.values["step"])
+    return _Trained(loaded, step, checkpoint, name, manager.processor)
 
 
 @contextmanager
@@ -213,19 +233,24 @@ def _form_of_phase(
     strategy.close(is_over=True)
 
 
-def _model_of(run: RunDirectory, config: DeploymentConfig) -> LoadedModel:
-    """The run's model as it was before its first step, in memory of the CPU."""
+def _manager_of(run: RunDirectory, config: DeploymentConfig) -> ModelManager:
+    """What loads the run's model as it was before its first step, into memory of the CPU."""
     revision = commit_of_base(run, config) or config.model.revision
     plain = config.model.copy_with(
         attention="auto", backend="auto", quantization=None, revision=revision
     )
-    return ModelManager(
+    manager = ModelManager(
         plain,
         device=torch.device("cpu"),
         seed=config.training.seed,
         tokenizer_directory=run.tokenizer if run.tokenizer.is_dir() else None,
         needs_mask_token=config.training.time_step_masking,
-    ).load()
+    )
+    model: dict[str, Any] = dict(run.read_run().get("model", {}))
+    manager.sees = bool(model.get("sees"))
+    if config.training.gets_vision_tower:
+        manager.vision = config.training.multimodal
+    return manager
 
 
 def _refuse_other_base(identity: Mapping[str, object], loaded: LoadedModel) -> None:

@@ -5,6 +5,7 @@ themselves. The distance is relative: of the logits less their mean, the norm of
 the norm. A random other model is about 1.4 away from any; weights of fewer bits are allowed more.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,14 +13,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core.optional import require
+from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
-from infrastructure.training.data.readers.rows import Turn
+from infrastructure.training.data.readers.rows import PICTURE_PART, Turn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 QUESTIONS = ("What is the capital of France?", "Write 12 + 30 as a number.", "Say: так, 東京!")
 MAX_TOKENS = 64
+PICTURE_SIDE = 48  # pixels
 PLAIN_TOLERANCE = 1e-3  # of the same weights, in sums of another order
 TOLERANCES = {16: 0.05, 8: 0.2, 4: 0.6}
 HALF = (torch.bfloat16, torch.float16)
@@ -42,13 +46,18 @@ class Reference:
     tolerance: float
 
     @classmethod
-    def of(cls, model: torch.nn.Module, tokenizer: "PreTrainedTokenizerBase | None") -> "Reference":
+    def of(
+        cls,
+        model: torch.nn.Module,
+        tokenizer: "PreTrainedTokenizerBase | None",
+        pictures: PictureTokens | None = None,
+    ) -> "Reference":
         """Measure a model; it is in evaluation mode afterwards."""
         model.eval()
-        prompts = prompts_of(model, tokenizer)
+        prompts = prompts_of(model, tokenizer, pictures)
         weights = next(p for p in model.parameters() if p.is_floating_point())
         tolerance = TOLERANCES[16] if weights.dtype in HALF else PLAIN_TOLERANCE
-        return cls(prompts, [logits_of(model)(ids) for ids in prompts], tolerance)
+        return cls(prompts, [logits_of(model, pictures)(ids) for ids in prompts], tolerance)
 
 
 @dataclass(frozen=True)
@@ -141,24 +150,46 @@ def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float(difference.norm() / centred.norm().clamp_min(1e-12))
 
 
-def prompts_of(model: Any, tokenizer: "PreTrainedTokenizerBase | None") -> list[torch.Tensor]:
-    """The questions as tokens, (1, tokens) each; of a model without text, some tokens."""
+def prompts_of(
+    model: Any, tokenizer: "PreTrainedTokenizerBase | None", pictures: PictureTokens | None = None
+) -> list[torch.Tensor]:
+    """The questions as tokens, (1, tokens) each; of a model without text, some tokens. A model that
+    sees is asked the first one once more, about a picture."""
     if tokenizer is None:
         return [torch.arange(8).unsqueeze(0)]
-    encoder = ConversationEncoder(tokenizer, max_length=MAX_TOKENS)
+    encoder = ConversationEncoder(tokenizer, max_length=MAX_TOKENS, pictures=pictures)
     positions = getattr(getattr(model, "config", None), "max_position_embeddings", MAX_TOKENS)
     longest = min(MAX_TOKENS, int(positions or MAX_TOKENS))
     written = (encoder.prompt_ids([Turn("user", question)]) for question in QUESTIONS)
-    return [torch.tensor([ids[:longest]]) for ids in written]
+    shown = []
+    if pictures is not None:
+        parts = [{"type": PICTURE_PART}, {"type": "text", "text": QUESTIONS[0]}]
+        turn = Turn("user", QUESTIONS[0], json.dumps({"content": parts}))
+        shown = [torch.tensor([encoder.prompt_ids([turn], images=[_picture()])])]
+    return [*(torch.tensor([ids[:longest]]) for ids in written), *shown]
 
 
-def logits_of(model: Any) -> LogitsOf:
-    """Of a language model of transformers."""
+def _picture() -> Any:
+    """Stripes of all colours."""
+    images = require("PIL.Image", "comparing what a model sees")
+    stripes = torch.arange(PICTURE_SIDE**2 * 3, dtype=torch.int64) * 7 % 256
+    pixels = stripes.to(torch.uint8).reshape(PICTURE_SIDE, PICTURE_SIDE, 3)
+    return images.fromarray(pixels.numpy())
+
+
+def logits_of(model: Any, pictures: PictureTokens | None = None) -> LogitsOf:
+    """Of a language model of transformers, or of one that sees."""
 
     @torch.no_grad()
     def logits(ids: torch.Tensor) -> torch.Tensor:
         device = next(model.parameters()).device
-        output: torch.Tensor = model(input_ids=ids.to(device), use_cache=False).logits[0]
+        given: dict[str, torch.Tensor] = {}
+        if pictures is not None and pictures.mark_id in ids:
+            given = pictures.pixels_of([_picture()]) | pictures.kinds(ids)
+            given = {name: value.to(device) for name, value in given.items()}
+            if (pixels := given.get("pixel_values")) is not None:
+                given["pixel_values"] = pixels.to(model.dtype)
+        output: torch.Tensor = model(input_ids=ids.to(device), use_cache=False, **given).logits[0]
         return output.float().cpu()
 
     return logits

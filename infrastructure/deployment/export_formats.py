@@ -29,6 +29,7 @@ from infrastructure.deployment.gguf_converter import Converter
 from infrastructure.deployment.logits import Logits
 from infrastructure.deployment.ollama_template import find_pieces, modelfile
 from infrastructure.training.data.encoding.chat_format import PlainFormat, TemplateFormat
+from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.readers.rows import Turn
 from infrastructure.training.models.model_manager import ModelManager
 from infrastructure.training.models.progress_bars import without_progress_bars
@@ -67,6 +68,7 @@ class Work:
     notes: list[str]
     converter: Converter | None = None
     registered_name: str | None = None
+    processor: Any = None
 
 
 def write_format(work: Work, folder: Path) -> None:
@@ -83,15 +85,26 @@ def write_format(work: Work, folder: Path) -> None:
 
 
 def _write_safetensors(work: Work, folder: Path) -> None:
-    write_model(work.model, work.tokenizer, folder, registered_name=work.registered_name)
+    write_model(
+        work.model,
+        work.tokenizer,
+        folder,
+        registered_name=work.registered_name,
+        processor=work.processor,
+    )
     if work.registered_name is not None:
         return
     config = ModelConfig(name=str(folder), backend="transformers")
-    loaded = ModelManager(config, device=torch.device("cpu"), seed=0).load()
+    manager = ModelManager(config, device=torch.device("cpu"), seed=0)
+    manager.sees = work.processor is not None
+    loaded = manager.load()
     loaded.model.eval()
     by = "PEFT" if hasattr(loaded.model, "peft_config") else "transformers"
-    prompts = None if loaded.tokenizer is None else prompts_of(loaded.model, loaded.tokenizer)
-    work.compare(by, logits_of(loaded.model), prompts)
+    seeing = PictureTokens(manager.processor, str(folder)) if manager.sees else None
+    prompts = (
+        None if loaded.tokenizer is None else prompts_of(loaded.model, loaded.tokenizer, seeing)
+    )
+    work.compare(by, logits_of(loaded.model, seeing), prompts)
 
 
 def _write_small(work: Work, folder: Path) -> None:

@@ -151,6 +151,12 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> C
             f"run {run.run_id} has trained {model.get('name')}, which is no model of transformers:"
             " it is exported as it is, without --as, --bits and --format"
         )
+    is_small = request.is_bitsandbytes or request.form is not Form.SAFETENSORS
+    if model.get("sees") and is_small:
+        raise ValueError(
+            f"run {run.run_id} has trained a model that sees pictures, which is exported as"
+            " safetensors with its own or with 16 bits: leave --format out, and --bits 8 or 4"
+        )
     converter = None
     if request.form is Form.GGUF:
         converter = find_converter(request.converter)

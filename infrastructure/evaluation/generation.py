@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.core.callbacks import do_nothing
+from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.store.examples import GenerationPrompt
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def generate_answers(
     batch_size: int = 32,
     max_tokens: int | None = None,
     poll: Callable[[], None] = do_nothing,
+    pictures: PictureTokens | None = None,
 ) -> list[Answer]:
     """One greedy answer to each question, in the order of the questions.
 
@@ -55,6 +57,7 @@ def generate_answers(
     Args:
         max_tokens: the longest answer instead.
         poll: is called between two batches, and may raise.
+        pictures: what makes pixels of those of the questions; None: they have none.
     """
     questions = list(questions)
     by_length = sorted(range(len(questions)), key=lambda i: len(questions[i].prompt_ids))
@@ -66,7 +69,7 @@ def generate_answers(
         batch = by_length[start : start + batch_size]
         of_batch = [questions[i] for i in batch]
         length = max_tokens or max(q.expected_length for q in of_batch) + ANSWER_MARGIN_TOKENS
-        written = _generate_batch(model, tokenizer, of_batch, stop_token_ids, length)
+        written = _generate_batch(model, tokenizer, of_batch, stop_token_ids, length, pictures)
         answers.update(zip(batch, written, strict=True))
     model.train(was_training)
     return [answers[number] for number in range(len(questions))]
@@ -78,6 +81,7 @@ def _generate_batch(
     questions: list[GenerationPrompt],
     stop_token_ids: list[int],
     max_tokens: int,
+    pictures: PictureTokens | None,
 ) -> list[Answer]:
     device = next(model.parameters()).device
     width = max(len(question.prompt_ids) for question in questions)
@@ -88,6 +92,9 @@ def _generate_batch(
         length = len(question.prompt_ids)
         ids[row, width - length :] = torch.tensor(list(question.prompt_ids))
         mask[row, width - length :] = 1
+    given: dict[str, torch.Tensor] = {}
+    if pictures is not None:
+        given = pictures.inputs(ids, [p for question in questions for p in question.pictures])
     output = model.generate(
         input_ids=ids.to(device),
         attention_mask=mask.to(device),
@@ -95,6 +102,7 @@ def _generate_batch(
         do_sample=False,
         pad_token_id=pad,
         eos_token_id=stop_token_ids,
+        **{name: value.to(device) for name, value in given.items()},
     )
     rows = [(row, before_stop(row, stop_token_ids)) for row in output[:, width:].tolist()]
     texts = tokenizer.batch_decode([written for _, written in rows], skip_special_tokens=True)

@@ -113,7 +113,9 @@ def answer_questions(
     assert tokenizer is not None
     questions = affordable(data.questions(max_questions))
     with trainer.precision.autocast():
-        return generate_answers(model, tokenizer, questions, data.stop_token_ids, poll=poll)
+        return generate_answers(
+            model, tokenizer, questions, data.stop_token_ids, poll=poll, pictures=data.pictures
+        )
 
 
 def can_answer(trainer: EnhancedTrainer) -> bool:

@@ -1,5 +1,6 @@
 """Questions of a person's own to a saved model, answered as it was trained to answer."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,15 +10,24 @@ from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.evaluation.generation import ANSWER_MARGIN_TOKENS, generate_answers
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.data.encoding.chat_format import special_tokens
+from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
-from infrastructure.training.data.readers.rows import Turn
-from infrastructure.training.data.store.examples import GenerationPrompt
+from infrastructure.training.data.readers.pictures import (
+    PictureError,
+    picture_source,
+    read_picture,
+)
+from infrastructure.training.data.readers.rows import PICTURE_PART, Turn
+from infrastructure.training.data.store.examples import GenerationPrompt, Picture
 from infrastructure.training.models.model_manager import ModelManager
+from infrastructure.training.models.processor import sees_pictures
+from infrastructure.training.models.saved_model import SourceKind
 from infrastructure.training.models.source import (
     find_source,
 )
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from transformers import PreTrainedTokenizerBase
 
 
@@ -35,20 +45,42 @@ class Answerer:
     Args:
         model: a finished run, its `final/`, any model folder, or a hub name.
         max_tokens: the longest answer; one that does not end by then is cut.
+        images: files of pictures that each question is about.
 
     Raises:
-        ValueError: there is no such model, it writes no text, or `max_tokens` is not positive.
+        ValueError: there is no such model, it writes no text, `max_tokens` is not positive, or a
+            picture cannot be used.
     """
 
-    def __init__(self, model: str | Path, max_tokens: int = 64, device: str = "auto") -> None:
+    def __init__(
+        self,
+        model: str | Path,
+        max_tokens: int = 64,
+        device: str = "auto",
+        images: Sequence[Path] = (),
+    ) -> None:
         if max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}; an answer needs at least 1")
-        config = ModelConfig(name=str(model))
-        loaded = ModelManager(config, device=choose_device(device), seed=0).load()
+        manager = ModelManager(ModelConfig(name=str(model)), device=choose_device(device), seed=0)
+        source = find_source(str(model))
+        is_of_hub = source.kind is SourceKind.HUB
+        manager.sees = sees_pictures(source) or (is_of_hub and bool(images))
+        if images and not manager.sees:
+            raise ValueError(
+                f"model {model}: reads text only, so it cannot be shown {images[0]}: give a model"
+                " that sees, such as a Llava, or leave the picture out"
+            )
+        read = [_read(path) for path in images]
+        self._pictures = tuple(picture for picture, _ in read)
+        self._images = [image for _, image in read]
+        loaded = manager.load()
         if loaded.tokenizer is None or not hasattr(loaded.model, "generate"):
             raise ValueError(f"model {model}: it writes no text, so it cannot be asked")
         self._model, self._tokenizer = loaded.model, loaded.tokenizer
-        self._encoder = ConversationEncoder(loaded.tokenizer, max_length=max_tokens)
+        self._seeing = PictureTokens(manager.processor, str(model)) if manager.sees else None
+        self._encoder = ConversationEncoder(
+            loaded.tokenizer, max_length=max_tokens, pictures=self._seeing
+        )
         self._length = max_tokens - ANSWER_MARGIN_TOKENS  # which generating adds
         self._ends = stop_token_ids(loaded.model, loaded.tokenizer, str(model))
 
@@ -61,12 +93,32 @@ class Answerer:
         before = [Turn("system", system)] if system else []
         prompts = [
             GenerationPrompt(
-                text, self._encoder.prompt_ids([*before, Turn("user", text)]), "", self._length
+                text,
+                self._encoder.prompt_ids([*before, self._shown(text)], images=self._images),
+                "",
+                self._length,
+                pictures=self._pictures,
             )
             for text in questions
         ]
-        answers = generate_answers(self._model, self._tokenizer, prompts, self._ends)
+        answers = generate_answers(
+            self._model, self._tokenizer, prompts, self._ends, pictures=self._seeing
+        )
         return [answer.text.strip() for answer in answers]
+
+    def _shown(self, question: str) -> Turn:
+        """The question with the pictures before it."""
+        if not self._images:
+            return Turn("user", question)
+        parts = [{"type": PICTURE_PART}] * len(self._images) + [{"type": "text", "text": question}]
+        return Turn("user", question, json.dumps({"content": parts}))
+
+
+def _read(path: Path) -> "tuple[Picture, Image]":
+    try:
+        return read_picture(picture_source(str(path), str(path)), Path())
+    except PictureError as error:
+        raise ValueError(str(error)) from error
 
 
 def stop_token_ids(model: Any, tokenizer: "PreTrainedTokenizerBase", name: str) -> list[int]:

@@ -164,7 +164,12 @@ def _answer(
     model = trainer.initialize_model()
     with trainer.precision.autocast():
         answers = generate_answers(
-            model, tokenizer, questions, data.stop_token_ids, max_tokens=max_tokens
+            model,
+            tokenizer,
+            questions,
+            data.stop_token_ids,
+            max_tokens=max_tokens,
+            pictures=data.pictures,
         )
     by_place: dict[str, list[Answer]] = {}
     for answer in answers:

@@ -72,8 +72,9 @@ def _place_lines(run_path: Path, summary: Summary) -> list[str]:
     lines += [f"  {name:<12} {_relative(path)}" for name, path in summary["paths"].items()]
     in_notebook = in_notebook_kernel()
     model = summary["paths"].get("model")
-    if model and not (Path(model) / SEES).is_file():
-        lines.append(f"  {'ask it':<12} {_answer_command(_relative(model), in_notebook)}")
+    if model:
+        sees = (Path(model) / SEES).is_file()
+        lines.append(f"  {'ask it':<12} {_answer_command(_relative(model), in_notebook, sees)}")
     backup = summary.get("backup", {})
     if "published" in backup:
         lines.append(f"  {'copy':<12} {backup['published']}")
@@ -84,11 +85,12 @@ def _place_lines(run_path: Path, summary: Summary) -> list[str]:
     return lines + (["", *advice] if advice else [])
 
 
-def _answer_command(model: str, in_notebook: bool) -> str:
+def _answer_command(model: str, in_notebook: bool, sees: bool) -> str:
     """How one asks the trained model something, in a shell or in a cell."""
-    if in_notebook:
+    if in_notebook and not sees:
         return f'colab.ask({model!r}, ["your question"]) in a cell'
-    return f"temper ask {shlex.quote(model)}"
+    command = f"temper ask {shlex.quote(model)}{' --image FILE' if sees else ''}"
+    return f"!{command} in a cell" if in_notebook else command
 
 
 def _looking(run: str, in_notebook: bool) -> str:

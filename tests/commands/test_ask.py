@@ -99,3 +99,10 @@ def test_a_checkpoint_is_no_model_yet(
     for name in ("one@best", "runs/one@12"):
         assert main([*words, name, "rows.jsonl"]) == 2
         assert f"temper export {name} FOLDER, and name FOLDER" in capsys.readouterr().err
+
+
+def test_a_question_may_stand_after_a_flag(
+    saved_llama: Path, answers: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ask", str(saved_llama), "--max-tokens", "12", "--json", QUESTIONS[0]]) == 0
+    assert json.loads(capsys.readouterr().out)["answer"] == answers[0]

@@ -2116,6 +2116,26 @@ PICTURES = [
         "--time-step-masking",
         ["hides tokens of text, and the rows hold pictures"],
     ),
+    Wrong(
+        "a picture for a model of text",
+        ["ask", "m", "What is it?", "--image", "1.png"],
+        ["m: reads text only", "1.png", "a model that sees"],
+        {"m/config.json": json.dumps(LLAMA)},
+        speaks=Language.WORDS,
+    ),
+    *(
+        Wrong(
+            what,
+            ["ask", "m", "What is it?", "--image", "1.png"],
+            ["1.png", reason],
+            {"m/config.json": json.dumps({**SEEING, "vision_config": {}}), **files},
+            speaks=Language.WORDS,
+        )
+        for what, reason, files in (
+            ("a picture that is not there", "there is no picture", {}),
+            ("a picture that is none", "is none of BMP", {"1.png": "none"}),
+        )
+    ),
 ]
 SIZES = {
     "vocab_size": 300,
@@ -2339,7 +2359,7 @@ SAME_CAUSE = {
     "another number of bits": "flag without value",
     "qs sampler": "an unknown measure",
 }
-LEAST_CAUSES = 188
+LEAST_CAUSES = 191
 KEYS = [key for key in schema_of(DeploymentConfig).fields if "." in key]
 OF_A_FILE = re.compile(r"\.ya?ml\b")
 

@@ -46,6 +46,7 @@ from infrastructure.training.data.preparation.preparation import (
     PreparationPlan,
 )
 from infrastructure.training.data.preparation.quarantine import Quarantine
+from infrastructure.training.data.readers.pictures import decode
 from infrastructure.training.data.readers.rows import Conversation
 from infrastructure.training.data.serving.example_order import Indices, random_selection
 from infrastructure.training.data.serving.example_sources import (
@@ -62,6 +63,7 @@ from infrastructure.training.data.serving.streaming_dataset import StreamingData
 from infrastructure.training.data.store.examples import (
     EvaluationRow,
     GenerationPrompt,
+    Picture,
     TokenizedExample,
 )
 from infrastructure.training.data.store.fingerprints import text_hash
@@ -321,23 +323,30 @@ class DataPipeline:
         return [
             EvaluationRow([turn.message() for turn in c.prompt], c.answer.text, c.task, c.inputs)
             for c in self._held_out(max_rows)
+            if not c.num_pictures  # which a text cannot show
         ]
 
     def questions(self, max_questions: int | None = None) -> list[GenerationPrompt]:
         """The same rows with their prompts tokenised as in training, for generation; without those
         whose prompts alone are as long as an example may be."""
         encoder = self._ready().encoder
-        questions = [
-            GenerationPrompt(
-                prompt=encoder.prompt_text(conversation.prompt, conversation.inputs),
-                prompt_ids=encoder.prompt_ids(conversation.prompt, conversation.inputs),
-                expected=conversation.answer.text,
-                expected_length=encoder.num_tokens(conversation.answer.text),
-                task=conversation.task,
-                place=conversation.place,
+        shown = self._held_out_pictures()
+        questions = []
+        for conversation in self._held_out(max_questions):
+            pictures = shown.get(conversation.place, ())
+            images = [decode(picture.read()) for picture in pictures]
+            prompt, inputs = conversation.prompt, conversation.inputs
+            questions.append(
+                GenerationPrompt(
+                    prompt=encoder.prompt_text(prompt, inputs),
+                    prompt_ids=encoder.prompt_ids(prompt, inputs, images),
+                    expected=conversation.answer.text,
+                    expected_length=encoder.num_tokens(conversation.answer.text),
+                    task=conversation.task,
+                    place=conversation.place,
+                    pictures=pictures,
+                )
             )
-            for conversation in self._held_out(max_questions)
-        ]
         if encoder.over_length != KEEP_START:
             return questions
         return [q for q in questions if len(q.prompt_ids) < encoder.max_length]
@@ -354,6 +363,14 @@ class DataPipeline:
         """Let the cache entry be swept; the pipeline cannot be used afterwards."""
         if self._prepared is not None:
             self._prepared.entry.close()
+
+    def _held_out_pictures(self) -> dict[str, tuple[Picture, ...]]:
+        """The pictures of held-out rows that have some, by file:line."""
+        if self.pictures is None:
+            return {}
+        rows = [int(row) for row in self._ready().held_out]
+        pairs = zip(_places(self.store, rows), map(self.store.example, rows), strict=True)
+        return {place: example.pictures for place, example in pairs if example.pictures}
 
     def _held_out(self, max_rows: int | None) -> list[Conversation]:
         lines = self.store.lines(EVALUATION_FILE)
@@ -415,8 +432,6 @@ def first_examples(data: DataPipeline, count: int) -> list[TokenizedExample]:
 def _is_question(conversation: Conversation) -> bool:
     """Whether a model can be asked for the last answer: it is text, and so is what is before it."""
     answer = conversation.answer
-    if conversation.num_pictures:
-        return False
     return bool(conversation.prompt) and bool(answer.text.strip()) and not answer.calls_tools
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.config.base import ConfigurationError
+from infrastructure.core.json_text import JsonObject
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.model_adapters.base_adapter import Batch
@@ -25,7 +26,6 @@ from infrastructure.training.models.vision_language import template_for_parts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-KINDS_OF_TOKENS = ("mm_token_type_ids", "token_type_ids")  # 1 where a picture's tokens are
 PADDED = "rows with pictures are padded, not packed"
 
 
@@ -84,12 +84,12 @@ class MultimodalModelAdapter(StandardModelAdapter):
         """Padded rows, and the pixels of their pictures, on the device."""
         batch = super().prepare_batch(examples)
         shown = [picture for example in examples for picture in example.pictures]
-        given = self.pictures.pixels(shown) if shown else {}
-        names = set(self.processor.model_input_names)
-        is_picture = (batch["input_ids"] == self.pictures.mark_id).long()
-        given |= {name: is_picture for name in KINDS_OF_TOKENS if name in names}
+        given = self.pictures.inputs(batch["input_ids"], shown)
         batch[PICTURES] = {name: self._to_device(value) for name, value in given.items()}
         return batch
+
+    def describe(self) -> JsonObject:
+        return {**super().describe(), "sees": True}
 
     def save(self, directory: Path) -> None:
         assert self.model is not None

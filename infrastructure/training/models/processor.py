@@ -8,15 +8,24 @@ from typing import Any
 
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.core.optional import is_installed, require
-from infrastructure.training.models.saved_model import check_tokenizer
+from infrastructure.training.models.saved_model import check_tokenizer, read_json
 from infrastructure.training.models.source import ModelSource, SourceKind
 from infrastructure.training.models.tower_folder import has_processor
 from infrastructure.training.models.transformers_backend import (
     LoadOptions,
+    base_of_lora,
     ensure_special_tokens,
     hub_arguments,
     shortened,
 )
+
+
+def sees_pictures(source: ModelSource) -> bool:
+    """Whether a saved model is one of image and text, by its files; False of a name on the hub."""
+    if source.kind is SourceKind.LORA_FOLDER:
+        source = base_of_lora(source.folder)
+    is_folder = source.kind is SourceKind.FOLDER
+    return is_folder and "vision_config" in read_json(source.folder / "config.json")
 
 
 def load_processor(source: ModelSource, options: LoadOptions) -> Any:

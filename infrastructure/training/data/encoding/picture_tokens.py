@@ -16,9 +16,11 @@ from infrastructure.training.data.readers.rows import PictureSource
 from infrastructure.training.data.store.examples import Picture
 
 if TYPE_CHECKING:
+    import torch
     from PIL.Image import Image
 
 NUM_CHECKED = 3
+KINDS_OF_TOKENS = ("mm_token_type_ids", "token_type_ids")  # 1 where a picture's tokens are
 MOST_SIZES = 256  # of pictures whose tokens are remembered
 
 
@@ -133,13 +135,33 @@ class PictureTokens:
             ) from error
         return [int(token) for token in written["input_ids"][0]]
 
+    def inputs(self, ids: "torch.Tensor", pictures: Sequence[Picture]) -> dict[str, Any]:
+        """What the model's forward is given beside the tokens of some rows: pixels, and where in
+        the rows pictures are, if it takes that.
+
+        Args:
+            ids: (B, L), with the tokens of the pictures in their places.
+            pictures: of all the rows, in their order.
+        """
+        given = self.pixels(pictures) if pictures else {}
+        return given | self.kinds(ids)
+
+    def kinds(self, ids: "torch.Tensor") -> dict[str, Any]:
+        """Where in some rows pictures are, by argument name, if the model takes that."""
+        names = set(self.processor.model_input_names)
+        is_picture = (ids == self.mark_id).long()
+        return {name: is_picture for name in KINDS_OF_TOKENS if name in names}
+
     def pixels(self, pictures: Sequence[Picture]) -> dict[str, Any]:
         """What the model is given of some pictures: tensors by argument name, in their order.
 
         Raises:
             DataError: one is not what it was when the data was prepared.
         """
-        images = [decode(picture.read()) for picture in pictures]
-        made = self.processor.image_processor(images, return_tensors="pt")
+        return self.pixels_of([decode(picture.read()) for picture in pictures])
+
+    def pixels_of(self, images: Sequence["Image"]) -> dict[str, Any]:
+        """The same of decoded pictures."""
+        made = self.processor.image_processor([*images], return_tensors="pt")
         names = self.processor.image_processor.model_input_names
         return {name: made[name] for name in names if name in made}

@@ -159,17 +159,25 @@ class ConversationEncoder:
         self.pictures.check(written.text, ids, whole, images)
         return tuple(read), whole, whole_mask
 
-    def prompt_ids(self, turns: Sequence[Turn], inputs: str = "") -> list[int]:
+    def prompt_ids(
+        self, turns: Sequence[Turn], inputs: str = "", images: Sequence["Image"] = ()
+    ) -> list[int]:
         """The tokens after which the model is to answer: as its own chat template writes them.
 
         Args:
             inputs: what else the chat template is given, as `Conversation.inputs`.
+            images: the pictures that the messages have parts for.
 
         Raises:
             FormatError: the chat template refuses these messages.
+            PictureError: it writes other marks than there are pictures.
         """
         written = self._written_prompt(turns, inputs)
-        return [*written.lead, *self._ids([written.text])[0]]
+        ids = [*written.lead, *self._ids([written.text])[0]]
+        if not images:
+            return ids
+        assert self.pictures is not None
+        return self.pictures.in_place(ids, np.zeros(len(ids), dtype=bool), images)[0]
 
     def prompt_text(self, turns: Sequence[Turn], inputs: str = "") -> str:
         """For people: a single message as it stands; several as the model is given them; raises
@@ -177,6 +185,8 @@ class ConversationEncoder:
         return turns[0].text if len(turns) == 1 else self._written_prompt(turns, inputs).text
 
     def _written_prompt(self, turns: Sequence[Turn], inputs: str) -> Written:
+        if self._spells_pictures:
+            turns = [self._spelled_out(turn) for turn in turns]
         return (self.own_template or self._plain()).write_prompt(turns, inputs)
 
     def num_tokens(self, text: str) -> int:

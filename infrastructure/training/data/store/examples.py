@@ -95,6 +95,7 @@ class GenerationPrompt:
         expected: the right answer.
         expected_length: of that answer, in tokens, without the one that ends it.
         place: file:line of the row; "" of a question of somebody's own.
+        pictures: whose tokens are in `prompt_ids`, in their order.
     """
 
     prompt: str
@@ -103,3 +104,4 @@ class GenerationPrompt:
     expected_length: int
     task: str = ""
     place: str = ""
+    pictures: tuple[Picture, ...] = ()

@@ -1,0 +1,109 @@
+"""A whole run of a model of text that gets a tower: trained, asked, measured and exported."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from infrastructure.commands import main as commands
+from infrastructure.core.exit_codes import ExitCode
+from tests.training.seeing_models import save_text_model, save_tower, write_colours
+
+TRAIN = (
+    "train rows/colours.jsonl --model text --enabled-extensions multimodal"
+    " --multimodal-vision-tower tower --batch-size 6 --learning-rate 1e-2"
+    " --warmup-steps 2 --max-length 128 --validation-split 0.25 --no-monitoring --no-testing"
+    " --accept-small-data"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("seeing")
+    save_text_model(folder / "text")
+    save_tower(folder / "tower")
+    write_colours(folder / "rows", 36)
+    return folder
+
+
+def call(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    code = commands.main(words.split())
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+@pytest.mark.usefixtures("restore_logging")
+def test_a_run_that_gets_a_tower_is_used_like_any_other(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TEMPER_CACHE__DIRECTORY", str(folder / "cache"))
+    code, out, err = call(f"{TRAIN} --epochs 20 --name one", capsys)
+    assert code == ExitCode.DONE, err
+    assert "temper ask" in out
+    assert "--image FILE" in out
+    (run,) = (folder / "runs").glob("*one*")
+    record = json.loads((run / "run.json").read_text())
+    assert record["model"]["sees"] is True
+    assert record["model"]["vision_tower"]["sha256"]
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["after"]["exact_match"]["all"] > summary["before"]["exact_match"]["all"]
+
+    question = ["ask", str(run), "Which colour is it?", "--json", "--max-tokens", "8"]
+    answers = []
+    for number in range(3):
+        assert commands.main([*question, "--image", f"rows/pictures/{number}.png"]) == 0
+        answers.append(json.loads(capsys.readouterr().out)["answer"])
+    assert answers == ["red", "green", "blue"]
+    assert commands.main(question) == 0  # a model that sees answers without a picture, too
+    capsys.readouterr()
+
+    code, out, err = call(f"train-eval {run} rows/colours.jsonl --json", capsys)
+    assert code == ExitCode.DONE, err
+    assert json.loads(out)["scores"]["all"]["exact_match"]["value"] > 0.9
+
+    code, out, err = call(f"export {run} whole --as merged", capsys)
+    assert code == ExitCode.DONE, err
+    facts = json.loads((folder / "whole" / "export.json").read_text())
+    assert facts["compared"][0]["logits_distance"] < 1e-3
+    same_answer_in_transformers(folder / "whole", folder / "rows" / "pictures" / "1.png")
+    for refused in ("--format onnx", "--bits 4"):
+        code, out, err = call(f"export {run} small --as merged {refused}", capsys)
+        assert code == ExitCode.WRONG_INPUT
+        assert "sees pictures, which is exported as safetensors" in err
+    assert not (folder / "small").exists()
+
+
+@pytest.mark.usefixtures("restore_logging")
+def test_a_lora_and_its_projector_are_exported_as_one_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TEMPER_CACHE__DIRECTORY", str(folder / "cache"))
+    code, _, err = call(f"{TRAIN} --lora --epochs 1 --validation-prompts 0 --name two", capsys)
+    assert code == ExitCode.DONE, err
+    (run,) = (folder / "runs").glob("*two*")
+    code, _, err = call(f"export {run} merged --as merged", capsys)
+    assert code == ExitCode.DONE, err
+    facts = json.loads((folder / "merged" / "export.json").read_text())
+    assert facts["compared"][0]["read_by"] == "transformers"
+    assert facts["compared"][0]["logits_distance"] < 1e-3
+
+
+def same_answer_in_transformers(folder: Path, file: Path) -> None:
+    """By the processor's own way, with messages in parts."""
+    from PIL import Image
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(folder)
+    model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    parts = [{"type": "image"}, {"type": "text", "text": "Which colour is it?"}]
+    text = processor.apply_chat_template(
+        [{"role": "user", "content": parts}], add_generation_prompt=True
+    )
+    given = processor(text=[text], images=[Image.open(file)], return_tensors="pt")
+    with torch.no_grad():
+        written = model.generate(**given, max_new_tokens=6, do_sample=False)
+    answer = processor.decode(written[0, given["input_ids"].shape[1] :])
+    assert answer.startswith("green")
