@@ -3,8 +3,10 @@
 from pathlib import Path
 
 from benchmarks.quantum_overhead import trained
+from tests.slow import slow
 
 
+@slow
 def test_only_a_training_with_quantum_steps_pays(tmp_path: Path) -> None:
     with_steps = trained(tmp_path / "with", 2, 1, max_overhead_percent=1e6)
     assert with_steps["outcomes"] == ["answered", "answered"]

@@ -21,6 +21,7 @@ from benchmarks.stackwise_quality import (
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.stackwise.rack import Rack
+from tests.slow import slow
 
 ROWS = [Row(f"what is {i} and {i + 1}", f"it is {2 * i + 1} as you know") for i in range(40)]
 HEAD = 512 * 64 / (4 * 64 * 64 + 3 * 64 * 192)
@@ -92,6 +93,7 @@ def test_a_run_takes_the_compute_that_it_is_given(bench: Workbench) -> None:
     assert found["steps"] == 2 * round(5 * full_cost() / (30 + 6 * HEAD))
 
 
+@slow
 def test_smaller_micro_batches_make_the_same_steps_in_less_memory(bench: Workbench) -> None:
     data = pool_of(ROWS, ROWS[:8], everything=True, seed=0)
     model, arm = bench.new_model(0, 8), Arm("full")

@@ -10,6 +10,7 @@ import pytest
 from infrastructure.backup.format.store import Store
 from tests.faults.memory_files import MemoryFiles, states_after_power_loss
 from tests.faults.store_history import History, next_save_works, step_that_loads
+from tests.slow import slow
 
 
 class NoFileSync(MemoryFiles):
@@ -57,6 +58,7 @@ def test_no_committed_version_is_ever_lost() -> None:
     assert lost == 0
 
 
+@slow
 def test_saving_goes_on_after_any_of_them() -> None:
     files = MemoryFiles()
     history_of(files).play()

@@ -7,14 +7,14 @@ import pytest
 
 from tests.faults.judge import complaints, run_in_fork
 
-TWELVE = ("--trials", "12", "--seed", "3", "--no-defects")
+SIX = ("--trials", "6", "--seed", "3", "--no-defects")
 
 
 @pytest.mark.timeout(600)
 def test_whatever_is_damaged_is_healed_or_named() -> None:
     cases = "--cases=finished, no place;stopped, no place"
-    figures = run_in_fork("tests.faults.run_damage", *TWELVE, cases)
-    assert figures["trials"] == 12
+    figures = run_in_fork("tests.faults.run_damage", *SIX, cases)
+    assert figures["trials"] == 6
     assert figures["named"] > 0
     assert complaints("G4 runs", figures) == []
 

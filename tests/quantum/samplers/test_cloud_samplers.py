@@ -9,6 +9,7 @@ from infrastructure.core.errors import MissingPackageError, MissingSecretError
 from infrastructure.core.optional import is_installed
 from infrastructure.quantum.samplers.cloud_samplers import LeapHybrid, QuantumAnnealer
 from tests.quantum.samplers.questions import least_energy, random_model
+from tests.slow import slow
 
 needs_dwave = pytest.mark.skipif(
     not is_installed("dwave.system"), reason="dwave-system is not installed"
@@ -77,6 +78,7 @@ def test_the_real_hybrid_class_works_with_its_stand_in_solver(
         sampler.sample(bqm, time_limit=0.5)
 
 
+@slow
 @needs_dwave
 def test_a_machine_is_embedded_into_and_reports_its_chain_breaks(token: str) -> None:
     from dwave.system.testing import MockDWaveSampler

@@ -15,6 +15,7 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.models.added_modules import added_modules, is_added
 from infrastructure.training.models.key_value_memory import NO_ROW, KeyValueMemory
+from tests.slow import slow_but
 from tests.training.quantum.quantum_runs import StopAt
 from tests.training.small_runs import write_rows
 
@@ -72,7 +73,7 @@ def memory_of(trainer: EnhancedTrainer) -> KeyValueMemory:
     ],
     ids=["all weights", "in pieces", "alone", "with quantum"],
 )
-@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("lora", slow_but([True], [False, True]))
 def test_a_training_that_was_broken_off_ends_with_the_same_bits(
     saved_llama: Path, tmp_path: Path, training: dict[str, Any], lora: bool
 ) -> None:

@@ -22,7 +22,7 @@ from infrastructure.training.stackwise.stack_files import load_stacks, read_stac
 from infrastructure.training.trainer_factory import TrainerFactory
 from infrastructure.training.unified_trainer import UnifiedTrainer
 from tests.deployment.runs import deploy, losses
-from tests.slow import slow_but
+from tests.slow import slow, slow_but
 from tests.training.models.architectures import tiny_model
 from tests.training.strategies.test_stackwise_strategy import (
     AT_ONCE,
@@ -86,6 +86,7 @@ def test_the_stacks_of_a_run_are_its_model(name: str, tmp_path: Path) -> None:
         assert record.loss == pytest.approx(losses_of_stack[expected_step])
 
 
+@slow
 def test_the_top_is_with_whom_it_has_trained_last(tmp_path: Path) -> None:
     run = train(tmp_path, "first", mode="blockwise", block_size=2)
     assert [read_stack(run / "stacks", s)[0].holds for s in range(2)] == [

@@ -21,6 +21,7 @@ from infrastructure.training import (
 )
 from infrastructure.training.context import TrainingContext
 from infrastructure.training.quantum.lora_rank_pruning import ranks_of
+from tests.slow import slow_but
 from tests.training.quantum.quantum_runs import extension_of
 from tests.training.test_context import configure
 
@@ -204,7 +205,7 @@ def own_sequence(context: TrainingContext) -> Solution:
     return solution
 
 
-@pytest.mark.parametrize("quantum", [{}, {"num_blocks": 3}])
+@pytest.mark.parametrize("quantum", slow_but([{}], [{}, {"num_blocks": 3}]))
 def test_the_three_functions_again_and_again_are_quantum_optimize(
     saved_llama: Path, tmp_path: Path, quantum: dict[str, Any]
 ) -> None:

@@ -9,6 +9,7 @@ from infrastructure.core.process_memory import resident_bytes
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.sizing.batch_plan import BatchPlan
+from tests.slow import slow
 from tests.training.small_runs import small_trainer, write_rows
 
 NUM_ROWS = 3000
@@ -49,6 +50,7 @@ def test_auto_trains_as_the_number_that_it_means(saved_llama: Path, folder: Path
     assert plain.train().loss == state.loss
 
 
+@slow
 def test_the_next_training_like_it_is_not_measured_again(saved_llama: Path, folder: Path) -> None:
     first = auto(saved_llama, folder).batch_plan()
     again = auto(saved_llama, folder).batch_plan()
@@ -56,6 +58,7 @@ def test_the_next_training_like_it_is_not_measured_again(saved_llama: Path, fold
     assert again.origin == "measured on this machine before"
 
 
+@slow
 def test_a_budget_that_holds_only_a_few_rows_is_kept(saved_llama: Path, folder: Path) -> None:
     fit = auto(saved_llama, folder).cost_measurement()
     limit = resident_bytes() + (40 << 20)

@@ -23,7 +23,7 @@ from infrastructure.training.strategies.stackwise_strategy import StackwiseStrat
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import deploy, losses, small_settings
 from tests.deployment.test_resuming import StopAfter
-from tests.slow import slow_but
+from tests.slow import slow, slow_but
 from tests.training.models.architectures import tiny_model
 
 LAYERS = 4
@@ -161,6 +161,7 @@ def test_all_units_train_in_every_step(name: str, trained: Trained) -> None:
     assert still == []
 
 
+@slow
 def test_layerwise_is_blockwise_of_one(trained: Trained) -> None:
     one = trained(mode="layerwise")
     other = trained(mode="blockwise", block_size=1)
