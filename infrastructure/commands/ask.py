@@ -10,6 +10,7 @@ from pathlib import Path
 from infrastructure.commands.arguments import add_folder_flags, run_or_model
 from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
+from infrastructure.core.console import waiting_beside
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.drawing.formatting import printable
 
@@ -73,14 +74,16 @@ def run(options: argparse.Namespace) -> int:
     first = next(typed, None) if is_piped else None  # before the model is loaded
     if is_piped and first is None:
         raise ValueError(NO_QUESTION)
-    from infrastructure.deployment.model_repair import repair_model
-    from infrastructure.evaluation.prompting import Answerer
+    with waiting_beside("loading the model"):
+        from infrastructure.deployment.model_repair import repair_model
+        from infrastructure.evaluation.prompting import Answerer
 
-    repair_model(Path(model))
-    answerer = Answerer(model, options.max_tokens, config.device, options.image)
+        repair_model(Path(model))
+        answerer = Answerer(model, options.max_tokens, config.device, options.image)
     num_answered = 0
     for question in options.questions or chain([first] if first else [], typed):
-        [answer] = answerer.answer([question], options.system)
+        with waiting_beside("answering"):
+            [answer] = answerer.answer([question], options.system)
         num_answered += 1
         # What an untrained model writes could steer a terminal.
         lines = [printable(line) for line in answer.strip().splitlines()] or ["(nothing)"]

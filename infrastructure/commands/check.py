@@ -10,7 +10,7 @@ from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
-from infrastructure.core.console import has_colour
+from infrastructure.core.console import has_colour, show, waiting_beside
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.testing.results import GROUPS
@@ -49,21 +49,23 @@ def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
         raise ValueError("--preview shows at least 1 example")
     if options.quick or options.strict or options.rebaseline:
         raise ValueError("--preview checks nothing: leave --quick, --strict and --rebaseline out")
-    from infrastructure.training.data.data_pipeline import first_examples
-    from infrastructure.training.data.encoding.token_preview import (
-        counts_line,
-        kinds_of,
-        token_preview,
-    )
-    from infrastructure.training.trainer_factory import TrainerFactory
+    with waiting_beside("loading PyTorch and reading the data"):
+        from infrastructure.training.data.data_pipeline import first_examples
+        from infrastructure.training.data.encoding.token_preview import (
+            counts_line,
+            kinds_of,
+            token_preview,
+        )
+        from infrastructure.training.trainer_factory import TrainerFactory
 
-    adapter = TrainerFactory().for_run(config, "transformers").adapter
-    tokenizer = adapter.initialize_tokenizer()
-    if tokenizer is None:
-        raise ValueError("--preview shows tokens, and this model reads no text: leave it out")
-    data = adapter.create_data_source(config.cache, config.training.seed)
+        adapter = TrainerFactory().for_run(config, "transformers").adapter
+        tokenizer = adapter.initialize_tokenizer()
+        if tokenizer is None:
+            raise ValueError("--preview shows tokens, and this model reads no text: leave it out")
+        data = adapter.create_data_source(config.cache, config.training.seed)
+        examples = [*first_examples(cast("DataPipeline", data), options.preview)]
     records = []
-    for example in first_examples(cast("DataPipeline", data), options.preview):
+    for example in examples:
         kinds = kinds_of(example, tokenizer)
         ids = example.input_ids.tolist()
         pairs = zip(ids, kinds, strict=True)
@@ -85,14 +87,15 @@ def run(options: argparse.Namespace) -> int:
         return _show_tokens(config, options)
     if config.training.method == SFT:  # the checks are of Temper's own loop, and say so
         check_given(config)
-    from infrastructure.testing.test_pipeline import create_test_pipeline
+    with waiting_beside("loading PyTorch"):
+        from infrastructure.testing.test_pipeline import create_test_pipeline
 
     def report_line(line: str) -> None:
         if not options.json:
-            print(line, flush=True)
+            show(line)
 
     pipeline = create_test_pipeline(config, report=report_line, rebaseline=options.rebaseline)
-    with interrupt_on_signals():
+    with interrupt_on_signals(), waiting_beside("checking"):
         pipeline.run_tests(*(GROUPS[:1] if options.quick else GROUPS))
     report = pipeline.generate_test_report()
     report_line(report["verdict"])

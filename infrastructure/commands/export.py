@@ -10,6 +10,7 @@ from infrastructure.commands.arguments import add_folder_flags, add_json
 from infrastructure.commands.output import progress, show
 from infrastructure.commands.settings import configure
 from infrastructure.config.sections.backup_config import BackupConfig
+from infrastructure.core.console import waiting_beside
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import refuse_what_is_there
 from infrastructure.core.json_text import JsonObject, as_integer, as_list
@@ -86,8 +87,9 @@ def run(options: argparse.Namespace) -> int:
     check_possible(run, Path(options.folder or tempfile.gettempdir()), request)
     if options.push_to_hub is not None:
         check_publishable(run)
-    from infrastructure.deployment.export import export_model
-    from infrastructure.deployment.publish import ModelRepository, finished_step
+    with waiting_beside("loading PyTorch"):
+        from infrastructure.deployment.export import export_model
+        from infrastructure.deployment.publish import ModelRepository, finished_step
 
     repository = None
     if options.push_to_hub is not None:
@@ -102,7 +104,10 @@ def run(options: argparse.Namespace) -> int:
             facts: JsonObject = {"run": run.run_id, "step": step}
         else:
             folder = Path(options.folder or Path(scratch) / "model")
-            facts = export_model(run, checkpoint, folder, request, partial(progress, options.json))
+            with waiting_beside("working on the model"):
+                facts = export_model(
+                    run, checkpoint, folder, request, partial(progress, options.json)
+                )
         lines = [f"Step {facts['step']} of run {run.run_id} as a model: {facts.get('folder')}"]
         lines += [f"  {line}" for key in ("lines", "notes") for line in as_list(facts.pop(key, []))]
         if repository is not None:

@@ -1,12 +1,11 @@
 """What a command prints: lines for a person, or with `--json` one object on standard output."""
 
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from infrastructure.config.sources.languages import in_flags
-from infrastructure.core.console import Report
+from infrastructure.core.console import Report, show_beside
 from infrastructure.core.console import show as show_line
 
 
@@ -38,4 +37,4 @@ def loading_torch(as_json: bool = False) -> Iterator[None]:
 
 def progress(as_json: bool, line: str) -> None:
     """Print a line while a command works; beside its result."""
-    print(line, file=sys.stderr if as_json else sys.stdout, flush=True)
+    (show_beside if as_json else show_line)(line)

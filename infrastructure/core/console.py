@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TextIO
 
 from infrastructure.core.callbacks import do_nothing
@@ -27,7 +27,7 @@ STYLES = {
     "ALERT": YELLOW,
     "… ": DIM,
 }
-SILENT_SECONDS = 10.0  # nobody waits longer without a word
+SILENT_SECONDS = 5.0  # nobody waits longer without a word
 SILENT_AT_TERMINAL_SECONDS = 2.0
 LOOK_SECONDS = 0.5
 
@@ -49,8 +49,17 @@ def styled(text: str, style: str, stream: TextIO) -> str:
 
 def show(line: str) -> None:
     """Print a line on standard output; a progress bar on the screen is drawn again below it."""
+    _show_on(sys.stdout, line)
+
+
+def show_beside(line: str) -> None:
+    """As `show`, on standard error: beside a result that a program may read."""
+    _show_on(sys.stderr, line)
+
+
+def _show_on(stream: TextIO, line: str) -> None:
     style = next((style for begin, style in STYLES.items() if line.startswith(begin)), "")
-    write_above_bar(styled(line, style, sys.stdout), sys.stdout)
+    write_above_bar(styled(line, style, stream), stream)
 
 
 def write_above_bar(line: str, stream: TextIO) -> None:
@@ -111,6 +120,11 @@ class Report:
             elif silent >= patience:
                 self(text)
                 patience *= 2
+
+
+def waiting_beside(what: str) -> AbstractContextManager[None]:
+    """As `Report.waiting`, with all its words on standard error."""
+    return Report(show_beside).waiting(what)
 
 
 def details(report: ShowLine) -> ShowLine:

@@ -15,7 +15,7 @@ from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import key_of_keyword
 from infrastructure.config.sources.languages import in_keywords
 from infrastructure.config.sources.load import load_config
-from infrastructure.core.console import ShowLine, show
+from infrastructure.core.console import ShowLine, show, waiting_beside
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.given_paths import check_given, check_model
@@ -221,5 +221,5 @@ def evaluate_configured(
     for name in models:
         check_model(name)
         repair_model(Path(name))
-    with interrupt_on_signals():
+    with interrupt_on_signals(), waiting_beside("measuring the model"):
         return measure_model(config, request)

@@ -7,7 +7,7 @@ import pytest
 from tqdm import tqdm
 
 from infrastructure.core import console
-from infrastructure.core.console import Report, details, show, styled
+from infrastructure.core.console import Report, details, show, styled, waiting_beside
 
 
 class Terminal(io.StringIO):
@@ -72,6 +72,22 @@ def test_a_silence_is_broken_and_the_less_often_the_longer_it_is(
     count = len(lines)
     time.sleep(0.05)
     assert len(lines) == count
+
+
+def test_beside_a_result_the_word_stands_on_standard_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "SILENT_SECONDS", 0.02)
+    monkeypatch.setattr(console, "LOOK_SECONDS", 0.01)
+    errors: list[str] = []
+    with waiting_beside("answering"):
+        patience = time.monotonic() + 20
+        while not errors and time.monotonic() < patience:
+            time.sleep(0.01)
+            out, error = capsys.readouterr()
+            assert out == ""
+            errors += error.splitlines()
+    assert errors[0] == "… answering (0 s)"
 
 
 def test_at_a_terminal_one_line_is_drawn_again_and_erased(monkeypatch: pytest.MonkeyPatch) -> None:
