@@ -10,7 +10,7 @@ from pathlib import Path
 from infrastructure.commands.arguments import add_folder_flags, run_or_model
 from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
-from infrastructure.core.console import waiting_beside
+from infrastructure.core.console import show_beside, waiting_beside
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.drawing.formatting import printable
 
@@ -83,7 +83,8 @@ def run(options: argparse.Namespace) -> int:
     num_answered = 0
     for question in options.questions or chain([first] if first else [], typed):
         with waiting_beside("answering"):
-            [answer] = answerer.answer([question], options.system)
+            [written] = answerer.answers([question], options.system)
+        answer = written.text.strip()
         num_answered += 1
         # What an untrained model writes could steer a terminal.
         lines = [printable(line) for line in answer.strip().splitlines()] or ["(nothing)"]
@@ -91,6 +92,8 @@ def run(options: argparse.Namespace) -> int:
             lines = [question, *(f"  {line}" for line in lines), ""]
         show(options.json, {"question": question, "answer": answer}, *lines)
         sys.stdout.flush()
+        if written.is_cut and not options.json:
+            show_beside(f"note: {answerer.why_cut(written)}")
     if not num_answered:
         raise ValueError(NO_QUESTION)
     return ExitCode.DONE

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.json_text import as_object, parse_json
-from infrastructure.evaluation.generation import ANSWER_MARGIN_TOKENS, generate_answers
+from infrastructure.evaluation.generation import Answer, generate_answers
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.data.encoding.chat_format import special_tokens
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
@@ -81,14 +81,21 @@ class Answerer:
         self._encoder = ConversationEncoder(
             loaded.tokenizer, max_length=max_tokens, pictures=self._seeing
         )
-        self._length = max_tokens - ANSWER_MARGIN_TOKENS  # which generating adds
+        self._max_tokens, self._positions = max_tokens, positions_of(loaded.model)
         self._ends = stop_token_ids(loaded.model, loaded.tokenizer, str(model))
 
     def answer(self, questions: Sequence[str], system: str | None = None) -> list[str]:
-        """An answer to each, in plain words; prompt formats and chat templates are added here.
+        """As `answers`, in plain words."""
+        return [answer.text.strip() for answer in self.answers(questions, system)]
+
+    def answers(self, questions: Sequence[str], system: str | None = None) -> list[Answer]:
+        """An answer to each; prompt formats and chat templates are added here.
 
         Args:
             system: the system prompt before each question; None: none is written.
+
+        Raises:
+            ValueError: a question leaves the model no position to answer at.
         """
         before = [Turn("system", system)] if system else []
         prompts = [
@@ -96,15 +103,38 @@ class Answerer:
                 text,
                 self._encoder.prompt_ids([*before, self._shown(text)], images=self._images),
                 "",
-                self._length,
+                self._max_tokens,
                 pictures=self._pictures,
             )
             for text in questions
         ]
-        answers = generate_answers(
-            self._model, self._tokenizer, prompts, self._ends, pictures=self._seeing
+        return generate_answers(
+            self._model,
+            self._tokenizer,
+            prompts,
+            self._ends,
+            max_tokens=min(map(self._longest, prompts)),
+            pictures=self._seeing,
         )
-        return [answer.text.strip() for answer in answers]
+
+    def why_cut(self, answer: Answer) -> str:
+        """What ended an answer that is cut, and what gives it more."""
+        longest = self._longest(answer.question)
+        if longest < self._max_tokens:
+            return f"cut after {longest} tokens: the model has {self._positions} positions"
+        return f"cut after {longest} tokens: --max-tokens gives it more"
+
+    def _longest(self, prompt: GenerationPrompt) -> int:
+        """The most tokens that an answer may have: past its positions a model writes noise."""
+        if self._positions is None:
+            return self._max_tokens
+        left = self._positions - len(prompt.prompt_ids)
+        if left < 1:
+            raise ValueError(
+                f"a question of {len(prompt.prompt_ids)} tokens leaves no room for an answer: the"
+                f" model has {self._positions} positions; ask a shorter one"
+            )
+        return min(self._max_tokens, left)
 
     def _shown(self, question: str) -> Turn:
         """The question with the pictures before it."""
@@ -112,6 +142,14 @@ class Answerer:
             return Turn("user", question)
         parts = [{"type": PICTURE_PART}] * len(self._images) + [{"type": "text", "text": question}]
         return Turn("user", question, json.dumps({"content": parts}))
+
+
+def positions_of(model: Any) -> int | None:
+    """Tokens that the model can see at once, question and answer; None: it does not say."""
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    positions = getattr(text, "max_position_embeddings", None)
+    return positions if isinstance(positions, int) and positions > 0 else None
 
 
 def _read(path: Path) -> "tuple[Picture, Image]":

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.evaluation.prompting import answer_questions, stop_token_ids
+from infrastructure.evaluation.prompting import Answerer, answer_questions, stop_token_ids
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.saving import save_model
 
@@ -41,6 +41,23 @@ def test_an_answer_ends_where_those_of_the_run_ended(saved_llama: Path, tmp_path
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "final")
     assert stop_token_ids(model, tokenizer, str(tmp_path)) == [1, 2]
     assert stop_token_ids(model, tokenizer, str(saved_llama)) == [2]
+
+
+def test_an_answer_ends_with_the_positions_of_the_model(
+    saved_llama: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """transformers writes on, and its noise looks like an answer."""
+    answerer = Answerer(saved_llama, max_tokens=256)
+    [answer] = answerer.answers(["Reverse abc:"])
+    assert answer.is_cut
+    longest = 128 - len(answer.question.prompt_ids)
+    assert answerer.why_cut(answer) == f"cut after {longest} tokens: the model has 128 positions"
+    assert "predefined maximum length" not in caplog.text + capsys.readouterr().err
+    with pytest.raises(ValueError, match="128 positions; ask a shorter one"):
+        answerer.answers(["Reverse abc: " * 60])
+    short = Answerer(saved_llama, max_tokens=3)
+    [answer] = short.answers(["Reverse abc:"])
+    assert short.why_cut(answer) == "cut after 3 tokens: --max-tokens gives it more"
 
 
 def test_no_question_needs_no_model() -> None:
