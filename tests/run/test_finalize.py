@@ -104,10 +104,10 @@ def test_where_a_killed_run_went_on_stays_known_to_its_end(run: RunDirectory) ->
     record_running(run, 100, first_step=60)  # nobody had written an end
     write_summary(run, {"status": "stopped", "steps": 80})
     record_running(run, 100, first_step=80)
-    write_summary(run, {"status": "finished", "steps": 100})
+    write_summary(run, {"status": "finished", "steps": 100, "seconds": 9.3})
     went_on = [{"step": 60, "was_killed": True}, {"step": 80, "was_killed": False}]
     assert read_summary(run)["went_on"] == went_on
     assert state_words(LiveRun(run.path)) == (
-        "Finished at step 100; went on after a stop from its checkpoint of step 80, and 1 time"
-        " before."
+        "Finished at step 100, 9.3 s after it last went on; went on after a stop from its"
+        " checkpoint of step 80, and 1 time before."
     )

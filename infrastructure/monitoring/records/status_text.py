@@ -29,7 +29,9 @@ def state_words(run: LiveRun) -> str:
     seconds, reason = summary.get("seconds"), summary.get("reason")
     text += f" at step {run.step:,}" if run.step is not None else ""
     if isinstance(seconds, int | float):
-        text += f", after {format_duration(seconds)}"
+        went_on = objects_in(summary.get("went_on"))
+        duration = format_duration(seconds)
+        text += f", {duration} after it last went on" if went_on else f", after {duration}"
     if run.state == "interrupted":
         reason = "the process that trained it is gone"
     text += f": {reason}" if reason else ""
