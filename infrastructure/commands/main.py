@@ -19,7 +19,12 @@ from infrastructure.commands.parser import PROGRAM, CommandParser, ShowVersion, 
 from infrastructure.core.console import RED, styled, write_above_bar
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.error_place import described, error_place
-from infrastructure.core.errors import ProcessLostError, TemperError, TrainingDivergedError
+from infrastructure.core.errors import (
+    NoAnswerError,
+    ProcessLostError,
+    TemperError,
+    TrainingDivergedError,
+)
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
 from infrastructure.core.kept_traceback import traceback_file
 from infrastructure.core.launcher import LaunchedProcess, launched_process
@@ -140,7 +145,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         if is_reader_gone(sys.stdout):  # as `temper … | head` does: nobody is to be told
             return ExitCode.READER_GONE
         return _fail(error, ExitCode.FAILED)
-    except (TrainingDivergedError, ProcessLostError, OSError) as error:
+    except (TrainingDivergedError, ProcessLostError, NoAnswerError, OSError) as error:
         return _fail(error, ExitCode.FAILED)
     except (ValueError, TemperError) as error:
         return _fail(error, ExitCode.WRONG_INPUT)

@@ -35,6 +35,10 @@ class StorageError(TemperError):
     """A disk or a remote store refuses, is full, or does not keep what it was given."""
 
 
+class NoAnswerError(StorageError):
+    """A remote store does not answer, or has a fault of its own: nothing given was wrong."""
+
+
 class CopyNotConfirmedError(TemperError, SystemExit):
     """A run is finished here, and its copy at the place is not confirmed; the text says why.
 

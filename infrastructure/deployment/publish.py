@@ -6,6 +6,7 @@ Hub then has. Of a card that lies there already only the part between the two ma
 so that what people add to it stays.
 """
 
+import errno
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from infrastructure.backup.backends.base import Content
 from infrastructure.backup.backends.hub import HubPlace
 from infrastructure.config.auto import learning_rate_for
 from infrastructure.core.checksums import SUMS, damaged_files, files_in, read_record
-from infrastructure.core.errors import DamagedFileError, StorageError
+from infrastructure.core.errors import DamagedFileError, NoAnswerError, StorageError
 from infrastructure.core.json_text import JsonObject, as_object, as_text, parse_json
 from infrastructure.core.optional import DISTRIBUTION, require
 from infrastructure.core.redact import redact
@@ -190,7 +191,8 @@ class ModelRepository:
         try:
             yield
         except OSError as error:
-            raise StorageError(
+            is_silent = error.errno in (errno.ENOTCONN, errno.ETIMEDOUT)
+            raise (NoAnswerError if is_silent else StorageError)(
                 f"{self.name} was not published: {redact(error.strerror or str(error))}"
                 f" ({self.place.advice(error)})"
             ) from error
