@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO
 from tqdm import tqdm
 
 from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.console import is_terminal
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import is_installed, require
 from infrastructure.monitoring.drawing.formatting import format_number
@@ -37,8 +38,15 @@ def display_kind(stream: TextIO) -> str:
     """How `stream` can show progress: `notebook`, `bar` or `lines`."""
     if in_notebook_kernel():
         return "notebook" if is_installed("ipywidgets") else "lines"
-    is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
-    return "bar" if is_terminal else "lines"
+    return "bar" if is_terminal(stream) and _has_width(stream) else "lines"
+
+
+def _has_width(stream: TextIO) -> bool:
+    """A terminal that says it has no columns, as `script` makes them, shows no bar."""
+    try:
+        return os.get_terminal_size(stream.fileno()).columns > 0
+    except (OSError, ValueError):
+        return True
 
 
 class ProgressDisplay(Protocol):

@@ -83,6 +83,16 @@ def test_a_terminal_gets_one_bar_that_is_written_over(terminal: Terminal) -> Non
     assert after == ""
 
 
+def test_a_terminal_without_a_size_gets_lines(terminal: Terminal) -> None:
+    fcntl.ioctl(terminal.stream, termios.TIOCSWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
+    progress = Progress(20, stream=terminal.stream)
+    for step in range(1, 21):
+        progress.update(step, loss=1.0)
+    progress.close()
+    assert len(terminal.lines()) == 21
+    assert terminal.lines()[0].startswith("training   5 % · step 1 of 20 · loss 1 ·")
+
+
 def test_a_resumed_bar_begins_where_the_run_stood(terminal: Terminal) -> None:
     progress = Progress(200, step=150, stream=terminal.stream)
     assert "75 %" in terminal.lines()[-1]
