@@ -384,6 +384,11 @@ class DeploymentConfig(ConfigSection):
         config._preset_notes = [*self._preset_notes, *config._preset_notes]
         return config
 
+    def came_from(self, key: str, place: str) -> None:
+        """Say where the value came from that has been assigned to a canonical key."""
+        source = Source(Layer.KEYWORD, place)
+        self._settings = self._settings | {key: Setting(key, self.value(key), source)}
+
     def know_models(self, names: Iterable[str]) -> None:
         """Tell which names mean a model even where a folder is called so."""
         self._model_names |= frozenset(names)

@@ -70,7 +70,8 @@ def test_a_run_of_the_embedded_model_without_data_takes_the_samples() -> None:
     config = DeploymentConfig(device="cpu")
     trainer = TrainerFactory().for_run(config)
     assert str(trainer.data_config.path).endswith("train.jsonl")
-    assert config.source("data.path").place == "assigned in Python"
+    for key in ("data.path", "training.enabled_extensions", "quantum.max_overhead_percent"):
+        assert config.source(key).place == "by the samples"
 
 
 def test_the_gpus_of_a_configuration_are_the_ones_that_cuda_sees(

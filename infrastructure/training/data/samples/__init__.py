@@ -14,6 +14,7 @@ SAMPLE_HELDOUT = Path(__file__).parent / "heldout.jsonl"
 
 # So few are answered exactly and at once, and two that are left out of thousands do no harm.
 SAMPLE_CANDIDATES, AT_ANY_COST = 20, 1e6
+PLACE = "by the samples"  # where the settings came from that fit them
 
 
 def use_sample_data(config: DeploymentConfig) -> None:
@@ -21,8 +22,13 @@ def use_sample_data(config: DeploymentConfig) -> None:
     by a small quantum step unless somebody has said which extensions there are."""
     if config.data.path is None and trains_from_scratch(config.model):
         config.data.path = str(SAMPLE_TRAIN)
-        config.data.eval_path = config.data.eval_path or str(SAMPLE_HELDOUT)
-        config.data.task_column = config.data.task_column or "task"
+        config.came_from("data.path", PLACE)
+        if not config.data.eval_path:
+            config.data.eval_path = str(SAMPLE_HELDOUT)
+            config.came_from("data.eval_path", PLACE)
+        if not config.data.task_column:
+            config.data.task_column = "task"
+            config.came_from("data.task_column", PLACE)
         _choose_among_samples(config)
 
 
@@ -33,10 +39,13 @@ def _choose_among_samples(config: DeploymentConfig) -> None:
     if has_one or not is_about_data or not _is_open(config, "training.enabled_extensions"):
         return
     config.training.enabled_extensions = [QUANTUM]
+    config.came_from("training.enabled_extensions", PLACE)
     if _is_open(config, "quantum.candidates"):
         config.quantum.candidates = SAMPLE_CANDIDATES
+        config.came_from("quantum.candidates", PLACE)
     if _is_open(config, "quantum.max_overhead_percent"):
         config.quantum.max_overhead_percent = AT_ANY_COST
+        config.came_from("quantum.max_overhead_percent", PLACE)
 
 
 def _is_open(config: DeploymentConfig, key: str) -> bool:
