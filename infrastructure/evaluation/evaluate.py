@@ -25,6 +25,7 @@ from infrastructure.evaluation.evaluation_page import evaluation_page
 from infrastructure.evaluation.evaluation_tables import (
     difference_table,
     overall_table,
+    short_names,
     task_table,
 )
 from infrastructure.evaluation.held_out import HeldOut
@@ -147,9 +148,9 @@ def _notes_of(models: Sequence[ModelRows]) -> list[str]:
             f" training.validation_prompts {first.num_questions} answers all of them"
         )
     notes += [
-        f"{model.model}: {model.num_cut:,} of {len(model.answers):,} answers were cut at the"
+        f"{name}: {model.num_cut:,} of {len(model.answers):,} answers were cut at the"
         " greatest length, and judged as they were; --max-tokens gives them more"
-        for model in models
+        for model, name in zip(models, short_names([each.model for each in models]), strict=True)
         if model.num_cut
     ]
     if num_answers and not is_installed("torchmetrics"):
@@ -211,9 +212,9 @@ def _lines(
     compared: Mapping[str, Sequence[Difference]],
 ) -> list[str]:
     tables = []
-    for model in models:
+    for model, name in zip(models, short_names([each.model for each in models]), strict=True):
         measured = by_task(model)
-        headings, rows = overall_table(f"{model.model} on {config.data.path}", measured[ALL])
+        headings, rows = overall_table(name, measured[ALL])
         if LOSS not in measured[ALL] or config.training.loss != PLAIN_LOSS:
             label = held_out_loss(config.training.loss)  # of a model or a loss of its own kind
             rows = [[label, format_number(model.metrics.get("eval_loss", math.nan)), "", ""], *rows]
@@ -225,9 +226,17 @@ def _lines(
             tables.append(render_table(by_names, of_tasks))
     if compared:
         tables.append(render_table(*difference_table(compared, ("first", "second"))))
+    measured_on = f"Measured on {config.data.path}"
     answered = f"({evaluation.num_questions} prompts answered)"
     written = [f"side by side: {evaluation.page}"] if evaluation.page else []
-    return [*notes, "\n\n".join(tables), answered, *written, f"written to {evaluation.file}"]
+    return [
+        *notes,
+        measured_on,
+        "\n\n".join(tables),
+        answered,
+        *written,
+        f"written to {evaluation.file}",
+    ]
 
 
 def trained_on(config: DeploymentConfig) -> list[str]:

@@ -7,6 +7,7 @@ from infrastructure.evaluation.evaluation_tables import (
     LABELS,
     difference_table,
     overall_table,
+    short_names,
     shown,
     task_table,
 )
@@ -37,29 +38,34 @@ def evaluation_page(
         models: one, or two that were measured on the same rows.
         compared: what `compare` gave of two.
     """
-    names = " and ".join(model.model for model in models)
+    short = short_names([model.model for model in models])
+    names = " and ".join(short)
+    whole = [
+        element("p", f"{name}: {model.model}", css_class="soft")
+        for name, model in zip(short, models, strict=True)
+        if name != model.model
+    ]
     head = element(
         "header",
         element("div", "Temper · evaluation", css_class="over"),
         element("h1", names),
         element("p", f"measured on {data}", css_class="lead"),
+        *whole,
     )
     items = [element("li", note) for note in notes]
     parts = [
         section("What to know", element("ul", *items)) if items else NOTHING,
-        _comparison(compared, models),
-        *[_model_section(model) for model in models],
-        _answers(models),
+        _comparison(compared, short),
+        *[_model_section(*each) for each in zip(models, short, strict=True)],
+        _answers(models, short),
     ]
     return page(f"{names} on {data} · Temper", head, *parts)
 
 
-def _comparison(
-    compared: Mapping[str, Sequence[Difference]], models: Sequence[ModelRows]
-) -> Markup:
+def _comparison(compared: Mapping[str, Sequence[Difference]], names: Sequence[str]) -> Markup:
     if not compared:
         return NOTHING
-    headings, rows = difference_table(compared, (models[0].model, models[1].model))
+    headings, rows = difference_table(compared, (names[0], names[1]))
     explanation = (
         "Both models on the same rows. The interval is a paired bootstrap over rows; p is McNemar's"
         " exact test, of rows that only one of the two has right."
@@ -71,7 +77,7 @@ def _comparison(
     )
 
 
-def _model_section(model: ModelRows) -> Markup:
+def _model_section(model: ModelRows, name: str) -> Markup:
     measured: dict[str, dict[str, Measured]] = by_task(model)
     headings, rows = overall_table("", measured[ALL])
     parts: list[Markup] = [table(headings, rows, "numbers")] if rows else []
@@ -79,10 +85,10 @@ def _model_section(model: ModelRows) -> Markup:
     if of_tasks:
         parts.append(element("h3", "By task"))
         parts.append(table(by_names, of_tasks, "numbers"))
-    return section(model.model, *parts)
+    return section(name, *parts)
 
 
-def _answers(models: Sequence[ModelRows]) -> Markup:
+def _answers(models: Sequence[ModelRows], names: Sequence[str]) -> Markup:
     """What was written to each prompt; rows that two models judge differently come first."""
     shown_rows: list[tuple[MeasuredRow, ...]]
     if len(models) == 1:
@@ -93,7 +99,7 @@ def _answers(models: Sequence[ModelRows]) -> Markup:
         shown_rows = [*sorted(answered, key=lambda pair: pair[0].scores == pair[1].scores)]
     if not shown_rows:
         return NOTHING
-    cards = [_card(rows, models) for rows in shown_rows[:MAX_SHOWN]]
+    cards = [_card(rows, names) for rows in shown_rows[:MAX_SHOWN]]
     left = len(shown_rows) - len(cards)
     rest = (
         element("p", f"and {left:,} more in the file of answers beside this page", css_class="soft")
@@ -103,14 +109,14 @@ def _answers(models: Sequence[ModelRows]) -> Markup:
     return section("What was written", *cards, rest)
 
 
-def _card(rows: Sequence[MeasuredRow], models: Sequence[ModelRows]) -> Markup:
+def _card(rows: Sequence[MeasuredRow], names: Sequence[str]) -> Markup:
     first = rows[0].answer
     assert first is not None
     where = f"{rows[0].place} · {rows[0].task}" if rows[0].task else rows[0].place
     columns = [_column("Expected", first.question.expected, "")]
-    for row, model in zip(rows, models, strict=True):
+    for row, name in zip(rows, names, strict=True):
         assert row.answer is not None
-        columns.append(_column(model.model, row.answer.text, _verdict(row, row.answer)))
+        columns.append(_column(name, row.answer.text, _verdict(row, row.answer)))
     css_class = "columns three" if len(columns) > 2 else "columns"
     return element(
         "div",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from infrastructure.config.measures import (
     EXACT_MATCH,
@@ -31,6 +32,20 @@ LABELS = {
     "rougeL": "ROUGE-L",
 }
 PLAIN = (LOSS, PERPLEXITY)  # the others are shares
+
+
+def short_names(models: Sequence[str]) -> list[str]:
+    """What tables call models: a run or a folder by its last name, where that tells them apart."""
+    short = [_last_name(model) for model in models]
+    return short if len(set(short)) == len(short) else [*models]
+
+
+def _last_name(model: str) -> str:
+    path = Path(model)
+    if not path.is_dir():
+        return model  # a name of the hub
+    path = path.absolute()
+    return (path.parent if path.name == "final" else path).name or model
 
 
 def overall_table(title: str, measured: Mapping[str, Measured]) -> Table:

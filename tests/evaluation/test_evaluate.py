@@ -18,6 +18,7 @@ from infrastructure.evaluation.evaluate import (
     set_aside,
     trained_on,
 )
+from infrastructure.evaluation.evaluation_tables import short_names
 from infrastructure.evaluation.request import Request
 from infrastructure.evaluation.row_losses import RowLoss
 from infrastructure.evaluation.rows import MeasuredRow, ModelRows
@@ -201,7 +202,18 @@ def test_two_models_are_compared_on_the_same_rows(
     assert lines.count("data.train_on as in the run: last") == 1  # both have it of their run
     page = Path(evaluation.page).read_text()
     assert "The second against the first" in page
+    assert page.count(str(saved_llama)) == page.count(str(worse)) == 1  # then by their short names
+    assert {"tiny-llama", "model"} <= {line.split("  ")[0] for line in "\n".join(lines).split("\n")}
     assert page.count("<h3>Expected</h3>") == 9
+
+
+def test_models_are_called_by_short_names_where_these_differ(tmp_path: Path) -> None:
+    for name in ("one/final", "two/final", "again/one"):
+        (tmp_path / name).mkdir(parents=True)
+    one, two, again = (str(tmp_path / name) for name in ("one/final", "two/final", "again/one"))
+    assert short_names([one, two]) == ["one", "two"]
+    assert short_names([one, "org/model"]) == ["one", "org/model"]
+    assert short_names([one, again]) == [one, again]
 
 
 def rows_of(model: str, *num_tokens: int) -> ModelRows:

@@ -126,8 +126,9 @@ figcaption { font-size: 13px; color: var(--soft); }
   table.machine th:nth-child(3), table.machine td:nth-child(3),
   table.machine th:last-child, table.machine td:last-child { display: none; }
   table.machine td:first-child, table.forecast td:first-child { white-space: normal; }
-  table.change { font-size: 13px; }
-  table.numbers.change td, table.numbers.change th { padding-right: 7px; }
+  table.change, table.change th { font-size: 12px; }
+  table.numbers.change th { white-space: normal; }
+  table.numbers.change td, table.numbers.change th { padding-right: 5px; }
   table.numbers.change td:last-child, table.numbers.change th:last-child { padding-right: 0; }
   table.numbers.change td:first-child { white-space: normal; }
   table.change tr.part td:first-child { padding-left: 8px; }
