@@ -29,7 +29,8 @@ FOLDER, FSSPEC = "folder", "fsspec"  # of texts without a scheme, and of all oth
 
 
 def _folder(text: str) -> Path:
-    return Path(text).expanduser().absolute()
+    folder = Path(text).expanduser().absolute()
+    return folder.resolve() if ".." in folder.parts else folder  # links have names people know
 
 
 def _open_folder(text: str) -> Place:

@@ -21,6 +21,13 @@ FILE = Path("run-1/objects/ab/abcd")
 CONTENT = Content.of([b"hello ", b"there"])
 
 
+def test_a_folder_is_named_without_dots(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "d")
+    assert open_place(f"{tmp_path}/d/../place").url == str((tmp_path / "place").resolve())
+    assert open_place(f"{tmp_path}/link/place").url == f"{tmp_path}/link/place"
+
+
 def test_a_store_in_a_place_is_a_store(tmp_path: Path) -> None:
     place = FolderPlace(tmp_path / "backups")
     store = Store(Path("run-1"), place)
