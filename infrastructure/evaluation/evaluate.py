@@ -17,6 +17,7 @@ from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import EmbeddedModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.files import write_json, write_text
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.core.optional import is_installed
@@ -108,7 +109,8 @@ def measure_model(
     compared = compare(*models) if len(models) == 2 else {}
     notes += _notes_of(models)
     evaluation = _evaluation(models, compared)
-    html = evaluation_page(str(config.data.path), models, compared, notes)
+    # Its notes name flags of the command, too: so they name all settings.
+    html = evaluation_page(str(config.data.path), models, compared, [*map(in_flags, notes)])
     _write(config, evaluation, models, html)
     return evaluation, _lines(config, notes, evaluation, models, compared)
 

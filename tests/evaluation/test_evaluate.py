@@ -202,6 +202,7 @@ def test_two_models_are_compared_on_the_same_rows(
     assert lines.count("data.train_on as in the run: last") == 1  # both have it of their run
     page = Path(evaluation.page).read_text()
     assert "The second against the first" in page
+    assert "--train-on as in the run: last" in page
     assert page.count(str(saved_llama)) == page.count(str(worse)) == 1  # then by their short names
     assert {"tiny-llama", "model"} <= {line.split("  ")[0] for line in "\n".join(lines).split("\n")}
     assert page.count("<h3>Expected</h3>") == 9
