@@ -37,6 +37,17 @@ def is_terminal(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def shows_bars(stream: TextIO) -> bool:
+    """Whether a bar can be drawn on `stream`: of one without a size, as `script` makes, tqdm shows
+    the end of the line alone."""
+    if not is_terminal(stream):
+        return False
+    try:
+        return min(os.get_terminal_size(stream.fileno())) > 0
+    except (OSError, ValueError):
+        return True
+
+
 def has_colour(stream: TextIO) -> bool:
     """Whether `stream` shows colours, and its person wants them."""
     return is_terminal(stream) and not os.environ.get("NO_COLOR")

@@ -4,7 +4,6 @@ The bar is tqdm's. Where nothing can be redrawn (a pipe, a file, a dumb terminal
 without ipywidgets) a line is printed at every five percent and at least every minute.
 """
 
-import os
 import sys
 import time
 from collections import deque
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO
 from tqdm import tqdm
 
 from infrastructure.core.callbacks import do_nothing
-from infrastructure.core.console import is_terminal
+from infrastructure.core.console import shows_bars
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import is_installed, require
 from infrastructure.monitoring.drawing.formatting import format_number
@@ -38,15 +37,7 @@ def display_kind(stream: TextIO) -> str:
     """How `stream` can show progress: `notebook`, `bar` or `lines`."""
     if in_notebook_kernel():
         return "notebook" if is_installed("ipywidgets") else "lines"
-    return "bar" if is_terminal(stream) and _has_width(stream) else "lines"
-
-
-def _has_width(stream: TextIO) -> bool:
-    """A terminal that says it has no columns, as `script` makes them, shows no bar."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns > 0
-    except (OSError, ValueError):
-        return True
+    return "bar" if shows_bars(stream) else "lines"
 
 
 class ProgressDisplay(Protocol):

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from infrastructure.core.console import shows_bars
 from infrastructure.core.optional import require
 
 
@@ -22,4 +23,4 @@ def without_progress_bars() -> Iterator[None]:
 
 def progress_bars_in_a_terminal() -> AbstractContextManager[None]:
     """Inside, transformers draws its bars for a person, and not into a log file."""
-    return nullcontext() if sys.stderr.isatty() else without_progress_bars()
+    return nullcontext() if shows_bars(sys.stderr) else without_progress_bars()

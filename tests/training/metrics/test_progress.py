@@ -16,9 +16,11 @@ from typing import TextIO
 
 import pytest
 from tqdm import tqdm
+from transformers.utils.logging import is_progress_bar_enabled
 
 from infrastructure.core.console import show
 from infrastructure.training.metrics.progress import Progress, RecentRate, display_kind
+from infrastructure.training.models.progress_bars import progress_bars_in_a_terminal
 
 COLUMNS = 100
 
@@ -83,8 +85,13 @@ def test_a_terminal_gets_one_bar_that_is_written_over(terminal: Terminal) -> Non
     assert after == ""
 
 
-def test_a_terminal_without_a_size_gets_lines(terminal: Terminal) -> None:
+def test_a_terminal_without_a_size_gets_lines(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fcntl.ioctl(terminal.stream, termios.TIOCSWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
+    monkeypatch.setattr(sys, "stderr", terminal.stream)
+    with progress_bars_in_a_terminal():
+        assert not is_progress_bar_enabled()
     progress = Progress(20, stream=terminal.stream)
     for step in range(1, 21):
         progress.update(step, loss=1.0)
