@@ -10,6 +10,7 @@ from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
+from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.console import has_colour, show, waiting_beside
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.stop_signals import interrupt_on_signals
@@ -81,11 +82,13 @@ def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
 def run(options: argparse.Namespace) -> int:
     """Check, show each result, write the report; the exit code says whether all is well."""
     from infrastructure.deployment.given_paths import check_given
+    from infrastructure.training.data.defaults import make_ready
 
     config = configure(options, {"data.path": options.data})
     if options.preview is not None:
         return _show_tokens(config, options)
     if config.training.method == SFT:  # the checks are of Temper's own loop, and say so
+        make_ready(config)
         check_given(config)
     with waiting_beside("loading PyTorch"):
         from infrastructure.testing.test_pipeline import create_test_pipeline
@@ -94,6 +97,8 @@ def run(options: argparse.Namespace) -> int:
         if not options.json:
             show(line)
 
+    for note in config.notes():
+        report_line(in_flags(f"note: {note}"))
     pipeline = create_test_pipeline(config, report=report_line, rebaseline=options.rebaseline)
     with interrupt_on_signals(), waiting_beside("checking"):
         pipeline.run_tests(*(GROUPS[:1] if options.quick else GROUPS))

@@ -41,6 +41,17 @@ def test_quick_leaves_out_what_moves_weights(
     assert "speed" not in out
 
 
+def test_examples_are_shortened_as_for_a_training(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = folder / ".config/training_config.yaml"
+    values = json.loads(settings.read_text())
+    del values["data"]["max_length"]
+    settings.write_text(json.dumps(values))
+    assert main(["check", "--quick"]) == 0
+    assert "64 instead of 512: the model has no more positions" in capsys.readouterr().out
+
+
 def test_json_is_one_object_and_nothing_else(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
