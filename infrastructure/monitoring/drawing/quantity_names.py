@@ -5,7 +5,9 @@ Files keep the names that their trainers give: TRL's `rewards/margins` is a key 
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from infrastructure.monitoring.drawing.formatting import printable
 from infrastructure.monitoring.drawing.html import readable_key
@@ -13,6 +15,9 @@ from infrastructure.monitoring.drawing.html import readable_key
 HIGHER, LOWER = "higher is better", "lower is better"
 OF_ONE_REWARD = re.compile(r"rewards/(?P<name>.+)/(?P<what>mean|std)")
 HELD_OUT = "eval_"
+RANKING, MARGIN = "rewards/accuracies", "rewards/margins"
+TINY_MARGIN = 1e-6  # what rounding makes of two equal rewards
+RANKED = "pairs ranked rightly, mean of batches"  # TRL weighs a last, smaller batch like the others
 
 
 @dataclass(frozen=True)
@@ -39,9 +44,9 @@ class QuantityName:
 
 # Of TRL's trainers; the order is that of a table. "Chosen" and "rejected" are the data's columns.
 KNOWN = {
-    "rewards/accuracies": QuantityName("pairs ranked rightly", HIGHER, is_share=True),
+    RANKING: QuantityName(RANKED, HIGHER, is_share=True),
     "accuracy": QuantityName("accuracy", HIGHER),  # which metrics of one's own are called, too
-    "rewards/margins": QuantityName("margin of chosen over rejected", HIGHER),
+    MARGIN: QuantityName("margin of chosen over rejected", HIGHER),
     "margin": QuantityName("margin", HIGHER),
     "rewards/chosen": QuantityName("reward of chosen answers", HIGHER),
     "rewards/rejected": QuantityName("reward of rejected answers", LOWER),
@@ -92,6 +97,14 @@ def split_direction(text: str) -> tuple[str, str]:
 def bare_key(key: str) -> str:
     """The key of a held-out number without what says that it is one."""
     return key.removeprefix(HELD_OUT)
+
+
+def without_ties(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers without the share of pairs that are ranked rightly, where nothing ranks them: a model
+    that is its own reference still gives each pair a tie, which TRL counts as wrong."""
+    margins = [value for key, value in numbers.items() if bare_key(key) == MARGIN]
+    is_tied = any(isinstance(m, int | float) and abs(m) <= TINY_MARGIN for m in margins)
+    return {key: v for key, v in numbers.items() if not (is_tied and bare_key(key) == RANKING)}
 
 
 def name_of(key: str) -> QuantityName:

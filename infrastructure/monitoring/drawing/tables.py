@@ -10,7 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from infrastructure.monitoring.drawing.formatting import format_number, format_share, printable
-from infrastructure.monitoring.drawing.quantity_names import QuantityName, in_order, name_of
+from infrastructure.monitoring.drawing.quantity_names import (
+    QuantityName,
+    in_order,
+    name_of,
+    without_ties,
+)
 
 MAX_CELL_WIDTH = 60
 HELD_OUT_LOSS = "held-out loss"
@@ -76,6 +81,7 @@ def before_after_rows(
         loss: see `held_out_loss`.
         has_details: with numbers that few people look at.
     """
+    before, after = without_ties(before), without_ties(after)
     rows = []
     # What learns by rewards has a loss of about 0, whatever it has learnt.
     if "eval_reward" not in after and ("eval_loss" in before or "eval_loss" in after):

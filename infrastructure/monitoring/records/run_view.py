@@ -24,7 +24,7 @@ from infrastructure.monitoring.drawing.formatting import (
     format_step_time,
 )
 from infrastructure.monitoring.drawing.metrics_file import Record
-from infrastructure.monitoring.drawing.quantity_names import in_order, name_of
+from infrastructure.monitoring.drawing.quantity_names import in_order, name_of, without_ties
 from infrastructure.monitoring.drawing.tables import EXACT_MATCH, before_after_rows, held_out_loss
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.machine_history import Meter
@@ -342,6 +342,7 @@ def _headlines(
 
 def _best_known(before: Mapping[str, object], after: Mapping[str, object]) -> list[Headline | None]:
     """The first of the numbers of a method of TRL that says how well it went."""
+    before, after = without_ties(before), without_ties(after)
     names = {key: name_of(key) for key in in_order([*after])}
     for key, name in names.items():
         if name.better and not name.is_detail:

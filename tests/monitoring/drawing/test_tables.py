@@ -7,6 +7,7 @@ from infrastructure.monitoring.drawing.tables import (
     text_width,
 )
 
+RANKED = "pairs ranked rightly, mean of batches (higher is better)"
 BEFORE = {"eval_loss": 8.0, "exact_match": {"reverse": 0.0, "all": 0.05}}
 AFTER = {"eval_loss": 0.4, "exact_match": {"reverse": 0.975, "all": 0.97, "sort": 1.0}}
 
@@ -37,10 +38,19 @@ def test_numbers_of_a_method_have_readable_names_and_a_direction() -> None:
     after = {"eval_loss": 0.5, "eval_rewards/margins": 0.25, "eval_rewards/accuracies": 0.75}
     assert before_after_rows(before, after, has_details=False) == [
         ("held-out loss", "0.6900", "0.5000", "-27.5 %"),
-        ("pairs ranked rightly (higher is better)", "0 %", "75.0 %", "+75.0 points"),
+        (RANKED, "0 %", "75.0 %", "+75.0 points"),
         ("margin of chosen over rejected (higher is better)", "–", "0.2500", ""),
     ]
     assert before_after_rows(before, after)[-1] == ("mean logit in chosen answers", "1", "–", "")
+
+
+def test_a_model_that_is_its_own_reference_ranks_no_pair() -> None:
+    """TRL counts a tie as wrong: 0 % would be the measure of a model that is always wrong."""
+    before = {"eval_rewards/accuracies": 0.0, "eval_rewards/margins": 1e-9}
+    after = {"eval_rewards/accuracies": 0.75, "eval_rewards/margins": 0.5}
+    assert before_after_rows(before, after)[0] == (RANKED, "–", "75.0 %", "")
+    wrong = before | {"eval_rewards/margins": -0.5}
+    assert before_after_rows(wrong, after)[0] == (RANKED, "0 %", "75.0 %", "+75.0 points")
 
 
 def test_a_loss_without_meaning_is_left_to_the_files() -> None:

@@ -130,7 +130,7 @@ def test_a_short_training_is_not_all_warm_up(tmp_path: Path, saved_llama: Path) 
         assert sum("copies go to" in line for line in lines) == 1
         assert sum("Training for 6 steps" in line for line in lines) == 1
         assert sum("backup: " in line for line in lines) == 1  # how they stand, at the end alone
-        assert "pairs ranked rightly (higher is better)" in "".join(lines)
+        assert "pairs ranked rightly, mean of batches (higher is better)" in "".join(lines)
 
     assert in_fork(trained) == 0
     lines = (run_folder(config) / "metrics.jsonl").read_text().splitlines()
