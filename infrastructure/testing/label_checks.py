@@ -17,6 +17,7 @@ from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.data.encoding.chat_format import (
     GENERATION_TAG,
     TEMPLATE_DATE,
+    marks_without_token,
     special_tokens,
 )
 from infrastructure.training.data.encoding.tokenization import (
@@ -41,7 +42,7 @@ PROBES: tuple[tuple[Turn, ...], ...] = (
     (Turn("system", "Be 93."), PROMPT, ANSWER, Turn("user", "Ping 15?")),
 )
 LONGEST_PROBE = 4096  # tokens; templates write long preambles
-LOOK = "look at the token preview in report.html, and at data.train_on and data.chat_template"
+LOOK = "look at temper check DATA --preview, and at data.train_on and data.chat_template"
 
 
 def check_labels(subject: Subject) -> CheckResult:
@@ -279,12 +280,12 @@ class AnswerMarks:
         return bool(words) and words[-1] in self.names
 
     def wrong_in_known(self, encoder: ConversationEncoder) -> str:
-        """What is wrong where conversations of our own are made into examples."""
+        """What is wrong where known conversations are made into examples."""
         for turns in PROBES:
             (encoded,) = encoder.encode([Conversation(turns)])
             if not isinstance(encoded, Encoded):
                 continue  # the template refuses it
-            example, name = encoded.example, "a conversation of our own"
+            example, name = encoded.example, "a test conversation"
             runs = [example.input_ids[start:end] for start, end in runs_of(example)]
             learnt = [self.tokenizer.decode(run) for run in runs]
             last = Conversation(turns).last_answer
@@ -313,11 +314,16 @@ class AnswerMarks:
         triples = zip(example.input_ids.tolist(), ids, example.supervised, answered, strict=False)
         for token, other, is_learnt, is_marked in list(triples)[1:]:
             if token != other:
-                return f"{name} has other tokens than the chat template writes"
+                return f"{name} has other tokens than the chat template writes{self._lacking()}"
             if is_learnt != is_marked:
                 what = "is learnt and not marked" if is_learnt else "is marked and not learnt"
                 return f"of {name} {self.tokenizer.decode([token])!r} {what} by the chat template"
         return ""
+
+    def _lacking(self) -> str:
+        """The usual reason: marks that are special tokens of another tokenizer."""
+        lacking = marks_without_token(self.template or "", self.tokenizer)
+        return f", whose {', '.join(lacking)} the tokenizer does not know" if lacking else ""
 
     def _words(self, tokens: Sequence[int]) -> list[int]:
         """The tokens without white space."""
@@ -397,7 +403,7 @@ def check_template(subject: Subject) -> CheckResult:
 
 
 def _check_invented(pipeline: DataPipeline) -> CheckResult:
-    """Nothing is held out, so a conversation of our own goes the same two ways."""
+    """Nothing is held out, so a known conversation goes the same two ways."""
     turns = (Turn("user", "How much is 2 + 3?"), Turn("assistant", "5"))
     encoder = ConversationEncoder(pipeline.tokenizer, max_length=pipeline.config.max_length)
     (encoded,) = encoder.encode([Conversation(turns)])

@@ -72,7 +72,7 @@ def deploy(config: DeploymentConfig) -> tuple[Path, list[str]]:
 def test_a_run_leaves_everything_behind(configure: Callable[..., DeploymentConfig]) -> None:
     run, lines = deploy(configure())
     [note] = [line for line in lines if "no chat template" in line]
-    assert "data.chat_template gives it one, such as qwen3" in note
+    assert "data.chat_template gives it one, a file of Jinja text" in note
     names = {path.name for path in run.iterdir()}
     assert names >= {
         *("run.json", "summary.json", "metrics.jsonl", "metrics.csv", "tensorboard"),

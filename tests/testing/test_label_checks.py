@@ -18,7 +18,7 @@ from infrastructure.testing.label_checks import (
 )
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Subject
-from infrastructure.training.data.encoding.chat_format import TemplateFormat
+from infrastructure.training.data.encoding.chat_format import TemplateFormat, marks_without_token
 from infrastructure.training.data.encoding.tokenization import LABELS_VERSION, ConversationEncoder
 from tests.testing.check_models import MODELS, save_model_of, settings_of, trainer_of
 from tests.training.data.trl_masks import (
@@ -208,6 +208,14 @@ def test_every_template_of_trl_is_healthy_and_its_defect_is_seen(
     assert [marks.wrong_in(one.example(), "") for one in examples] == [""] * len(examples)
     monkeypatch.setattr(TemplateFormat, "write", with_the_next_token(TemplateFormat.write))
     assert (marks.wrong_in_known(encoder) == "") == (family in WITHOUT_A_NEXT_TOKEN)
+
+
+@needs_templates
+def test_a_template_in_marks_of_another_tokenizer_is_named() -> None:
+    template = model_template("qwen3")
+    assert marks_without_token(template, tokenizer_for(template)) == []
+    lacking = marks_without_token(template, tokenizer_for(""))
+    assert lacking == ["<|im_start|>", "<|im_end|>"]
 
 
 def test_rows_that_spell_special_tokens_are_reported_and_stop_nothing(

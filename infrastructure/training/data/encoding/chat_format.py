@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 # Some templates write today's date. Data that differs from day to day could not be resumed.
 TEMPLATE_DATE = datetime(2024, 7, 26)
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+MARK = re.compile(r"""<\|[^|<>\s'"{}]+\|>""")  # such as <|im_end|>, around messages
 COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 SENTENCE_WORDS = 4  # fewer are names of roles
 QUESTION, ANSWER = Turn("user", "Ping 7391?"), Turn("assistant", "Pong 4826")
@@ -421,6 +422,12 @@ def special_tokens(tokenizer: "PreTrainedTokenizerBase") -> dict[int, str]:
     added = tokenizer.added_tokens_decoder.items()
     named = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
     return {**{int(i): str(token) for i, token in added if token.special}, **dict(named)}
+
+
+def marks_without_token(template: str, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    """The marks of a chat template, such as <|im_end|>, that the tokenizer cuts into pieces."""
+    known = tokenizer.get_vocab()
+    return [mark for mark in dict.fromkeys(MARK.findall(template)) if mark not in known]
 
 
 def leading_ids(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.types import amount_bytes
 from infrastructure.core.hardware import memory, processor
+from infrastructure.training.data.encoding.chat_format import marks_without_token
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.encoding.row_schema import ROWS_VERSION, RowSchema
 from infrastructure.training.data.encoding.schema_detection import (
@@ -355,7 +356,9 @@ def without_template(tokenizer: "PreTrainedTokenizerBase | None") -> list[str]:
     """A sentence where no chat template writes the conversations that a model learns."""
     if tokenizer is None or tokenizer.chat_template:
         return []
-    ready = "such as qwen3" if "qwen3" in shipped_templates() else "a file of Jinja text"
+    path = shipped_templates().get("qwen3")
+    is_known = path is not None and not marks_without_token(path.read_text("utf-8"), tokenizer)
+    ready = "such as qwen3" if is_known else "a file of Jinja text in tokens that the model knows"
     return [
         "note: the model has no chat template: prompts and answers are written as plain text, a"
         f" line each; data.chat_template gives it one, {ready}"
