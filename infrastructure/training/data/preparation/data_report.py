@@ -142,8 +142,8 @@ class DataReport:
             rows = "row was" if self.truncated == 1 else "rows were"
             lines.append(
                 f"{self.truncated:,} {rows} cut to data.max_length={self.max_length} tokens"
-                f" ({where}): a higher one keeps them whole, data.over_length=quarantine leaves"
-                " them out"
+                f" ({where}): where the model has more positions, a higher one keeps them whole,"
+                " else shorter rows or another model; data.over_length=quarantine leaves them out"
             )
         if self.duplicates:
             lines.append(f"{self.duplicates:,} training rows repeat an earlier one")

@@ -148,6 +148,7 @@ def test_over_long_rows_lose_their_end_and_are_counted(tmp_path: Path, cache: Pa
     assert cut.report.quarantine.counts == {reasons.OVER_LONG: 1}  # its whole answer is cut off
     lines = "\n".join(cut.report.lines())
     assert "1 row was cut to data.max_length=512 tokens (a.jsonl:61)" in lines
+    assert "else shorter rows or another model" in lines
     assert "a.jsonl:62: over-long" in lines
     assert max(len(e.input_ids) for b in cut.train_batches(0, 0, 8) for e in b) <= 512
     assert list(cut.report.end_tokens) == ["<|endoftext|>"]  # not what the cut answer ends with
