@@ -56,7 +56,7 @@ from infrastructure.run.record_types import Summary
 from infrastructure.run.repair import repair_records, repair_run
 from infrastructure.run.replication import RunReplication
 from infrastructure.run.restore import restore_run, run_at_place, runs_at_place
-from infrastructure.run.summary_text import RESULT, closing_lines
+from infrastructure.run.summary_text import RESULT, closing_lines, steps_ahead
 from infrastructure.run.timings import Stages
 from infrastructure.testing.results import CheckResult
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
@@ -459,7 +459,7 @@ class TrainingDeployment:
             loop, state = self._make_ready(finalizer, checkpoint)
         for note in short_warmup(self.config, state.total_steps):
             self.report(f"note: {note}")
-        self.report(f"Training for {state.total_steps:,} steps{HOW_TO_STOP}")
+        self.report(f"Training for {steps_ahead(state.step, state.total_steps)}{HOW_TO_STOP}")
         record_running(run, state.total_steps, state.step)
         try:
             stopping = stop_on_signals(state, lambda: loop.may_break_off, run.path)

@@ -24,6 +24,7 @@ from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.record_types import ForecastRow
 from infrastructure.run.replication import RunReplication, newest_kept, versions_kept
+from infrastructure.run.summary_text import steps_ahead
 from infrastructure.training.checkpoints.checkpoint_manager import BACKGROUND_BYTES
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
@@ -83,7 +84,8 @@ class MethodForecast(Observer):
             log.warning("there is no forecast: %r%s", error, at)
         else:
             self.kept.keep(forecast, state.step)
-        self.report(f"Training for {state.total_steps:,} steps; Ctrl-C saves and stops")
+        ahead = steps_ahead(state.step, state.total_steps)
+        self.report(f"Training for {ahead}; Ctrl-C saves and stops")
         self._began = time.monotonic()
 
     def compared(self) -> list[ForecastRow]:

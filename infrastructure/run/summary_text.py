@@ -1,4 +1,5 @@
-"""What is shown when a run has ended: numbers before and after, an example, and where all lies.
+"""What is shown of a run: the steps ahead of it; when it has ended, numbers before and after, an
+example, and where all lies.
 
 Loads no torch.
 """
@@ -15,6 +16,11 @@ from infrastructure.run.record_types import Summary
 MAX_EXAMPLE_LINES = 8
 SEES = "processor_config.json"  # in the folder of a model that pictures are given to
 RESULT = "result"  # among what is shown elsewhere
+
+
+def steps_ahead(done: int, total: int) -> str:
+    """How many steps are to come; of a run that goes on, and to which one."""
+    return f"{total - done:,} more steps, to {total:,}" if done else f"{total:,} steps"
 
 
 def paths_of(run_path: Path) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The same command again: goes on, says what it does, and never trains twice by accident."""
 
 import json
+import re
 import shutil
 import signal
 from pathlib import Path
@@ -75,6 +76,7 @@ def test_the_same_command_goes_on_to_the_same_numbers(stopped: Path, tmp_path: P
     assert any(line.startswith(f"--name has no effect on run {stopped.name}") for line in lines)
     assert f"Run {stopped.name} is not finished and goes on; --new-run starts a new one" in lines
     assert f"Run {stopped.name}: going on from step 4" in lines
+    assert any(re.match(r"Training for \d+ more steps, to \d+;", line) for line in lines)
     fresh = small_config(tmp_path)
     fresh.new_run = True
     fresh.run_name = "another try"

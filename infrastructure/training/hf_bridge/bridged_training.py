@@ -192,6 +192,8 @@ def begin_training(
         if saved.get("finished") == state.total_steps:
             run.report(f"Run {run.name} was finished before: nothing is trained")
             return FinishedTraining(run, parts, resumed.checkpoint, stack.pop_all())
+        if resumed.checkpoint is not None:
+            run.report(f"Run {run.name}: going on from step {state.step}")
         if processing_class is not None and not run.files.tokenizer.is_dir():
             run.save_tokenizer(processing_class)
         run.record(parts, facts["data"]["num_examples"])
@@ -255,7 +257,6 @@ def _restored(
         restore_optimizer(parts, snapshot)
     restore_counts(state, values)
     state.checkpoint = resumed.checkpoint
-    run.report(f"Run {run.name}: going on from step {state.step}")
     return values
 
 

@@ -247,6 +247,7 @@ def test_what_is_not_confirmed_at_the_end_is_reported_and_completed_by_the_same_
     shutil.rmtree(run_of(tmp_path))  # and the place alone gives it back
     trainer, _, lines = train(tmp_path, config=config(60.0), **options)
     assert any("finished before: nothing is trained" in line for line in lines)
+    assert not any("going on" in line for line in lines)
     assert trainer.state.global_step == 2
     assert there.read_bytes() == (run_of(tmp_path) / "final/model.safetensors").read_bytes()
 
