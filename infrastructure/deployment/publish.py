@@ -218,7 +218,9 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
         "gradient_accumulation": training.gradient_accumulation,
         "learning_rate": learning_rate_for(training, config.model, from_scratch),
         "scheduler_type": training.scheduler_type,
-        "warmup_steps": training.warmup_steps,
+        "warmup_steps": training.warmup_steps
+        if not isinstance(total, int)
+        else min(training.warmup_steps, total // 2),  # as it was used
         "optimizer": training.optimizer,
         "weight_decay": training.weight_decay,
         "strategy": training.strategy_for(config.model),

@@ -39,7 +39,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return deploy(small_config(tmp_path_factory.mktemp("trained"), max_steps=2))[0]
+    return deploy(small_config(tmp_path_factory.mktemp("trained"), max_steps=2, warmup_steps=5))[0]
 
 
 @pytest.fixture
@@ -79,6 +79,7 @@ def test_a_finished_run_is_published_as_it_is(
     records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     peak = max(one.get("learning_rate", 0) for one in records)
     assert f"`learning_rate` {peak}" in card  # the setting is "auto"
+    assert "`warmup_steps` 1," in card  # half of the steps at most
     assert f"{summary['after']['eval_loss']:.4g}"[:4] in card
     assert 'from_pretrained("me/tiny")' in card
     assert str(tmp_path) not in card
