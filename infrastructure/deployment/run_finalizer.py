@@ -120,6 +120,8 @@ class RunFinalizer:
             state.position.epoch,
             self.before.metrics,
             after.metrics,
+            is_cut_short=state.position.phase == 0
+            and self.trainer.training_config.max_steps == state.step,
         )
         return {"advice": advice} if advice else {}
 

@@ -29,6 +29,8 @@ def advice_at_end(
     num_epochs: int,
     before: Mapping[str, object],
     after: Mapping[str, object],
+    *,
+    is_cut_short: bool = False,
 ) -> list[AdviceRecord]:
     """One line at most: an earlier checkpoint is better, or hardly anything was learnt.
 
@@ -36,12 +38,16 @@ def advice_at_end(
         best_metric: what checkpoints are scored by, see `training.best_metric`.
         num_epochs: that were trained; 0 where that is not known.
         before, after: numbers on held-out data; empty where nothing is held out.
+        is_cut_short: `training.max_steps` ended it.
     """
     was, now = before.get("eval_loss"), after.get("eval_loss")
     if isinstance(now, float) and best_metric == LOSS and (earlier := _better(run, num_steps, now)):
         return [earlier]
     if best_metric != LOSS and (earlier := _better_by(run, num_steps, best_metric)):
         return [earlier]
+    if is_cut_short and num_epochs < 1:
+        text = f"{num_steps} steps are few, less than one epoch; to train longer"
+        return [{"text": text, "command": "a higher --max-steps, or none"}]
     if num_steps < FEW_STEPS:
         return [
             {
