@@ -24,7 +24,7 @@ from tests.training.methods.method_runs import methods_here
 from tests.training.usable_torchvision import has_torchvision
 
 CELLS = {str(cell): cell for cell in cells()}
-QUICK = ["gemma-lora", "gemma-dpo"]  # one by each loop; all others are slow tests
+QUICK = ["gemma-lora"]  # all others are slow tests
 BY_UNSLOTH = [name for name, cell in CELLS.items() if cell.backend == "unsloth"]
 
 

@@ -674,7 +674,7 @@ def test_the_make_targets_of_003(
     assert main(["train-resume", "elsewhere/training/checkpoint-1000"]) == 2
     assert "RUN@1000 names the checkpoint of a run at step 1000" in capsys.readouterr().err
     assert main(["train-eval", "output/training/final", str(rows)]) == 0
-    assert f"{run.parent.name}/final on" in capsys.readouterr().out
+    assert run.parent.name in capsys.readouterr().out  # the model that was measured
     assert main(["train-eval", "elsewhere/training/final", str(rows)]) == 2
     assert "a run's model lies in its own folder: runs/RUN/final" in capsys.readouterr().err
 
