@@ -135,7 +135,10 @@ class LiveRun:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """Of the last minute of steps; None before two steps are logged."""
+        """Of the last minute of steps while it is trained, of all afterwards; None before two steps
+        are logged."""
+        if self.has_ended and self.step and self.seconds_trained:
+            return self.seconds_trained / self.step
         timed = [(r.get("step"), r.get("seconds")) for r in self.records]
         steps = [(s, t) for s, t in timed if isinstance(s, int) and isinstance(t, int | float)]
         seconds, num_steps = 0.0, 0

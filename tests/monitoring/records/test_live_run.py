@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.core.files import write_text
+from infrastructure.core.files import write_json, write_text
 from infrastructure.monitoring.drawing.metrics_file import encode_record
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.machine_history import machine_charts
@@ -57,6 +57,9 @@ def test_time_left_is_that_of_the_steps_to_come_at_the_speed_of_now(tmp_path: Pa
     assert run.seconds_per_step == 2.0
     assert run.step == 40
     assert run.seconds_left == 0.0
+    write_json(directory / "summary.json", {"status": "finished", "steps": 40})
+    run.refresh()
+    assert run.seconds_per_step == (10 * 100.0 + 15 * 4.0) / 40  # beside tokens a second of all
     run.close()
 
 
