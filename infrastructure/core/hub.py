@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.core.optional import require
@@ -37,14 +38,17 @@ def reads_like_path(name: str) -> bool:
 
 def hub_is_reachable() -> bool:
     """Whether the hub answers at its address, or a proxy stands before it."""
-    if os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
+    # as huggingface_hub reads them, which does so once and for all when it is imported
+    offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+    if offline.lower() in _TRUE:
         return False
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY")):
-        return True
     hub = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    host = hub.hostname or ""
+    if getproxies().keys() & {hub.scheme, "all"} and not proxy_bypass(host):
+        return True
     port = hub.port or (80 if hub.scheme == "http" else 443)
     try:
-        socket.create_connection((hub.hostname or "", port), timeout=CONNECT_SECONDS).close()
+        socket.create_connection((host, port), timeout=CONNECT_SECONDS).close()
     except OSError:
         return False
     return True

@@ -73,8 +73,12 @@ def look(folder: Path, endpoint: str, *names: str) -> list[str]:
     (folder / "rows.csv").write_text(
         "prompt,completion\n" + "".join(f"What is {n} + 1?,{n + 1}\n" for n in range(40))
     )
-    hidden = ("HF_HUB_OFFLINE", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "HF_TOKEN")
-    given = {name: value for name, value in os.environ.items() if name not in hidden}
+    hidden = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN")
+    given = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in hidden and not name.lower().endswith("_proxy")
+    }
     done = subprocess.run(
         [sys.executable, "-c", LOOK, *names],
         cwd=folder,
@@ -102,11 +106,32 @@ def test_length_and_wrong_name_of_a_hub_model_are_known_without_torch(
     assert "the Hugging Face hub cannot be reached; did you mean 'shrot'" in gone
 
 
-def test_offline_is_found_without_a_request_to_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+@pytest.fixture
+def unreachable(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The hub is where nothing answers, and the environment says nothing else of it."""
+    for name in [*os.environ]:
+        if name.lower().endswith("_proxy") or name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_ENDPOINT", "https://127.0.0.1:9")
+    return monkeypatch
+
+
+@pytest.mark.parametrize("proxy", ["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"])
+def test_a_proxy_stands_for_the_hub(unreachable: pytest.MonkeyPatch, proxy: str) -> None:
     assert not hub.hub_is_reachable()
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:8080")
+    unreachable.setenv(proxy, "http://proxy:8080")
     assert hub.hub_is_reachable()
+    unreachable.setenv("NO_PROXY", "127.0.0.1")
+    assert not hub.hub_is_reachable()
+
+
+def test_a_proxy_of_another_scheme_says_nothing(unreachable: pytest.MonkeyPatch) -> None:
+    unreachable.setenv("HTTP_PROXY", "http://proxy:8080")
+    assert not hub.hub_is_reachable()
+
+
+@pytest.mark.parametrize("name", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+def test_who_is_offline_reaches_no_hub(unreachable: pytest.MonkeyPatch, name: str) -> None:
+    unreachable.setenv("HTTPS_PROXY", "http://proxy:8080")
+    unreachable.setenv(name, "1")
+    assert not hub.hub_is_reachable()
