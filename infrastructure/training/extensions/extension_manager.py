@@ -5,6 +5,7 @@ its address, `training.enabled_extensions: [module:Class]`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import torch
@@ -83,28 +84,19 @@ def ordered(before: Mapping[str, Collection[str]]) -> list[str]:
     Raises:
         ValueError: that is a circle; names those in it.
     """
-    left = dict(before)
-    order: list[str] = []
-    while left:
-        ready = next((name for name in left if not set(left[name]) & left.keys()), None)
-        if ready is None:
-            raise ValueError(
-                f"training.enabled_extensions: {' and '.join(_circle(left))} each come after the"
-                " other by what they declare: leave one of them out"
-            )
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError as error:
+        raise ValueError(
+            f"training.enabled_extensions: {' and '.join(error.args[1][:-1])} each come after the"
+            " other by what they declare: leave one of them out"
+        ) from error
+    left, order = dict(before), list[str]()
+    while left:  # the sorter's own order is not the one given
+        ready = next(name for name in left if not set(left[name]) & left.keys())
         order.append(ready)
         del left[ready]
     return order
-
-
-def _circle(before: Mapping[str, Collection[str]]) -> list[str]:
-    """Names that wait for each other, of some that all wait."""
-    path = [next(iter(before))]
-    while True:
-        following = next(name for name in before[path[-1]] if name in before)
-        if following in path:
-            return path[path.index(following) :]
-        path.append(following)
 
 
 def own_extensions(names: Iterable[str], own: Collection[str]) -> list[ExtensionFactory]:
