@@ -46,7 +46,12 @@ def _attributes(trainer: Any) -> Restore:
         if counts and not isinstance(value, torch.nn.Module | type) and id(value) not in seen:
             seen.add(id(value))
             restores.append(_contents(vars(value), seen))
-    return lambda: [restore() for restore in restores][-1]
+
+    def restore_all() -> None:
+        for restore in restores:
+            restore()
+
+    return restore_all
 
 
 def _contents(container: Any, seen: set[int]) -> Restore:

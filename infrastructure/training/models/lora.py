@@ -68,9 +68,8 @@ def apply_lora(
     if lora_config.init_lora_weights == "loftq":
         peft.replace_lora_weights_loftq(tuned, model_path=_folder_of(model))
     if lora_config.init_lora_weights == "pissa":
-        setattr(tuned, PISSA_START, peft.get_peft_model_state_dict(tuned))
-        for name, tensor in getattr(tuned, PISSA_START).items():
-            getattr(tuned, PISSA_START)[name] = tensor.detach().clone()
+        start = peft.get_peft_model_state_dict(tuned)
+        setattr(tuned, PISSA_START, {n: t.detach().clone() for n, t in start.items()})
     return tuned
 
 

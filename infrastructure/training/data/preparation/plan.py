@@ -367,7 +367,7 @@ def without_template(tokenizer: "PreTrainedTokenizerBase | None") -> list[str]:
 
 def shipped_templates() -> dict[str, Path]:
     """The chat templates that come with TRL, by their names; without its variants that only mark
-    answers, which Temper finds by itself. None where TRL is not there, or ships none."""
+    answers, which Temper finds by itself. Empty where TRL is not there, or ships none."""
     package = find_spec("trl")
     folders = package.submodule_search_locations if package else None
     if not folders:
