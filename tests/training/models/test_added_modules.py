@@ -26,7 +26,10 @@ from infrastructure.training.models.key_value_memory import KeyValueMemory
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.training.models.saved_model import EXTENSIONS_MANIFEST
 from infrastructure.training.models.saving import save_model
-from infrastructure.training.models.trainable_state import trainable_state
+from infrastructure.training.models.trainable_state import (
+    load_trainable_state,
+    trainable_state,
+)
 from tests.training.models.architectures import tiny_model as make
 from tests.training.seeing_models import llava_processor, save_llava
 
@@ -107,6 +110,18 @@ def test_what_trains_alone_is_all_that_a_checkpoint_holds(saved_llama: Path) -> 
     with_memory(model)
     train_added_alone(model)
     assert all(map(is_added, trainable_state(model)))
+
+
+def test_a_checkpoint_of_lora_holds_them_whether_or_not_they_train(saved: Path) -> None:
+    """Whoever reads it loads a model whose memory is frozen, until its extension says otherwise."""
+    config = ModelConfig(name=str(saved), lora_config=LoraConfig(r=2))
+    trained = ModelManager(config, device=CPU, seed=0).load().model
+    memory = added_to(trained)["memory"].requires_grad_(True)
+    torch.nn.init.zeros_(memory.get_parameter("query.weight"))
+    read = ModelManager(config, device=CPU, seed=0).load().model
+    assert not any(p.requires_grad for p in added_to(read)["memory"].parameters())
+    load_trainable_state(read, trainable_state(trained))
+    assert added_to(read)["memory"].get_parameter("query.weight").count_nonzero() == 0
 
 
 def test_a_kind_is_a_plain_name() -> None:
