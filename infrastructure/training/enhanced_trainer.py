@@ -21,7 +21,10 @@ from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import check_sections
 from infrastructure.config.fingerprint import EARLIER_DEFAULTS
 from infrastructure.config.measures import PERPLEXITY
-from infrastructure.config.merging.added_weights import added_weights_refusals
+from infrastructure.config.merging.added_weights import (
+    added_weights_refusals,
+    saved_weights_refusals,
+)
 from infrastructure.config.merging.declared_settings import declare_settings
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
@@ -75,6 +78,7 @@ from infrastructure.training.model_adapters import (
     get_model_adapter,
 )
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
+from infrastructure.training.models.added_modules import added_modules
 from infrastructure.training.models.source import (
     starts_from_scratch,
 )
@@ -240,6 +244,13 @@ class EnhancedTrainer:
         if sentence := next(problems, None):
             raise ConfigurationError(sentence)
 
+    def _refuse_saved_weights(self, model: torch.nn.Module) -> None:
+        """What the model was saved with works where its extension would."""
+        names = added_modules(model)
+        problems = saved_weights_refusals(names, self.model_config, self.training_config)
+        if sentence := next(problems, None):
+            raise ConfigurationError(sentence)
+
     def add_hooks(self, hooks: Iterable[Hook]) -> None:
         """Add observers or extensions; before `prepare` only.
 
@@ -274,7 +285,9 @@ class EnhancedTrainer:
         """Build or load the model; the same seed gives the same weights."""
         if self.model is None:
             seed_everything(self.training_config.seed)
-            self.model = self.adapter.initialize_model()
+            model = self.adapter.initialize_model()
+            self._refuse_saved_weights(model)
+            self.model = model
             self.hooks.attach(self.model, self.training_config)
             self.adapter.note_added_weights()
             self.bind_strategy().prepare_model(self.model)

@@ -13,7 +13,7 @@ def added_weights_refusals(
     """A sentence, with the remedy, for each setting that weights of extensions cannot go with.
 
     Args:
-        names: the extensions that add weights.
+        names: the enabled extensions that add weights.
     """
     if not names:
         return
@@ -23,6 +23,27 @@ def added_weights_refusals(
             f"{key} adds weights to the model, which TRL's trainers (training.method ="
             f" {training.method}) neither train nor save: leave it out, or train with method sft"
         )
+    if training.compile_mode is not None:
+        yield (
+            f"{key} changes while it is read, which torch.compile would not see: leave"
+            " training.compile_mode out"
+        )
+    yield from _in_a_model(key, model, training)
+
+
+def saved_weights_refusals(
+    names: Collection[str], model: ModelConfig, training: TrainingConfig
+) -> Iterator[str]:
+    """The same for weights that the model was saved with, whose extensions are not enabled.
+
+    Args:
+        names: the kinds of those weights.
+    """
+    if names:
+        yield from _in_a_model(f"{', '.join(names)} in model {model.name}", model, training)
+
+
+def _in_a_model(key: str, model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
     if model.backend == "unsloth":
         yield (
             f"{key} hangs on layers that model.backend unsloth has patched: set model.backend"
@@ -33,11 +54,6 @@ def added_weights_refusals(
             f"{key} hangs on a whole model, and training.strategy"
             f" {training.strategy_for(model)} trains a stack of layers at a time: train with"
             " strategy standard or finetune"
-        )
-    if training.compile_mode is not None:
-        yield (
-            f"{key} changes while it is read, which torch.compile would not see: leave"
-            " training.compile_mode out"
         )
     if training.time_step_masking:
         yield (

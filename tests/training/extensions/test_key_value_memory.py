@@ -164,6 +164,27 @@ def test_the_next_training_goes_on_with_it(saved_llama: Path, tmp_path: Path) ->
         other.initialize_model()
 
 
+@pytest.mark.parametrize(
+    ("training", "sentence"),
+    [
+        ({"strategy": "progressive"}, "hangs on a whole model"),
+        ({"time_step_masking": True}, "reads what comes before"),
+    ],
+)
+def test_a_saved_one_is_refused_where_a_new_one_would_be(
+    saved_llama: Path, tmp_path: Path, training: dict[str, Any], sentence: str
+) -> None:
+    first = trainer_of(saved_llama, tmp_path)
+    first.initialize_model()
+    first.adapter.save(tmp_path / "final")
+    again = trainer_of(tmp_path / "final", tmp_path, enabled_extensions=[], memory={}, **training)
+    with pytest.raises(
+        ConfigurationError, match=rf"^memory in model .*/final {sentence}"
+    ) as raised:
+        again.initialize_model()
+    assert "enabled_extensions" not in str(raised.value)
+
+
 def test_what_it_is_stands_in_the_record_of_a_run(saved_llama: Path, tmp_path: Path) -> None:
     trainer = trainer_of(saved_llama, tmp_path)
     model = trainer.initialize_model()
