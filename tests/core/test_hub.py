@@ -125,7 +125,7 @@ def test_a_proxy_stands_for_the_hub(unreachable: pytest.MonkeyPatch, proxy: str)
     assert not hub.hub_is_reachable()
 
 
-def test_a_proxy_of_another_scheme_says_nothing(unreachable: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_another_scheme_is_none(unreachable: pytest.MonkeyPatch) -> None:
     unreachable.setenv("HTTP_PROXY", "http://proxy:8080")
     assert not hub.hub_is_reachable()
 

@@ -22,6 +22,12 @@ from infrastructure.training.parallel import membership
 from infrastructure.training.trainer_factory import TrainerFactory, num_processes_for
 from tests.slow import slow
 from tests.training.parallel.small_teams import small_config, trained, weights_of
+from tests.training.seeing_models import (
+    save_llava,
+    save_text_model,
+    save_tower,
+    write_colours,
+)
 
 LORA = {"model.lora_config": {"r": 4, "dropout": 0.0}}
 # Sums in another order, through twenty steps of AdamW, on losses of about 5.
@@ -76,6 +82,26 @@ def test_several_processes_learn_what_one_learns(
     assert several.identity()["world_size"] == num_processes
     assert len(watches[0].pids) == num_processes - 1
     assert not any(map(psutil.pid_exists, watches[0].pids))
+
+
+@pytest.mark.parametrize("has_tower", [True, False], ids=["a tower on text", "a model that sees"])
+@slow
+def test_rows_with_pictures_are_learnt_as_by_one(has_tower: bool, tmp_path: Path) -> None:
+    """The projector's phase is in it; each process makes pixels of its own rows."""
+    settings: dict[str, object] = {
+        "data.path": str(write_colours(tmp_path)),
+        "training.max_steps": 6,
+    }
+    if has_tower:
+        tower = save_tower(tmp_path / "tower")
+        settings["training.enabled_extensions"] = ["multimodal"]
+        settings["training.multimodal.vision_tower"] = str(tower)
+    model = (save_text_model if has_tower else save_llava)(tmp_path / "model")
+    alone, one = trained(small_config(tmp_path, model, **settings))
+    together, several = trained(small_config(tmp_path, model, num_processes=2, **settings))
+    assert together[-1] < together[0]
+    torch.testing.assert_close(torch.tensor(together), torch.tensor(alone), **CLOSE)
+    torch.testing.assert_close(weights_of(several), weights_of(one), rtol=0.0, atol=1e-4)
 
 
 @slow
