@@ -40,7 +40,7 @@ from benchmarks.family_models import (
     save_language_model,
     save_seeing_model,
 )
-from benchmarks.methods import COMMON, SHARE_BARE, words, write
+from benchmarks.methods import COMMON, SHARE_BARE, sampled, words, write
 from infrastructure.core.files import write_text
 from infrastructure.core.lock import Lock
 from infrastructure.core.optional import is_installed
@@ -471,32 +471,8 @@ def judged_better(folder: Path, rows: Sequence[dict[str, Any]]) -> float:
 
 def mean_reward(folder: Path, rows: Sequence[dict[str, Any]]) -> float:
     """Of sampled answers (temperature 1), by the reward that is trained for."""
-    import torch
-
-    model, tokenizer = load(folder)
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": row["prompt"]}],
-            tokenize=False,
-            add_generation_prompt=True,
-        )
-        for row in rows
-    ]
-    batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        written = model.generate(
-            **{name: batch[name] for name in ("input_ids", "attention_mask")},
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            num_return_sequences=SAMPLES,
-            max_new_tokens=SAMPLE_LENGTH,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    answers = tokenizer.batch_decode(
-        written[:, batch["input_ids"].shape[1] :], skip_special_tokens=True
-    )
+    questions = [row["prompt"] for row in rows]
+    answers = sampled(*load(folder), questions, SAMPLES, SAMPLE_LENGTH)
     return statistics.fmean(re.fullmatch(NOT_POLITE, text.strip()) is not None for text in answers)
 
 

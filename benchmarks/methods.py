@@ -204,33 +204,41 @@ def _row(text: str, answer: str) -> dict[str, object]:
     return {"prompt": _prompt(text), "completion": answer}
 
 
-@torch.no_grad()
+def sampled(
+    model: Any, tokenizer: Any, questions: list[str], num_each: int, max_tokens: int
+) -> list[str]:
+    """So many answers to each question, sampled at temperature 1, always by the same seed."""
+    prompts = [
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+        )
+        for question in questions
+    ]
+    batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        written = model.generate(
+            **{name: batch[name] for name in ("input_ids", "attention_mask")},
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            num_return_sequences=num_each,
+            max_new_tokens=max_tokens,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    answers: list[str] = tokenizer.batch_decode(
+        written[:, batch["input_ids"].shape[1] :], skip_special_tokens=True
+    )
+    return answers
+
+
 def measured(folder: Path, texts: list[str]) -> float:
     """The share of sampled answers that are exactly the bare one; see the module."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    prompts = [
-        tokenizer.apply_chat_template(
-            [{"role": "user", "content": _prompt(text)}], tokenize=False, add_generation_prompt=True
-        )
-        for text in texts
-    ]
-    batch = tokenizer(prompts, return_tensors="pt", padding=True, add_special_tokens=False)
-    torch.manual_seed(0)
-    written = model.generate(
-        **{k: batch[k] for k in ("input_ids", "attention_mask")},
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        num_return_sequences=SAMPLES,
-        max_new_tokens=24,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    answers = tokenizer.batch_decode(
-        written[:, batch["input_ids"].shape[1] :], skip_special_tokens=True
-    )
+    answers = sampled(model, tokenizer, [_prompt(text) for text in texts], SAMPLES, 24)
     wanted = [text for text in texts for _ in range(SAMPLES)]
     return statistics.mean(a.strip() == w for a, w in zip(answers, wanted, strict=True))
 

@@ -21,9 +21,8 @@ import pytest
 from colab.bootstrap import loaded_of
 from tests.deployment.small_project import (
     COPIED,
-    NO_UV,
+    NEEDS,
     ROOT,
-    UV,
     Outcome,
     make_wheel,
     offline,
@@ -159,11 +158,10 @@ def notebook(folders: Callable[[str], Path], request: pytest.FixtureRequest) -> 
 
 def first_with(*installers: str) -> pytest.MarkDecorator:
     """A quick test with these installers, and a slow one with the other."""
-    needs = {"pip": [], "uv": [pytest.mark.skipif(UV is None, reason=NO_UV)]}
-    cases = [pytest.param(("quick", one), id=one, marks=needs[one]) for one in installers]
+    cases = [pytest.param(("quick", one), id=one, marks=NEEDS[one]) for one in installers]
     cases += [
-        pytest.param(("slow", other), id=other, marks=[slow, *needs[other]])
-        for other in needs.keys() - set(installers)
+        pytest.param(("slow", other), id=other, marks=[slow, *NEEDS[other]])
+        for other in NEEDS.keys() - set(installers)
     ]
     return pytest.mark.parametrize("notebook", cases, indirect=True)
 

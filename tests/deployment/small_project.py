@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = [
     "launch_training.sh",
@@ -60,6 +62,8 @@ def build_editable(folder, config_settings=None, metadata_directory=None):
 
 UV = shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
 NO_UV = "there is no uv here; requirements-dev.txt brings one"
+# What a test with an installer is marked with.
+NEEDS = {"pip": [], "uv": [pytest.mark.skipif(UV is None, reason=NO_UV)]}
 
 
 @dataclass(frozen=True)

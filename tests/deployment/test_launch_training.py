@@ -20,9 +20,8 @@ import pytest
 from infrastructure.core.nvidia_driver import nvidia_driver_present
 from infrastructure.deployment.environment import RECORD_NAME
 from tests.deployment.small_project import (
-    NO_UV,
+    NEEDS,
     ROOT,
-    UV,
     SmallProject,
     make_small_project,
     make_wheel,
@@ -72,10 +71,9 @@ def project(
 def first_with(installer: str) -> pytest.MarkDecorator:
     """A quick test with this installer, and a slow one with the other."""
     other = {"pip": "uv", "uv": "pip"}[installer]
-    needs = {"pip": [], "uv": [pytest.mark.skipif(UV is None, reason=NO_UV)]}
     cases = [
-        pytest.param(("quick", installer), id=installer, marks=needs[installer]),
-        pytest.param(("slow", other), id=other, marks=[slow, *needs[other]]),
+        pytest.param(("quick", installer), id=installer, marks=NEEDS[installer]),
+        pytest.param(("slow", other), id=other, marks=[slow, *NEEDS[other]]),
     ]
     return pytest.mark.parametrize("project", cases, indirect=True)
 

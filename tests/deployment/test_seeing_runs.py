@@ -27,23 +27,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the commands are typed."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("TEMPER_CACHE__DIRECTORY", str(folder / "cache"))
+    return folder
+
+
 def call(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     code = commands.main(words.split())
     out, err = capsys.readouterr()
     return code, out, err
 
 
-@pytest.mark.usefixtures("restore_logging")
 def test_a_run_that_gets_a_tower_is_used_like_any_other(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("TEMPER_CACHE__DIRECTORY", str(folder / "cache"))
     code, out, err = call(f"{TRAIN} --epochs 20 --name one", capsys)
     assert code == ExitCode.DONE, err
     assert "temper ask" in out
     assert "--image FILE" in out
-    (run,) = (folder / "runs").glob("*one*")
+    (run,) = (here / "runs").glob("*one*")
     record = json.loads((run / "run.json").read_text())
     assert record["model"]["sees"] is True
     assert record["model"]["vision_tower"]["sha256"]
@@ -65,28 +70,25 @@ def test_a_run_that_gets_a_tower_is_used_like_any_other(
 
     code, out, err = call(f"export {run} whole --as merged", capsys)
     assert code == ExitCode.DONE, err
-    facts = json.loads((folder / "whole" / "export.json").read_text())
+    facts = json.loads((here / "whole" / "export.json").read_text())
     assert facts["compared"][0]["logits_distance"] < 1e-3
-    same_answer_in_transformers(folder / "whole", folder / "rows" / "pictures" / "1.png")
+    same_answer_in_transformers(here / "whole", here / "rows" / "pictures" / "1.png")
     for refused in ("--format onnx", "--bits 4"):
         code, out, err = call(f"export {run} small --as merged {refused}", capsys)
         assert code == ExitCode.WRONG_INPUT
         assert "sees pictures, which is exported as safetensors" in err
-    assert not (folder / "small").exists()
+    assert not (here / "small").exists()
 
 
-@pytest.mark.usefixtures("restore_logging")
 def test_a_lora_and_its_projector_are_exported_as_one_model(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("TEMPER_CACHE__DIRECTORY", str(folder / "cache"))
     code, _, err = call(f"{TRAIN} --lora --epochs 1 --validation-prompts 0 --name two", capsys)
     assert code == ExitCode.DONE, err
-    (run,) = (folder / "runs").glob("*two*")
+    (run,) = (here / "runs").glob("*two*")
     code, _, err = call(f"export {run} merged --as merged", capsys)
     assert code == ExitCode.DONE, err
-    facts = json.loads((folder / "merged" / "export.json").read_text())
+    facts = json.loads((here / "merged" / "export.json").read_text())
     assert facts["compared"][0]["read_by"] == "transformers"
     assert facts["compared"][0]["logits_distance"] < 1e-3
 

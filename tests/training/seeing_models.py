@@ -87,17 +87,8 @@ def llava_processor() -> Any:
 def save_llava(folder: Path) -> Path:
     """A Llava of two layers of each part, with its processor."""
     processor = llava_processor()
-    vision = {
-        "model_type": "clip_vision_model",
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "image_size": 16,
-        "patch_size": 8,
-    }
     config = LlavaConfig(
-        vision_config=vision,
+        vision_config={"model_type": "clip_vision_model", **TOWER},
         text_config={"model_type": "llama", **TEXT},
         image_token_index=processor.image_token_id,
         vision_feature_layer=-1,
@@ -162,14 +153,7 @@ def save_idefics3(folder: Path) -> Path:
         chat_template=TEMPLATE.replace("MARK", "<image>"),
     )
     config = Idefics3Config(
-        vision_config={
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 2,
-            "image_size": 16,
-            "patch_size": 8,
-        },
+        vision_config=TOWER,
         text_config=LlamaConfig(**TEXT, pad_token_id=0),
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         scale_factor=2,

@@ -1,4 +1,4 @@
-"""An EnhancedTrainer of a small model on rows of varied lengths, for tests of its costs."""
+"""Trainers of small models: on rows of varied lengths, for tests of costs; and for three steps."""
 
 import json
 from pathlib import Path
@@ -46,4 +46,29 @@ def small_trainer(
         ),
         device="cpu",
         cache_config=CacheConfig(directory=str(folder / "cache")),
+    )
+
+
+def trainer_of_three_steps(
+    model: ModelConfig, folder: Path, learning_rate: float, checkpoints: Path | None = None
+) -> EnhancedTrainer:
+    """With a checkpoint after each step; the rows lie in `folder`."""
+    rows = [{"prompt": f"{n}?", "completion": f"{n * 7 % 10}"} for n in range(12)]
+    data = folder / "rows.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    return EnhancedTrainer(
+        model,
+        TrainingConfig(
+            batch_size=4,
+            num_epochs=1,
+            warmup_steps=0,
+            learning_rate=learning_rate,
+            mixed_precision=False,
+            checkpoint_frequency=1,
+            keep_checkpoints=9,
+        ),
+        DataConfig(path=str(data), max_length=48, validation_split=0, num_workers=0),
+        device="cpu",
+        cache_config=CacheConfig(directory=str(folder / "cache")),
+        checkpoint_directory=checkpoints,
     )

@@ -8,16 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
-from infrastructure.config.sections.resource_config import CacheConfig
-from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.models.fitting import check_same_lora
 from infrastructure.training.models.lora import apply_lora
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.training.models.saving import save_model
+from tests.training.small_runs import trainer_of_three_steps
 
 CPU = torch.device("cpu")
 IDS = torch.arange(3, 19).unsqueeze(0)
@@ -43,25 +41,8 @@ def logits(model: Any) -> torch.Tensor:
 def trainer_of(
     folder: Path, tmp_path: Path, lora: dict[str, Any], checkpoints: Path | None = None
 ) -> EnhancedTrainer:
-    rows = [{"prompt": f"{n}?", "completion": f"{n * 7 % 10}"} for n in range(12)]
-    data = tmp_path / "rows.jsonl"
-    data.write_text("\n".join(map(json.dumps, rows)))
-    return EnhancedTrainer(
-        ModelConfig(name=str(folder), lora_config=LoraConfig(r=4, alpha=8, **lora)),
-        TrainingConfig(
-            batch_size=4,
-            num_epochs=1,
-            warmup_steps=0,
-            learning_rate=1e-2,
-            mixed_precision=False,
-            checkpoint_frequency=1,
-            keep_checkpoints=9,
-        ),
-        DataConfig(path=str(data), max_length=48, validation_split=0, num_workers=0),
-        device="cpu",
-        cache_config=CacheConfig(directory=str(tmp_path / "cache")),
-        checkpoint_directory=checkpoints,
-    )
+    model = ModelConfig(name=str(folder), lora_config=LoraConfig(r=4, alpha=8, **lora))
+    return trainer_of_three_steps(model, tmp_path, 1e-2, checkpoints)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -1,7 +1,6 @@
 """A training with rounded weights: it computes what the rounded model computes, goes on to the same
 bits, and is written plain and rounded."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,12 @@ import pytest
 import torch
 
 from benchmarks.family_models import save_language_model
-from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.config.sections.resource_config import CacheConfig
-from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.models import model_manager
 from infrastructure.training.models.model_manager import load_saved
+from tests.training.small_runs import trainer_of_three_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torchao's own, at its import
 IDS = torch.arange(3, 19).unsqueeze(0)
@@ -29,25 +26,8 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def trainer_of(model: Path, folder: Path, kind: str, run: Path | None = None) -> EnhancedTrainer:
-    rows = [{"prompt": f"{n}?", "completion": f"{n * 7 % 10}"} for n in range(12)]
-    data = folder / "rows.jsonl"
-    data.write_text("\n".join(map(json.dumps, rows)))
-    return EnhancedTrainer(
-        ModelConfig(name=str(model), quantization_aware=kind),
-        TrainingConfig(
-            batch_size=4,
-            num_epochs=1,
-            warmup_steps=0,
-            learning_rate=1e-3,
-            mixed_precision=False,
-            checkpoint_frequency=1,
-            keep_checkpoints=9,
-        ),
-        DataConfig(path=str(data), max_length=48, validation_split=0, num_workers=0),
-        device="cpu",
-        cache_config=CacheConfig(directory=str(folder / "cache")),
-        checkpoint_directory=run,
-    )
+    rounded = ModelConfig(name=str(model), quantization_aware=kind)
+    return trainer_of_three_steps(rounded, folder, 1e-3, run)
 
 
 @pytest.mark.parametrize("kind", ["int4", "int8_int4"])
