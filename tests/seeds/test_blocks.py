@@ -674,7 +674,10 @@ def test_the_make_targets_of_003(
     assert main(["train-resume", "elsewhere/training/checkpoint-1000"]) == 2
     assert "RUN@1000 names the checkpoint of a run at step 1000" in capsys.readouterr().err
     assert main(["train-eval", "output/training/final", str(rows)]) == 0
-    assert run.parent.name in capsys.readouterr().out  # the model that was measured
+    lines = capsys.readouterr().out.splitlines()
+    (heading,) = (line for line in lines if "95 % interval" in line)
+    assert heading.split()[0] == run.parent.name  # the table is of the model that was named
+    assert f"Measured on {rows}" in lines
     assert main(["train-eval", "elsewhere/training/final", str(rows)]) == 2
     assert "a run's model lies in its own folder: runs/RUN/final" in capsys.readouterr().err
 

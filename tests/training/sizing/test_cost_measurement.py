@@ -53,6 +53,8 @@ def test_a_training_without_room_for_its_optimizer_is_refused_before_it_is_measu
     fit.budget = type(fit.budget)(cpu_limit=limit)
     with pytest.raises(DoesNotFitError, match="weights, gradients and optimizer"):
         fit.costs(trainer.batch_plan(), total_steps=6)
+    with pytest.raises(DoesNotFitError, match="one example of the longest does not fit"):
+        fit.search(8, lambda size: 1)
 
 
 def costs(limit_bytes: int) -> StepCosts:
