@@ -232,6 +232,7 @@ def _import_tests(paths: Sequence[str]) -> None:
                 name = report.nodeid.removesuffix(".py").replace("/", ".")
                 sys.modules.pop(name, None)
 
+    # Which start processes, write a folder, or hook into Python itself, of which workers are forks.
     without = ("xdist", "cacheprovider", "unraisableexception", "threadexception")
     plugins = [word for name in without for word in ("-p", f"no:{name}")]
     pytest.main(["--collect-only", "-qq", *plugins, *paths], [Failures()])
