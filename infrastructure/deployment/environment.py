@@ -249,6 +249,9 @@ def install(plan: Plan) -> None:
     report(
         f"  ready after {time.monotonic() - started:.0f} s; the next time there is nothing to do"
     )
+    command = plan.folder / "bin" / "temper"
+    if command.is_file() and shutil.which("temper") is None:
+        report(f"  where temper is to be typed, type {os.path.relpath(command)}")
 
 
 def is_usable(folder: Path, record: dict[str, str]) -> bool:

@@ -102,6 +102,7 @@ def test_the_first_launch_installs_and_reports_that(project: SmallProject) -> No
         assert step in err
     assert "unsloth" not in err
     assert "the doctor was here" in err
+    assert (".venv/bin/temper" in err) == (shutil.which("temper") is None)  # how it is typed
     assert (project.packages / "torch-2.13.0+cpu.dist-info/RECORD").exists()
     assert (project.packages / "leaf-1.0.dist-info/RECORD").exists()
     assert not (project.packages / "unsloth-1.0.dist-info").exists()
