@@ -529,12 +529,12 @@ class TrainingDeployment:
 
 def short_warmup(config: DeploymentConfig, total_steps: int) -> list[str]:
     """A note where fewer steps warm up than somebody wants: at most half of all do."""
-    wanted, most = config.training.warmup_steps, total_steps // 2
-    if wanted <= most or config.source("training.warmup_steps").layer is Layer.DEFAULT:
+    wanted, used = config.training.warmup_steps, config.training.warmup_within(total_steps)
+    if wanted == used or config.source("training.warmup_steps").layer is Layer.DEFAULT:
         return []
     return [
         f"training.warmup_steps {wanted} is more than half of {total_steps} steps: the learning"
-        f" rate rises for {most}, and falls from there"
+        f" rate rises for {used}, and falls from there"
     ]
 
 

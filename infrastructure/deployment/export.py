@@ -10,6 +10,7 @@ import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.stackwise_config import STACKWISE
+from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import write_sums
 from infrastructure.core.console import ShowLine
@@ -23,7 +24,12 @@ from infrastructure.core.files import (
 from infrastructure.core.json_text import JsonObject, as_object
 from infrastructure.deployment.export_comparison import Comparer, Reference
 from infrastructure.deployment.export_formats import Work, write_format
-from infrastructure.deployment.export_request import ExportRequest, Form, check_possible
+from infrastructure.deployment.export_request import (
+    ExportRequest,
+    Form,
+    check_possible,
+    refuse_scores,
+)
 from infrastructure.deployment.publish import BEGIN, CARD, END, written_by
 from infrastructure.deployment.resuming import commit_of_base, configuration_of
 from infrastructure.run.checkpoint_paths import verify
@@ -33,6 +39,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     load_checkpoint,
 )
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
+from infrastructure.training.hf_bridge.trainer_run import without_reference
 from infrastructure.training.models.added_modules import attach_described
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager
 from infrastructure.training.models.saved_model import read_json
@@ -194,13 +201,18 @@ def _load(run: RunDirectory, checkpoint: Path | None) -> _Trained:
         verify(checkpoint)
     snapshot = load_checkpoint(checkpoint)
     config = configuration_of(run, checkpoint)
+    refuse_scores(run, config)
     manager = _manager_of(run, config)
     loaded = manager.load()
-    attach_described(loaded.model, as_object(run.read_run().get("model") or {}))
+    described = as_object(run.read_run().get("model") or {})
+    attach_described(loaded.model, described)
     identity = snapshot.values.get("identity", {})
-    _refuse_other_base(identity, loaded)
+    _refuse_other_base(identity if "base_model" in identity else base_facts(described), loaded)
+    tensors = snapshot.tensors["model"]
+    if config.training.method != SFT:
+        tensors = without_reference(tensors)
     with _form_of_phase(config, loaded.model, snapshot.values):
-        load_trainable_state(loaded.model, snapshot.tensors["model"])
+        load_trainable_state(loaded.model, tensors)
     if loaded.tokenizer is not None and (template := run.tokenizer / TEMPLATE_FILE).is_file():
         loaded.tokenizer.chat_template = template.read_text(encoding="utf-8")
     if manager.processor is not None and loaded.tokenizer is not None:

@@ -6,6 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import StorageError
 from infrastructure.core.lookup import look_up
 from infrastructure.core.optional import refuse_missing
@@ -135,6 +136,8 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> C
     """
     model: dict[str, Any] = dict(run.read_run().get("model", {}))
     is_lora = bool(model.get("lora"))
+    if not request.is_plain:
+        refuse_scores(run, run.read_configuration())
     if model.get("extensions") and not request.is_plain:
         raise ValueError(
             f"run {run.run_id} has weights of extensions ({', '.join(model['extensions'])}), which"
@@ -169,6 +172,20 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> C
             " free there: name a folder on another disk, or make room"
         )
     return converter
+
+
+def refuse_scores(run: RunDirectory, config: DeploymentConfig) -> None:
+    """Refuse to make another model of one that scores answers and writes none.
+
+    Raises:
+        ValueError: says where the trained model lies.
+    """
+    if config.training.method == "reward":
+        raise ValueError(
+            f"run {run.run_id} has trained a reward model, which gives a score and writes no text:"
+            f" no export compares that. The model of the finished run is {run.final}, as"
+            " transformers saves it; copy that folder, or give --push-to-hub without FOLDER"
+        )
 
 
 def check_publishable(run: RunDirectory) -> None:

@@ -125,6 +125,7 @@ class MethodTraining:
                 "forecast": forecast.compared() if self.measured.is_finished else [],
             }
 
+        callback.run.describe_model = training.describe_model
         callback.run.more_of_summary = more_of_summary
         short = copies.short
         callback.hooks = [

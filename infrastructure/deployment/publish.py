@@ -17,6 +17,9 @@ from pathlib import Path
 from infrastructure.backup.backends.base import Content
 from infrastructure.backup.backends.hub import HubPlace
 from infrastructure.config.auto import learning_rate_for
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.stackwise_config import STACKWISE
+from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.checksums import SUMS, damaged_files, files_in, read_record
 from infrastructure.core.errors import DamagedFileError, NoAnswerError, StorageError
 from infrastructure.core.json_text import JsonObject, as_object, as_text, parse_json
@@ -24,6 +27,8 @@ from infrastructure.core.optional import DISTRIBUTION, require
 from infrastructure.core.redact import redact
 from infrastructure.monitoring.drawing.tables import before_after_rows
 from infrastructure.run.directory import RunDirectory
+from infrastructure.run.record_types import RunRecord
+from infrastructure.training.methods.method_table import METHODS
 
 CARD = "README.md"
 BEGIN, END = "<!-- written by Temper: begin -->", "<!-- written by Temper: end -->"
@@ -33,6 +38,12 @@ MODEL_FILES = re.compile(r"[^/]+\.safetensors(\.index\.json)?|(adapter_)?config\
 CHUNK_BYTES = 8 * 1024**2
 LORA_CONFIG = "adapter_config.json"
 FROM_SCRATCH = ("embedded", "registered")
+ARGUMENT = "trainer."  # run.json has a Trainer's arguments so
+ARGUMENTS_SHOWN = (
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate"),
+    *("lr_scheduler_type", "warmup_steps", "optim", "weight_decay", "beta", "loss_type"),
+    *("num_generations", "max_completion_length", "temperature", "seed"),
+)
 LOADING = """from transformers import AutoModelForCausalLM, AutoTokenizer
 
 model = AutoModelForCausalLM.from_pretrained("{name}")
@@ -210,32 +221,16 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
     summary = _summary(run)
     total = summary.get("total_steps")
     lora = as_object(model.get("lora") or {})
-    training = config.training
-    from_scratch = model.get("kind") in FROM_SCRATCH
-    batch_size = record.get("decided", {}).get("training.batch_size")
-    settings = {
-        "batch_size": batch_size["value"] if batch_size else training.batch_size,
-        "gradient_accumulation": training.gradient_accumulation,
-        "learning_rate": learning_rate_for(training, config.model, from_scratch),
-        "scheduler_type": training.scheduler_type,
-        "warmup_steps": training.warmup_steps
-        if not isinstance(total, int)
-        else min(training.warmup_steps, total // 2),  # as it was used
-        "optimizer": training.optimizer,
-        "weight_decay": training.weight_decay,
-        "strategy": training.strategy_for(config.model),
-        "loss": training.loss,
-        "seed": training.seed,
-    }
+    is_sft = config.training.method == SFT
+    settings = _settings(record, config, total) if is_sft else _settings_of_method(record)
+    method = [] if is_sft else [("method", f"{METHODS[config.training.method].title} of TRL")]
     rows = [
         ("base model", _base_words(model)),
         ("trained", f"a LoRA of rank {lora.get('r')}" if lora else "all weights"),
+        *method,
         ("steps", f"{step:,}" if step == total or total is None else f"{step:,} of {total:,}"),
-        (
-            "rows",
-            f"{_number(data, 'num_train')} learnt, {_number(data, 'num_evaluation')} held out",
-        ),
-        ("data fingerprint", f"`{data.get('fingerprint', '–')}`"),
+        ("rows", _rows_words(data)),
+        *([("data fingerprint", f"`{data['fingerprint']}`")] if "fingerprint" in data else []),
         ("settings", ", ".join(f"`{key}` {value}" for key, value in settings.items())),
         ("precision", str(record.get("precision", "–"))),
         ("begun", str(record.get("created", "–"))),
@@ -251,6 +246,43 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
     else:
         lines.append("Nothing was held out, so nothing was measured.")
     return "\n".join([*lines, "", "## Use it", "", "```python", _loading(name, folder), "```"])
+
+
+def _settings(record: RunRecord, config: DeploymentConfig, total: object) -> JsonObject:
+    """What has decided the result, as it was used."""
+    training = config.training
+    from_scratch = record.get("model", {}).get("kind") in FROM_SCRATCH
+    batch_size = record.get("decided", {}).get("training.batch_size")
+    strategy = training.strategy_for(config.model)
+    # phases with a schedule each shorten it each for itself
+    has_phases = strategy in STACKWISE or training.gets_vision_tower
+    warmup = training.warmup_steps
+    if isinstance(total, int) and not has_phases:
+        warmup = training.warmup_within(total)
+    return {
+        "batch_size": batch_size["value"] if batch_size else training.batch_size,
+        "gradient_accumulation": training.gradient_accumulation,
+        "learning_rate": learning_rate_for(training, config.model, from_scratch),
+        "scheduler_type": training.scheduler_type,
+        "warmup_steps": warmup,
+        "optimizer": training.optimizer,
+        "weight_decay": training.weight_decay,
+        "strategy": strategy,
+        "loss": training.loss,
+        "seed": training.seed,
+    }
+
+
+def _settings_of_method(record: RunRecord) -> JsonObject:
+    """The arguments of TRL's trainer that are not at its default, as it has used them."""
+    values = {key.removeprefix(ARGUMENT): one["value"] for key, one in record["config"].items()}
+    return {name: values[name] for name in ARGUMENTS_SHOWN if name in values}
+
+
+def _rows_words(data: Mapping[str, object]) -> str:
+    if "num_train" not in data:  # a Trainer's run
+        return f"{_number(data, 'num_examples')} learnt"
+    return f"{_number(data, 'num_train')} learnt, {_number(data, 'num_evaluation')} held out"
 
 
 def finished_step(run: RunDirectory) -> int | None:

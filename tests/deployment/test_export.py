@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -19,8 +21,10 @@ from infrastructure.deployment import export_formats, export_request
 from infrastructure.deployment.export import export_model
 from infrastructure.deployment.export_request import ExportRequest, Form, Part
 from infrastructure.run.directory import RunDirectory
+from infrastructure.training.models.model_manager import load_saved
 from tests.deployment.runs import deploy, small_config, small_settings, start_temper
 from tests.slow import slow
+from tests.training.methods.method_runs import configuration, run_folder, train
 
 LLAMA_CPP = os.environ.get("LLAMA_CPP_DIR")
 TEMPLATE = (
@@ -51,6 +55,69 @@ def facts_of(folder: Path) -> dict[str, Any]:
     assert damaged_files(folder) == []
     assert not (folder / export_formats.WHOLE).exists()
     return json.loads((folder / "export.json").read_text())
+
+
+def test_what_a_method_of_trl_has_trained_is_exported(saved_llama: Path, tmp_path: Path) -> None:
+    """Of a LoRA that goes on with a LoRA, too, where TRL keeps the first one to compare with."""
+    model = {"name": str(saved_llama), "lora_config": {"r": 4}}
+    for number in range(2):
+        training = {"max_steps": 2, "warmup_steps": 9}
+        config = configuration(
+            "dpo", tmp_path / str(number), saved_llama, model=model, training=training
+        )
+        assert train(config)["status"] == "finished"
+        run = RunDirectory(run_folder(config))
+        model = {"name": str(run.final)}
+        out = tmp_path / f"merged {number}"
+        assert main(["export", str(run.path), str(out), "--as", "merged"]) == 0
+        [compared] = facts_of(out)["compared"]
+        assert (compared["read_by"], compared["same_choice"]) == ("transformers", 1.0)
+        assert compared["logits_distance"] < 1e-4
+        assert logits_of(out) == pytest.approx(logits_of(run.final), abs=1e-4)
+        assert logits_of(out) != pytest.approx(logits_of(saved_llama), abs=1e-4)
+    card = (out / "README.md").read_text()
+    for row in (
+        "| method | DPO of TRL |",
+        "a LoRA of rank 4",
+        "`warmup_steps` 1,",
+        f"| rows | {run.read_run()['data']['num_examples']} learnt |",
+    ):
+        assert row in card, row
+    assert "cross_entropy" not in card
+
+
+def test_a_method_s_export_needs_the_base_that_it_began_with(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(saved_llama, base)
+    model = {"name": str(base), "lora_config": {"r": 4}}
+    config = configuration("dpo", tmp_path, base, model=model, training={"max_steps": 1})
+    train(config)
+    run = RunDirectory(run_folder(config))
+    weights = load_file(base / "model.safetensors")
+    save_file({name: tensor * 2 for name, tensor in weights.items()}, base / "model.safetensors")
+    with pytest.raises(CheckpointError, match="is not the one that this LoRA was trained on"):
+        export_model(run, None, tmp_path / "out", ExportRequest(part=Part.MERGED))
+
+
+def test_a_reward_model_is_not_exported_as_one_that_writes(
+    saved_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configuration("reward", tmp_path, saved_llama, training={"max_steps": 1})
+    train(config)
+    for more in ([], ["--as", "merged"]):
+        assert main(["export", str(run_folder(config)), str(tmp_path / "out"), *more]) == 2
+        assert "a reward model, which gives a score" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def logits_of(folder: Path) -> list[float]:
+    """Of one text, by the model in a folder."""
+    model = load_saved(folder, device=torch.device("cpu")).model
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[1, 20, 30, 40]])).logits
+    return [float(number) for number in logits[0, -1]]
 
 
 @pytest.mark.parametrize(

@@ -442,6 +442,10 @@ class TrainingConfig(StackwiseFields):
         """One's own settings, with the defaults that are declared."""
         return {**self._defaults, **self.settings}
 
+    def warmup_within(self, num_steps: int) -> int:
+        """How many of the steps of one schedule warm up: at most half."""
+        return min(self.warmup_steps, num_steps // 2)
+
     def strategy_for(self, model: ModelConfig) -> str:
         """The strategy's name; "auto" is fine-tuning where something asks for what it adds."""
         if self.strategy != "auto":

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +31,7 @@ from infrastructure.core.errors import (
     StorageError,
 )
 from infrastructure.core.files import make_directory, recover_directory, whole_directory
+from infrastructure.core.json_text import JsonObject
 from infrastructure.core.redact import redact, redact_mapping
 from infrastructure.monitoring.records.run_list import TRAINER_KEY
 from infrastructure.monitoring.records.run_owner import read_trainer
@@ -45,6 +46,7 @@ from infrastructure.run.restore import restore_run, runs_at_place
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.hf_bridge.call_watchdog import LOOK_SECONDS
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
+from infrastructure.training.models.lora import count_parameters
 from infrastructure.training.models.saving import write_lora_card
 from infrastructure.training.resume.fingerprint import installed_versions
 
@@ -77,6 +79,7 @@ class TrainerRun:
         files: the paths of the run.
         versions: its checkpoints on this machine.
         copies: of them, at `backup.place`.
+        describe_model: gives what run.json says of the model.
         more_of_summary: gives what summary.json says besides, when the training has ended.
 
     Raises:
@@ -105,6 +108,7 @@ class TrainerRun:
             compress=config.training.compress_checkpoints,
         )
         self.copies = RunReplication(self.files, config, report)
+        self.describe_model: Callable[[torch.nn.Module], JsonObject] = name_and_size
         self.more_of_summary: Callable[[], Summary] = no_more
         self._is_place_checked = False
 
@@ -200,15 +204,14 @@ class TrainerRun:
         """Write run.json before the first step; it stays as it is when the training goes on."""
         if self.files.has_record():
             return
-        args, model = parts.args, parts.model
+        args = parts.args
         settings = {**self._settings(), **_arguments(args)}
-        count = {"num_parameters": _count(model), "num_trainable": _count(model, trained=True)}
         record: TrainerRunRecord = {
             **base_record(self.files, settings, installed_versions(), str(parts.device), 1),
             TRAINER_KEY: {"arguments_class": type(args).__name__},
             "settings": self.config.to_dict(),
             "precision": precision_name(args),
-            "model": {"name": _model_name(model), **count},
+            "model": self.describe_model(parts.model),
             "data": {"num_examples": num_examples},
         }
         if self.is_whole:
@@ -237,7 +240,7 @@ class TrainerRun:
                 if self.files.tokenizer.is_dir():
                     shutil.copytree(self.files.tokenizer, part, dirs_exist_ok=True)
                 if (save_pretrained := getattr(model, "save_pretrained", None)) is not None:
-                    save_pretrained(part, **_without_reference(model))
+                    save_pretrained(part, **_adapters_but_reference(model))
                     if (part / "adapter_config.json").is_file():
                         write_lora_card(part)
                 else:
@@ -283,7 +286,12 @@ def no_more() -> Summary:
     return {}
 
 
-def _without_reference(model: torch.nn.Module) -> dict[str, list[str]]:
+def without_reference(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The weights of a version without the LoRA that TRL compares with."""
+    return {name: tensor for name, tensor in tensors.items() if REFERENCE not in name.split(".")}
+
+
+def _adapters_but_reference(model: torch.nn.Module) -> dict[str, list[str]]:
     """What keeps the copy of a LoRA that TRL compares with out of the trained model."""
     names = list(getattr(model, "peft_config", {}))
     if REFERENCE not in names:
@@ -296,13 +304,15 @@ def precision_name(args: "TrainingArguments") -> str:
     return "bf16" if args.bf16 else "fp16" if args.fp16 else "fp32"
 
 
-def _count(model: torch.nn.Module, *, trained: bool = False) -> int:
-    return sum(p.numel() for p in model.parameters() if p.requires_grad or not trained)
-
-
-def _model_name(model: torch.nn.Module) -> str:
+def name_and_size(model: torch.nn.Module) -> JsonObject:
+    """What is known of the model of a Trainer that somebody has made."""
     path = getattr(getattr(model, "config", None), "_name_or_path", None)
-    return redact(str(path or type(model).__name__))
+    counts = count_parameters(model)
+    return {
+        "name": redact(str(path or type(model).__name__)),
+        "num_parameters": counts.total,
+        "num_trainable": counts.trainable,
+    }
 
 
 def _arguments(args: "TrainingArguments") -> dict[str, tuple[object, str]]:

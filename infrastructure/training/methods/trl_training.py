@@ -12,10 +12,11 @@ import torch
 
 from infrastructure.config.auto import attention_for
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sections.training_config import BY_REWARD
+from infrastructure.config.sections.training_config import BY_REWARD, TrainingConfig
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.hub import offline_where_unreachable
+from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import PIP_LINES, require
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.data.preparation.plan import read_chat_template, without_template
@@ -30,9 +31,14 @@ from infrastructure.training.methods.trainer_arguments import (
     num_generations,
 )
 from infrastructure.training.methods.training_rhythm import training_rhythm
-from infrastructure.training.models.fitting import check_length, check_same_lora, choose_dtype
+from infrastructure.training.models.fitting import (
+    check_length,
+    check_same_lora,
+    choose_dtype,
+    describe,
+)
 from infrastructure.training.models.lora import expert_parameters, peft_arguments
-from infrastructure.training.models.model_manager import check_saved
+from infrastructure.training.models.model_manager import check_saved, weights_begun_with
 from infrastructure.training.models.progress_bars import progress_bars_in_a_terminal
 from infrastructure.training.models.quantization import note_on_experts, quantization_config
 from infrastructure.training.models.saved_model import TOKENIZER_FILES, ModelSource, SourceKind
@@ -242,10 +248,15 @@ class TrlTraining:
             there = trainer.model.named_parameters()
             experts = [p for name, p in there if name.replace(".base_layer", "") in names]
             say(f"note: {note_on_experts(experts, kind)}")
-        _warm_up_half_at_most(trainer, say)
+        _warm_up_half_at_most(trainer, self.config.training, say)
         holds_out = bool(self.data.held_out)
         trainer.add_callback(training_rhythm(self.config.training, holds_out=holds_out))
         return trainer
+
+    def describe_model(self, model: torch.nn.Module) -> JsonObject:
+        """What the model is, for run.json, as of every run."""
+        begun_with = weights_begun_with(self.source, model)
+        return {"kind": str(self.source.kind), **describe(model, self.config.model), **begun_with}
 
     def described(self, trainer: Any) -> str:
         """One line on what is about to train."""
@@ -318,18 +329,20 @@ def _draw_nothing(trainer: Any) -> None:
         trainer.remove_callback(callback)
 
 
-def _warm_up_half_at_most(trainer: Any, say: Callable[[str], None]) -> None:
+def _warm_up_half_at_most(
+    trainer: Any, training: TrainingConfig, say: Callable[[str], None]
+) -> None:
     """At most half of the steps warm up, as in Temper's own loop: TRL would let a short training
     end before its learning rate has risen. Their number is known when the schedule is made."""
     create = trainer.create_scheduler
 
     def create_scheduler(num_training_steps: int, *others: Any, **named: Any) -> Any:
-        wanted, most = int(trainer.args.warmup_steps), num_training_steps // 2
-        if wanted > most:
-            trainer.args.warmup_steps = most
+        wanted, used = training.warmup_steps, training.warmup_within(num_training_steps)
+        trainer.args.warmup_steps = used
+        if used < wanted:
             say(
                 f"note: training.warmup_steps {wanted} is more than half of {num_training_steps}"
-                f" steps: the learning rate rises for {most}, and falls from there"
+                f" steps: the learning rate rises for {used}, and falls from there"
             )
         return create(num_training_steps, *others, **named)
 

@@ -507,18 +507,25 @@ class ModelManager:
 
     def _identity(self, source: ModelSource, model: torch.nn.Module) -> JsonObject:
         """Which weights exactly the training started from."""
-        if source.kind is SourceKind.LORA_FOLDER:
-            source = base_of_lora(source.folder)
-        identity: JsonObject = {"base_sha256": None, "revision": None}
+        identity = weights_begun_with(source, model)
         if source.kind in WITHOUT_TEXT:
             identity["registered_name"] = registered_name(self.config.name)
-        if source.kind in (SourceKind.FOLDER, SourceKind.REGISTERED_FOLDER):
-            identity["base_sha256"] = weights_sha256(weight_files(source.folder))
-        if source.kind is SourceKind.HUB:
-            identity["revision"] = getattr(model.config, "_commit_hash", None)
         if self._tower is not None:
             identity["vision_tower"] = tower_facts(self._tower)
         return identity
+
+
+def weights_begun_with(source: ModelSource, model: torch.nn.Module) -> JsonObject:
+    """The SHA-256 of the weights in a folder, of a LoRA's base where it is one, or the commit of a
+    model of the Hub."""
+    if source.kind is SourceKind.LORA_FOLDER:
+        source = base_of_lora(source.folder)
+    identity: JsonObject = {"base_sha256": None, "revision": None}
+    if source.kind in (SourceKind.FOLDER, SourceKind.REGISTERED_FOLDER):
+        identity["base_sha256"] = weights_sha256(weight_files(source.folder))
+    if source.kind is SourceKind.HUB:
+        identity["revision"] = getattr(model.config, "_commit_hash", None)
+    return identity
 
 
 def load_saved(

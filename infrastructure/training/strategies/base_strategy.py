@@ -188,7 +188,7 @@ class TrainingStrategy(ABC):
     def rate_factor(self, total_steps: int) -> Callable[[int], float]:
         """What the learning rate is multiplied with at each of `total_steps` steps."""
         shape = look_up("scheduler", self.config.scheduler_type, SCHEDULES)
-        warmup_steps = min(self.config.warmup_steps, total_steps // 2)
+        warmup_steps = self.config.warmup_within(total_steps)
 
         def factor(step: int) -> float:
             if step < warmup_steps:
