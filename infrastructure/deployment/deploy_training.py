@@ -62,7 +62,7 @@ from infrastructure.testing.results import CheckResult
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.data.defaults import make_ready
+from infrastructure.training.data.defaults import make_ready, num_positions
 from infrastructure.training.data.encoding.row_schema import TEXT
 from infrastructure.training.data.preparation.doubts import check_meant
 from infrastructure.training.data.preparation.plan import without_template
@@ -423,7 +423,8 @@ class TrainingDeployment:
                 self.report(f"note: {note}")
         self.report(describe_model(trainer))
         data_report = getattr(data, "report", None)
-        data_lines = data_report.lines(self.report.is_verbose) if data_report else []
+        positions = num_positions(config, may_fetch=False)
+        data_lines = data_report.lines(self.report.is_verbose, positions) if data_report else []
         if data_report and data_report.shape != TEXT and config.data.chat_template is None:
             data_lines += without_template(trainer.adapter.tokenizer)
         for line in [*unused_gpus(trainer), *data_lines, *trainer.adapter.notes()]:

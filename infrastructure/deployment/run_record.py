@@ -15,6 +15,7 @@ from infrastructure.run.finalize import summary_of
 from infrastructure.run.record import base_record
 from infrastructure.run.record_types import ExampleRecord, RunRecord, Summary
 from infrastructure.training.data.data_pipeline import first_examples
+from infrastructure.training.data.defaults import num_positions
 from infrastructure.training.data.encoding.token_preview import token_preview_html
 from infrastructure.training.data.readers.sources import data_files_hash
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -41,7 +42,7 @@ def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTra
             "fingerprint": data.fingerprint,
             "num_examples": data.num_examples,
             "files_sha256": data_files_hash(config.data),
-            **(_describe_data(data, report) if report else {}),
+            **(_describe_data(data, report, config) if report else {}),
         },
     }
     write_record(run.run_file, record)
@@ -59,10 +60,11 @@ def save_tokenizer(run: RunDirectory, trainer: EnhancedTrainer) -> None:
             tokenizer.save_pretrained(part)
 
 
-def _describe_data(data: Any, report: Any) -> dict[str, object]:
+def _describe_data(data: Any, report: Any, config: DeploymentConfig) -> dict[str, object]:
+    lines = report.lines(num_positions=num_positions(config, may_fetch=False))
     examples = first_examples(data, NUM_PREVIEWED)
     preview = "".join(token_preview_html(example, data.tokenizer) for example in examples)
-    return {**report.to_dict(), "lines": report.lines(), "preview_html": preview}
+    return {**report.to_dict(), "lines": lines, "preview_html": preview}
 
 
 def summarise(

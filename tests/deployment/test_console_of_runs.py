@@ -5,7 +5,7 @@ from pathlib import Path
 
 from infrastructure.core.price import parse_price
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from tests.deployment.runs import small_config
+from tests.deployment.runs import small_config, write_rows
 
 MOST_LINES = 15  # of them the command itself shows one, "Loading PyTorch"
 DETAILS = ("length in tokens", "tasks: ", "Prepared ", "Disk: ", "Quantum step: looking at")
@@ -39,8 +39,13 @@ def test_a_screen_is_not_filled_before_the_first_step_and_the_cost_is_known(
 def test_all_of_it_is_shown_to_who_wants_to_know(tmp_path: Path) -> None:
     lines: list[str] = []
     config = small_config(tmp_path)
+    data = write_rows(Path(str(config.data.path)))
+    long = {"prompt": "Count", "completion": " ".join(map(str, range(100)))}
+    data.write_text(f"{data.read_text()}\n{json.dumps(long)}\n")
     config.verbose = True
     deployment = TrainingDeployment(config, lines.append)
     deployment._prepare()
     assert {detail for detail in DETAILS[:3] for line in lines if line.startswith(detail)}
     assert not any(line.startswith("Cost") for line in lines)
+    [cut] = [line for line in lines if "cut to" in line]
+    assert "the model sees no more" in cut  # it has 64 positions

@@ -71,15 +71,17 @@ class DataReport:
         known = {key: value for key, value in facts.items() if key != "quarantined"}
         return cls(**known, quarantine=quarantine)
 
-    def lines(self, is_verbose: bool = True) -> list[str]:
+    def lines(self, is_verbose: bool = True, num_positions: int | None = None) -> list[str]:
         """The report for people.
 
         Args:
             is_verbose: all of it; otherwise what everybody should read before a training.
+            num_positions: tokens that the model can see; None: it does not say.
         """
+        warnings = self._warnings(num_positions)
         if not is_verbose:
-            return self._short_lines()
-        sections = [*self._rows(), *self._tokens(), *self._quarantined(), *self._warnings()]
+            return [*self._short_lines(), *warnings]
+        sections = [*self._rows(), *self._tokens(), *self._quarantined(), *warnings]
         origin = (
             "Read from the cache of an earlier run"
             if self.from_cache
@@ -92,7 +94,7 @@ class DataReport:
         tokens, *_ = self._tokens()
         set_aside, *examples = self._quarantined() or [""]
         first = [f"{set_aside}; the first:{examples[0][1:]}"] if examples else []
-        return [f"{counts}, from {self._names()}", shape, tokens, *first, *self._warnings()]
+        return [f"{counts}, from {self._names()}", shape, tokens, *first]
 
     def _names(self) -> str:
         names = [*dict.fromkeys(f"{file['name']} ({file['format']})" for file in self.files)]
@@ -130,7 +132,7 @@ class DataReport:
         lines = [f"{self.quarantine.total:,} {rows} set aside ({share:.2g} %): {reasons}"]
         return lines + [f"  {row}" for row in self.quarantine.examples]
 
-    def _warnings(self) -> list[str]:
+    def _warnings(self, num_positions: int | None) -> list[str]:
         lines = []
         other = [row for row in self.quarantine.bad_rows if row.encoding]
         if other:
@@ -142,8 +144,8 @@ class DataReport:
             rows = "row was" if self.truncated == 1 else "rows were"
             lines.append(
                 f"{self.truncated:,} {rows} cut to data.max_length={self.max_length} tokens"
-                f" ({where}): where the model has more positions, a higher one keeps them whole,"
-                " else shorter rows or another model; data.over_length=quarantine leaves them out"
+                f" ({where}): {self._keeps_whole(num_positions)};"
+                " data.over_length=quarantine leaves them out"
             )
         if self.duplicates:
             lines.append(f"{self.duplicates:,} training rows repeat an earlier one")
@@ -152,3 +154,11 @@ class DataReport:
         if self.special_text_rows:
             lines.append(f"{self.special_text_rows:,} rows spell a special token and are read so")
         return lines
+
+    def _keeps_whole(self, num_positions: int | None) -> str:
+        """What keeps rows whole that are too long for the limit."""
+        if num_positions is None:
+            return "a higher one keeps them whole, if the model takes it"
+        if self.max_length < num_positions:
+            return f"a higher one keeps them whole; the model sees up to {num_positions:,} tokens"
+        return "the model sees no more; shorter rows, or a model that sees more, keep them whole"

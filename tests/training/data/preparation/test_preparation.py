@@ -148,7 +148,11 @@ def test_over_long_rows_lose_their_end_and_are_counted(tmp_path: Path, cache: Pa
     assert cut.report.quarantine.counts == {reasons.OVER_LONG: 1}  # its whole answer is cut off
     lines = "\n".join(cut.report.lines())
     assert "1 row was cut to data.max_length=512 tokens (a.jsonl:61)" in lines
-    assert "else shorter rows or another model" in lines
+    assert "a higher one keeps them whole, if the model takes it" in lines
+    more, all_of_it = (str(cut.report.lines(num_positions=n)) for n in (1024, 512))
+    assert "a higher one keeps them whole; the model sees up to 1,024 tokens" in more
+    assert "the model sees no more; shorter rows, or a model that sees more" in all_of_it
+    assert "a higher one" not in all_of_it
     assert "a.jsonl:62: over-long" in lines
     assert max(len(e.input_ids) for b in cut.train_batches(0, 0, 8) for e in b) <= 512
     assert list(cut.report.end_tokens) == ["<|endoftext|>"]  # not what the cut answer ends with
