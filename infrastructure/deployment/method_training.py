@@ -192,8 +192,15 @@ class _Measured(Observer):
             return {}
         has_loss = training.method not in BY_REWARD  # whose loss says nothing of what is learnt
         both = (self.before, self.after) if has_loss else ({}, {})
-        metric = training.best_metric
-        advice = advice_at_end(self.run, metric, state.step, state.position.epoch, *both)
+        advice = advice_at_end(
+            self.run,
+            training.best_metric,
+            state.step,
+            state.position.epoch,
+            *both,
+            best_is_greater=training.best_is_greater,
+            is_cut_short=training.max_steps == state.step,
+        )
         return {"advice": advice} if advice else {}
 
     def state_dict(self) -> dict[str, object]:

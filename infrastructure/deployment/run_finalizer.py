@@ -120,6 +120,7 @@ class RunFinalizer:
             state.position.epoch,
             self.before.metrics,
             after.metrics,
+            best_is_greater=state.best_is_greater,
             is_cut_short=state.position.phase == 0
             and self.trainer.training_config.max_steps == state.step,
         )

@@ -30,21 +30,24 @@ def advice_at_end(
     before: Mapping[str, object],
     after: Mapping[str, object],
     *,
+    best_is_greater: bool = False,
     is_cut_short: bool = False,
 ) -> list[AdviceRecord]:
     """One line at most: an earlier checkpoint is better, or hardly anything was learnt.
 
     Args:
         best_metric: what checkpoints are scored by, see `training.best_metric`.
+        best_is_greater: more of it is better.
         num_epochs: that were trained; 0 where that is not known.
         before, after: numbers on held-out data; empty where nothing is held out.
         is_cut_short: `training.max_steps` ended it.
     """
     was, now = before.get("eval_loss"), after.get("eval_loss")
-    if isinstance(now, float) and best_metric == LOSS and (earlier := _better(run, num_steps, now)):
-        return [earlier]
-    if best_metric != LOSS and (earlier := _better_by(run, num_steps, best_metric)):
-        return [earlier]
+    measured = now if best_metric == LOSS and isinstance(now, float) else None
+    if best_metric != LOSS or measured is not None:
+        earlier = _better(run, num_steps, best_metric, best_is_greater, measured)
+        if earlier is not None:
+            return [earlier]
     if is_cut_short and num_epochs < 1:
         text = f"{num_steps} steps are few, less than one epoch; to train longer"
         return [{"text": text, "command": "a higher --max-steps, or none"}]
@@ -70,43 +73,31 @@ def advice_at_end(
     return []
 
 
-def _better_by(run: RunDirectory, num_steps: int, metric: str) -> AdviceRecord | None:
-    """Of a kept checkpoint that is clearly better by another measure than the one at the end, which
-    was measured, too. Scores are lower where they are better."""
+def _better(
+    run: RunDirectory, num_steps: int, metric: str, is_greater: bool, now: float | None
+) -> AdviceRecord | None:
+    """Of a kept checkpoint that is clearly better than the model at the end.
+
+    Args:
+        now: the number at the end, lower where it is better; None: the last checkpoint's.
+    """
     store = Store(run.checkpoints)
     try:
         best = best_of(store)
         scores = {step: store.read(path.stem).score for step, path in by_step(store).items()}
-        step = None if best is None else store.read(best.stem).step
+        step = num_steps if best is None else store.read(best.stem).step
     except (CheckpointError, OSError):
         return None
-    now, score = scores.get(num_steps), None if step is None else scores[step]
-    if score is None or now is None or score > now - WORSE_SHARE * abs(now):
+    score, now = scores.get(step), scores.get(num_steps) if now is None else now
+    if step >= num_steps or score is None or now is None:
+        return None
+    if score > now - WORSE_SHARE * abs(now):
         return None
     name = name_of(metric.rpartition(":")[2]).title
-    values = f"({format_number(abs(score))}), and is {format_number(abs(now))} now"
+    was, ended = (format_number(-n if is_greater else n) for n in (score, now))
     return {
-        "text": f"The held-out {name} was best at step {step} {values}; the model of that step",
-        "command": f"temper export {shlex.quote(_relative(run.path))}@{BEST} FOLDER",
-    }
-
-
-def _better(run: RunDirectory, num_steps: int, now: float) -> AdviceRecord | None:
-    """Of a kept checkpoint whose held-out loss is lower than that at the end."""
-    store = Store(run.checkpoints)
-    try:
-        best = best_of(store)
-        if best is None:
-            return None
-        manifest = store.read(best.stem)
-    except (CheckpointError, OSError):
-        return None
-    score = manifest.score
-    if score is None or manifest.step >= num_steps or now <= score * (1 + WORSE_SHARE):
-        return None
-    lowest = f"The held-out loss was lowest at step {manifest.step} ({format_number(score)})"
-    return {
-        "text": f"{lowest}, and is {format_number(now)} now; the model of that step",
+        "text": f"The held-out {name} was best at step {step} ({was}), and is {ended} now; the"
+        " model of that step",
         "command": f"temper export {shlex.quote(_relative(run.path))}@{BEST} FOLDER",
     }
 
