@@ -3,7 +3,6 @@
 import argparse
 import shlex
 from functools import partial
-from typing import Any
 
 from infrastructure.commands.arguments import add_data, add_json
 from infrastructure.commands.output import progress, show
@@ -27,6 +26,7 @@ from infrastructure.deployment.search_space import (
     check_comparable,
     parse_search,
     settings_of,
+    short_value,
 )
 from infrastructure.deployment.sweep import Sweep, TrialResult, grid
 from infrastructure.deployment.sweep_study import PRUNERS, SAMPLERS, Goal
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUES",
-        help="what is tried: learning_rate=1e-5..1e-3:log, lora_r=4,8,16, num_layers=2..8:2;"
+        help="what is tried: learning_rate=1e-5..1e-3:log, lora_r=4,8,16, num_epochs=2..8:2;"
         " give one for each setting",
     )
     parser.add_argument(
@@ -132,12 +132,7 @@ def check(
     except ConfigurationError:  # these do not go together, and others may
         return
     keys = {one.key for one in dimensions}
-    in_vain = [
-        sentence
-        for sentence in refused_without_effect(tried, tried.source)
-        if sentence.split(" ", 1)[0] in keys
-    ]
-    if in_vain:
+    if in_vain := [*refused_without_effect(tried, tried.source, keys)]:
         raise ConfigurationError("; ".join(in_vain))
 
 
@@ -153,7 +148,7 @@ def table(
         seconds = f"as {one.same_as}" if one.same_as is not None else ""
         seconds = seconds or ("" if one.seconds is None else format_duration(one.seconds))
         state = {"complete": "", "fail": "failed"}.get(one.state, one.state)
-        shown = [_short(one.values.get(name, "")) for name in names]
+        shown = [short_value(one.values.get(name, "")) for name in names]
         rows.append([f"{one.number}{mark}", *shown, value, state, seconds])
     last_parts = [name.removeprefix("training.").removeprefix("model.") for name in names]
     return render_table(["trial", *last_parts, goal.metric, "", "time"], rows)
@@ -175,7 +170,3 @@ def command_of(options: argparse.Namespace, sweep: Sweep, best: TrialResult) -> 
         else:
             words += [name, plain(setting.value)]
     return shlex.join(words)
-
-
-def _short(value: Any) -> str:
-    return format_number(value) if isinstance(value, float) else plain(value)

@@ -24,6 +24,7 @@ from infrastructure.config.merging.precedence import Layer, Setting, Source, par
 from infrastructure.config.schema import FieldSpec, schema_of
 from infrastructure.config.sources.flags import key_of_flag
 from infrastructure.core.json_text import parse_json
+from infrastructure.monitoring.drawing.formatting import format_number
 
 SEARCH = Source(Layer.FLAG, "--search")
 MOST_VALUES = 1000  # of a grid
@@ -117,6 +118,11 @@ def _stored(value: Any) -> Any:
     return value if is_plain else json.dumps(value, sort_keys=True)
 
 
+def short_value(value: Any) -> str:
+    """As progress and tables show it."""
+    return format_number(value) if isinstance(value, float) else plain(value)
+
+
 def parse_search(texts: Sequence[str]) -> list[Dimension]:
     """The dimensions that were typed, each once.
 
@@ -198,6 +204,11 @@ def _range(spec: FieldSpec, entry: str | None, text: str, match: re.Match[str]) 
         raise ConfigurationError(
             f"--search {text}: a step lies between 0 and the width of the range,"
             f" {plain(high - low)}"
+        )
+    if is_whole and isinstance(step, float) and not step.is_integer():
+        raise ConfigurationError(
+            f"--search {text}: these are whole numbers, and a step of {plain(step)} leads beside"
+            " them"
         )
     if is_log and low <= 0:
         raise ConfigurationError(

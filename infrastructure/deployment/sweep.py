@@ -36,6 +36,7 @@ from infrastructure.deployment.search_space import (
     SEARCH,
     Dimension,
     settings_of,
+    short_value,
 )
 from infrastructure.deployment.sweep_study import (
     BEGAN,
@@ -252,7 +253,7 @@ class Sweep:
     def _try(self, trial: "Trial", seconds_left: float | None, report: ReportLine) -> None:
         """Train it, and write down how it ended."""
         values = {one.name: one.suggest(trial) for one in self.dimensions}
-        shown = " ".join(f"{name}={_short(value)}" for name, value in values.items())
+        shown = " ".join(f"{name}={short_value(value)}" for name, value in values.items())
         report(f"Trial {trial.number}: {shown}")
         earlier = self._trained_before(trial)
         if earlier is not None:
@@ -500,7 +501,3 @@ def _measured(after: Mapping[str, Any], metric: str) -> float | None:
     if isinstance(value, Mapping):
         value = value.get("all")
     return float(value) if is_number(value) and math.isfinite(value) else None
-
-
-def _short(value: Any) -> str:
-    return format_number(value) if isinstance(value, float) else str(value)

@@ -1976,6 +1976,7 @@ SWEEPS = [
     Wrong("a range that falls", "sweep --search lr=1e-3..1e-5", ["--search", "not below"]),
     Wrong("a range of no numbers", "sweep --search lr=1e-5..high", ["'high' is no number"]),
     Wrong("a step too wide", "sweep --search num_epochs=1..3:9", ["--search", "width"]),
+    Wrong("a step between", "sweep --search embedded_num_layers=2..8:0.5", ["whole numbers"]),
     Wrong("a logarithm of zero", "sweep --search lora_dropout=0..0.5:log", ["above 0"]),
     Wrong("JSON to search", ["sweep", "--search", "lora_r=[4,"], ["--search", "JSON"]),
     Wrong("a search without effect", "sweep --search log_level=INFO,DEBUG", ["nothing"]),

@@ -4,7 +4,7 @@ One is refused where it is not the default, and noted where somebody wrote the d
 are shared between runs, and nobody is misled by it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from infrastructure.config.base import ConfigSection
 from infrastructure.config.field_help import format_value
@@ -21,10 +21,16 @@ def conditions_of(spec: FieldSpec) -> list[UsedWhen]:
     return [*spec.section.used_when, *own]
 
 
-def refused_without_effect(config: ConfigSection, source_of: SourceOf) -> Iterator[str]:
-    """A sentence, with the remedy, for each setting that somebody gave in vain."""
+def refused_without_effect(
+    config: ConfigSection, source_of: SourceOf, keys: Collection[str] | None = None
+) -> Iterator[str]:
+    """A sentence, with the remedy, for each setting that somebody gave in vain.
+
+    Args:
+        keys: of the settings that are looked at; None: all.
+    """
     for spec, condition, value in _without_effect(config):
-        if value != spec.default:
+        if value != spec.default and (keys is None or spec.key in keys):
             yield f"{_sentence(spec, condition, value, source_of)}: {condition.remedy}"
 
 
