@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.callbacks import do_nothing
@@ -260,7 +261,7 @@ def _manager_of(run: RunDirectory, config: DeploymentConfig) -> ModelManager:
     )
     model: dict[str, Any] = dict(run.read_run().get("model", {}))
     manager.sees = bool(model.get("sees"))
-    if config.training.gets_vision_tower:
+    if config.training.enables(MULTIMODAL):
         manager.vision = config.training.multimodal
     return manager
 

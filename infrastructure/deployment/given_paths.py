@@ -13,6 +13,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.registries import ADAPTERS, REGISTERED_MODELS
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.files import recover_directory
 from infrastructure.core.gpu_presence import FP8_NEEDS_GPU, FP16_NEEDS_GPU, NO_GPU, has_no_gpu
@@ -149,7 +150,7 @@ def check_paths(config: DeploymentConfig) -> None:
     sources = _files_here(config.data)
     check_method(config)
     check_device(config)
-    if config.training.gets_vision_tower:
+    if config.training.enables(MULTIMODAL):
         if config.training.multimodal.vision_tower is not None:  # else a sentence is there
             check_tower(config.training.multimodal.vision_tower)
         if sources and not pictures_in(config.data):

@@ -16,6 +16,7 @@ from infrastructure.config.merging.stackwise_cross_checks import stackwise_contr
 from infrastructure.config.merging.vision_tower import vision_tower_refusals
 from infrastructure.config.sampler_needs import check_sampler
 from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.memory_settings import MEMORY
 from infrastructure.config.sections.model_config import ModelConfig, variants_of
 from infrastructure.config.sections.quantum_config import (
     BASELINES,
@@ -27,7 +28,6 @@ from infrastructure.config.sections.quantum_config import (
 from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.config.sections.training_config import (
     CURRICULUM,
-    MEMORY,
     QUANTUM,
     TrainingConfig,
 )
@@ -61,7 +61,7 @@ def contradictions(config: HasSections) -> Iterator[str]:
     yield from _curriculum(config)
     yield from _lora_variants(config)
     yield from _quantization_aware(config)
-    enabled = [MEMORY] if config.training.gets_memory else []
+    enabled = [MEMORY] if config.training.enables(MEMORY) else []
     yield from added_weights_refusals(enabled, config.model, config.training)
     yield from vision_tower_refusals(config.model, config.training)
     yield from stackwise_contradictions(config.model, config.data, config.training)

@@ -9,7 +9,7 @@ from infrastructure.config.sections.training_config import SFT, TrainingConfig
 
 def vision_tower_refusals(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
     """A sentence for each setting that a vision tower on a model of text cannot go with."""
-    if not training.gets_vision_tower:
+    if not training.enables(MULTIMODAL):
         return
     enabled = "training.enabled_extensions multimodal"
     if training.multimodal.vision_tower is None:

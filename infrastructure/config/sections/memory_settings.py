@@ -8,6 +8,8 @@ from pydantic import Field
 from infrastructure.config.base import ConfigSection
 from infrastructure.config.types import Allowed, Auto, Count, CountOrZero, UsedWhen
 
+MEMORY = "memory"  # the extension
+
 
 class MemorySettings(ConfigSection):
     """Its place in the model, and its size."""
@@ -15,7 +17,7 @@ class MemorySettings(ConfigSection):
     prefix: ClassVar[str] = "training.memory"
     used_when: ClassVar[tuple[UsedWhen, ...]] = (
         UsedWhen(
-            lambda config: config.training.gets_memory,
+            lambda config: config.training.enables(MEMORY),
             "there is no such memory",
             "add memory to training.enabled_extensions, or leave it out",
         ),

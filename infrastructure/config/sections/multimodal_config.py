@@ -9,7 +9,7 @@ from infrastructure.config.types import CountOrZero, PathText, UsedWhen
 
 MULTIMODAL = "multimodal"  # the extension
 _IS_ENABLED = UsedWhen(
-    lambda config: MULTIMODAL in config.training.enabled_extensions,
+    lambda config: config.training.enables(MULTIMODAL),
     "training.enabled_extensions has no multimodal",
     "add it there, or leave this out",
 )

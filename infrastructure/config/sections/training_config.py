@@ -16,7 +16,7 @@ from infrastructure.config.measures import (
 from infrastructure.config.registries import EXTENSIONS, LOSSES, METRICS, SINKS, STRATEGIES
 from infrastructure.config.sections.memory_settings import MemorySettings
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.config.sections.multimodal_config import MULTIMODAL, MultimodalConfig
+from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.config.sections.stackwise_config import STACKWISE, StackwiseFields
 from infrastructure.config.types import (
@@ -41,7 +41,6 @@ from infrastructure.config.types import (
     UsedWhen,
 )
 
-MEMORY = "memory"  # the extension of `training.memory`
 SFT = "sft"  # the method that is Temper's own loop; every other one is a trainer of TRL
 BY_REWARD = ("grpo", "rloo")
 GENERATING = (*BY_REWARD, "distillation")  # methods that learn from what the model itself writes
@@ -484,15 +483,9 @@ class TrainingConfig(StackwiseFields):
         changes = self.trunk_trains or self.trunk_is_adapted
         return self.trains_units_in_turn and self.mode != "fused" and not changes
 
-    @property
-    def gets_memory(self) -> bool:
-        """Whether the extension `memory` is enabled; somebody's own of that name is another."""
-        return MEMORY in self.enabled_extensions and not EXTENSIONS.is_own(MEMORY)
-
-    @property
-    def gets_vision_tower(self) -> bool:
-        """Whether the extension `multimodal` is enabled; somebody's own of that name is another."""
-        return MULTIMODAL in self.enabled_extensions and not EXTENSIONS.is_own(MULTIMODAL)
+    def enables(self, name: str) -> bool:
+        """Whether Temper's extension of that name is enabled; somebody's own of it is another."""
+        return name in self.enabled_extensions and not EXTENSIONS.is_own(name)
 
     @property
     def extensions(self) -> list[str]:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from infrastructure.config import registries
-from infrastructure.config.sections.training_config import MEMORY, TrainingConfig
+from infrastructure.config.sections.memory_settings import MEMORY
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.registry import Registry
 from infrastructure.training.extensions.extension_hooks import Extension, Hook, HookRunner
 from infrastructure.training.extensions.key_value_memory import KeyValueMemoryExtension

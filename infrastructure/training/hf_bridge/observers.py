@@ -5,8 +5,9 @@ from functools import partial
 from typing import NoReturn
 
 from infrastructure.config.merging.declared_settings import declare_settings
+from infrastructure.config.sections.memory_settings import MEMORY
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
-from infrastructure.config.sections.training_config import MEMORY, QUANTUM
+from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.extensions.extension_hooks import Extension, Hook, HookRunner
 from infrastructure.training.extensions.extension_manager import (

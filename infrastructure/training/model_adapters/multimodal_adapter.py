@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.config.base import ConfigurationError
+from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.core.json_text import JsonObject
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.store.examples import TokenizedExample
@@ -46,7 +47,7 @@ class MultimodalModelAdapter(StandardModelAdapter):
             )
         manager = super()._manager()
         manager.sees = True
-        if self.training_config.gets_vision_tower:
+        if self.training_config.enables(MULTIMODAL):
             manager.vision = self.training_config.multimodal
         return manager
 
@@ -70,7 +71,7 @@ class MultimodalModelAdapter(StandardModelAdapter):
         self._pictures = PictureTokens(
             processor,
             self.model_config.name,
-            has_text_template=self.training_config.gets_vision_tower,
+            has_text_template=self.training_config.enables(MULTIMODAL),
         )
 
     @property
@@ -94,7 +95,7 @@ class MultimodalModelAdapter(StandardModelAdapter):
     def save(self, directory: Path) -> None:
         assert self.model is not None
         template = self.tokenizer.chat_template
-        if self.training_config.gets_vision_tower:
+        if self.training_config.enables(MULTIMODAL):
             template = template_for_parts(template, self.pictures.mark)
         before, self.tokenizer.chat_template = self.tokenizer.chat_template, template
         self.processor.chat_template = template

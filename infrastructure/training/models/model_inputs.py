@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 IGNORED_LABEL = -100
-VISION_TOWERS = ("vision_tower", "visual", "vision_model", "vision_encoder", "image_encoder")
 PROJECTOR = "multi_modal_projector"  # what joins the two parts of a Llava
 # What a model may raise when a probe asks of it what it was not made for.
 PROBE_ERRORS = (
@@ -82,14 +81,11 @@ def language_part(model: torch.nn.Module) -> str:
 
 def vision_tower(model: torch.nn.Module) -> torch.nn.Module | None:
     """The part of a model of image and text that sees, without what joins it to the other."""
-    modules = dict(inner_model(model).named_modules())
-    towers = (
-        modules[name]
-        for suffix in VISION_TOWERS
-        for name in (suffix, f"model.{suffix}")
-        if name in modules
-    )
-    return next(towers, None)
+    inner: Any = inner_model(model)
+    tower: torch.nn.Module | None = inner.get_encoder(modality="image")
+    # the model itself, or the encoder of both, where transformers knows of none
+    reads_text = tower is not None and inner.get_input_embeddings() in set(tower.modules())
+    return None if reads_text else tower
 
 
 def accepted_arguments(

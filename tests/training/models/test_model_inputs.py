@@ -1,6 +1,7 @@
 """Models of any kind are called right, and a probe leaves no trace."""
 
 import contextlib
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,9 @@ from infrastructure.training.models.model_inputs import (
     logits_of,
     probing,
     relative_difference,
+    vision_tower,
 )
+from tests.training.seeing_models import save_llava
 
 ARGUMENTS = {"input_ids": torch.ones(1, 2), "attention_mask": torch.ones(1, 2)}
 
@@ -97,3 +100,13 @@ def test_difference_is_relative_and_shapes_must_agree() -> None:
     assert relative_difference(torch.zeros(0), torch.zeros(0)) == 0.0
     assert relative_difference(torch.zeros(1), torch.zeros(2)) == float("inf")
     assert relative_difference(torch.tensor([float("nan")]), torch.ones(1)) == float("inf")
+
+
+def test_the_part_that_sees_reads_no_text(saved_llama: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    llava = AutoModelForImageTextToText.from_pretrained(save_llava(tmp_path / "llava"))
+    assert vision_tower(llava) is llava.model.vision_tower
+    assert vision_tower(AutoModelForCausalLM.from_pretrained(saved_llama)) is None
+    llava.model.vision_tower = None
+    assert vision_tower(llava) is None
