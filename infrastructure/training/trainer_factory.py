@@ -105,8 +105,8 @@ class TrainerFactory:
         if size > 1 and trainer.hooks.adding_weights:
             raise ConfigurationError(
                 f"num_processes = {size}: {', '.join(trainer.hooks.adding_weights)} of"
-                " training.enabled_extensions keeps what it has read in the memory of one process:"
-                " give num_processes = 1, or leave it out"
+                " training.enabled_extensions may learn besides by gradients, which are all that"
+                " processes share: give num_processes = 1, or leave it out"
             )
         if size > 1 and given:
             raise ConfigurationError(

@@ -634,7 +634,7 @@ MODEL = [
     Wrong(
         "a memory of several processes",
         "train data.jsonl --enabled-extensions memory --num-processes 2 --device cpu",
-        ["--num-processes 2", "memory", "of one process"],
+        ["--num-processes 2", "memory", "by gradients"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(

@@ -6,6 +6,12 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.training_config import SFT, TrainingConfig
 
+NO_TOWER = (
+    "training.enabled_extensions multimodal puts a vision tower on a model of text, and"
+    " training.multimodal.vision_tower names none: give a folder or a hub name, such as"
+    " google/siglip-base-patch16-224"
+)
+
 
 def vision_tower_refusals(model: ModelConfig, training: TrainingConfig) -> Iterator[str]:
     """A sentence for each setting that a vision tower on a model of text cannot go with."""
@@ -13,11 +19,7 @@ def vision_tower_refusals(model: ModelConfig, training: TrainingConfig) -> Itera
         return
     enabled = "training.enabled_extensions multimodal"
     if training.multimodal.vision_tower is None:
-        yield (
-            f"{enabled} puts a vision tower on a model of text, and"
-            " training.multimodal.vision_tower names none: give a folder or a hub name, such as"
-            " google/siglip-base-patch16-224"
-        )
+        yield NO_TOWER
     if model.name == "embedded":
         yield (
             f"{enabled} puts a vision tower on a trained model of text, and the embedded model is"

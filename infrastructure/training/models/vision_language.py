@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from infrastructure.config.merging.vision_tower import NO_TOWER
 from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import require
@@ -129,11 +130,7 @@ def tower_source(vision: MultimodalConfig) -> ModelSource:
     """
     name = vision.vision_tower
     if name is None:
-        raise ValueError(
-            "training.enabled_extensions multimodal puts a vision tower on a model of text, and"
-            f" {TOWER} names none: give a folder or a hub name, such as"
-            " google/siglip-base-patch16-224"
-        )
+        raise ValueError(NO_TOWER)
     check_tower(name)
     return find_source(name)
 

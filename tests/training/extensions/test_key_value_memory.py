@@ -17,6 +17,7 @@ from infrastructure.training.models.added_modules import added_modules, is_added
 from infrastructure.training.models.key_value_memory import NO_ROW, KeyValueMemory
 from tests.slow import slow_but
 from tests.training.quantum.quantum_runs import StopAt
+from tests.training.seeing_models import save_llava, write_colours
 from tests.training.small_runs import write_rows
 
 Weights = dict[str, torch.Tensor]
@@ -145,6 +146,18 @@ def test_its_weights_have_a_rate_of_their_own(saved_llama: Path, tmp_path: Path)
     assert trainer.optimizer.param_groups[0]["initial_lr"] == 1e-3
     usual = trainer_of(saved_llama, tmp_path, learning_rate=1e-5)
     assert usual.optimizer.param_groups[-1]["initial_lr"] == 1e-3
+
+
+def test_rows_with_pictures_are_stored_as_rows(tmp_path: Path) -> None:
+    """The decoder of a model that sees is given embeddings, which say nothing of rows."""
+    write_colours(tmp_path, 8).rename(tmp_path / "rows.jsonl")
+    trainer = trainer_of(save_llava(tmp_path / "llava"), tmp_path, max_steps=2)
+    trainer.train()
+    memory = memory_of(trainer)
+    assert 0 < int(memory.num_stored) <= memory.capacity
+    rows = memory.store_rows[: int(memory.num_stored)]
+    assert (rows != NO_ROW).all()
+    assert len(rows.unique()) == 3  # of as many colours: what is shown makes no row another one
 
 
 def test_the_next_training_goes_on_with_it(saved_llama: Path, tmp_path: Path) -> None:
