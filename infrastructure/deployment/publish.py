@@ -18,6 +18,7 @@ from infrastructure.backup.backends.base import Content
 from infrastructure.backup.backends.hub import HubPlace
 from infrastructure.config.auto import learning_rate_for
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.checksums import SUMS, damaged_files, files_in, read_record
@@ -255,7 +256,7 @@ def _settings(record: RunRecord, config: DeploymentConfig, total: object) -> Jso
     batch_size = record.get("decided", {}).get("training.batch_size")
     strategy = training.strategy_for(config.model)
     # phases with a schedule each shorten it each for itself
-    has_phases = strategy in STACKWISE or training.gets_vision_tower
+    has_phases = strategy in STACKWISE or training.enables(MULTIMODAL)
     warmup = training.warmup_steps
     if isinstance(total, int) and not has_phases:
         warmup = training.warmup_within(total)
