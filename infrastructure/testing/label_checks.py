@@ -445,14 +445,13 @@ def _nearest_examples(pipeline: DataPipeline, prompts: list[list[int]]) -> list[
 
 def _prompts_in_use(pipeline: DataPipeline) -> list[list[int]]:
     """The prompts of some held-out rows, of those that were not cut for training."""
-    rows, questions = pipeline.evaluation_rows(NUM_PROMPTS), pipeline.questions(NUM_PROMPTS)
     prompts = []
     data = pipeline.config
     encoder = ConversationEncoder(
         pipeline.tokenizer, max_length=data.max_length, train_on=data.train_on
     )
     writes_history_anew = encoder.template is not None and encoder.template.origin
-    for row, question in zip(rows, questions, strict=True):
+    for row, question in pipeline.rows_with_questions(NUM_PROMPTS):
         if writes_history_anew and any(message["role"] == "assistant" for message in row.messages):
             continue  # the report of the data says so
         ids = _prompt_in_use(pipeline, row.messages, row.inputs) or question.prompt_ids

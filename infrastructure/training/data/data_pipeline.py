@@ -320,19 +320,27 @@ class DataPipeline:
 
     def evaluation_rows(self, max_rows: int | None = None) -> list[EvaluationRow]:
         """Held-out rows that have a prompt, as text; at most `max_rows`, from everywhere."""
+        return [_as_text(c) for c in self._held_out(max_rows) if not c.num_pictures]
+
+    def rows_with_questions(self, max_rows: int) -> list[tuple[EvaluationRow, GenerationPrompt]]:
+        """Of at most `max_rows` held-out rows those that have both, as text and for generation."""
         return [
-            EvaluationRow([turn.message() for turn in c.prompt], c.answer.text, c.task, c.inputs)
-            for c in self._held_out(max_rows)
-            if not c.num_pictures  # which a text cannot show
+            (_as_text(conversation), question)
+            for conversation in self._held_out(max_rows)
+            if not conversation.num_pictures  # which a text cannot show
+            for question in self._questions([conversation])
         ]
 
     def questions(self, max_questions: int | None = None) -> list[GenerationPrompt]:
         """The same rows with their prompts tokenised as in training, for generation; without those
         whose prompts alone are as long as an example may be."""
+        return self._questions(self._held_out(max_questions))
+
+    def _questions(self, conversations: Sequence[Conversation]) -> list[GenerationPrompt]:
         encoder = self._ready().encoder
-        shown = self._held_out_pictures()
+        shown = self._held_out_pictures() if any(c.num_pictures for c in conversations) else {}
         questions = []
-        for conversation in self._held_out(max_questions):
+        for conversation in conversations:
             pictures = shown.get(conversation.place, ())
             images = [decode(picture.read()) for picture in pictures]
             prompt, inputs = conversation.prompt, conversation.inputs
@@ -433,6 +441,11 @@ def _is_question(conversation: Conversation) -> bool:
     """Whether a model can be asked for the last answer: it is text, and so is what is before it."""
     answer = conversation.answer
     return bool(conversation.prompt) and bool(answer.text.strip()) and not answer.calls_tools
+
+
+def _as_text(conversation: Conversation) -> EvaluationRow:
+    messages = [turn.message() for turn in conversation.prompt]
+    return EvaluationRow(messages, conversation.answer.text, conversation.task, conversation.inputs)
 
 
 def _places(store: TokenStore, rows: list[int]) -> list[str]:
