@@ -45,16 +45,24 @@ ARGUMENTS_SHOWN = (
     *("lr_scheduler_type", "warmup_steps", "optim", "weight_decay", "beta", "loss_type"),
     *("num_generations", "max_completion_length", "temperature", "seed"),
 )
-LOADING = """from transformers import AutoModelForCausalLM, AutoTokenizer
+# By the class of transformers that loads a model: its task on the Hub, and what prepares its input.
+WRITES, SEES = "AutoModelForCausalLM", "AutoModelForImageTextToText"
+TASKS = {
+    WRITES: ("text-generation", "AutoTokenizer", "tokenizer"),
+    SEES: ("image-text-to-text", "AutoProcessor", "processor"),
+    "AutoModelForSequenceClassification": ("text-classification", "AutoTokenizer", "tokenizer"),
+}
+LOADING = """from transformers import {model_class}, {input_class}
 
-model = AutoModelForCausalLM.from_pretrained("{name}")
-tokenizer = AutoTokenizer.from_pretrained("{name}")"""
+model = {model_class}.from_pretrained("{name}")
+{input} = {input_class}.from_pretrained("{name}")"""
 LOADING_LORA = """from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {model_class}, {input_class}
 
-base = AutoModelForCausalLM.from_pretrained({base})
+base = {model_class}.from_pretrained({base})
 model = PeftModel.from_pretrained(base, "{name}")
-tokenizer = AutoTokenizer.from_pretrained("{name}")"""
+{input} = {input_class}.from_pretrained("{name}")"""
+OF_ITS_AUTHOR = '"BASE"'  # a folder that nobody else has
 LOADING_FILES = {  # in a folder that holds them; of temper export --format
     "model.gguf": """from llama_cpp import Llama
 
@@ -180,7 +188,7 @@ class ModelRepository:
         is_lora = (folder / LORA_CONFIG).is_file()
         card.data.base_model = _base_on_hub(run.read_run().get("model", {}))
         card.data.library_name = "peft" if is_lora else "transformers"
-        card.data.pipeline_tag = "text-generation"
+        card.data.pipeline_tag, *_ = TASKS[_model_class(run)]
         text, count = WRITTEN.subn(lambda _: facts, card.text)
         card.text = text if count else f"{card.text.rstrip()}\n\n{facts}\n"
         return str(card.content)
@@ -193,7 +201,7 @@ class ModelRepository:
         )
         if is_private == self.is_public:
             yield "it was there before, so it stays as it was; its settings on the Hub change that"
-        if _loading(self.name, folder).find('"BASE"') >= 0:
+        if _base_of_lora(self.name, folder) == OF_ITS_AUTHOR:
             yield "it is a LoRA, and its base model is a folder here: nobody else can load it yet"
         yield "its card names no license: that is for you to choose, at the top of its README.md"
 
@@ -246,7 +254,7 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
         lines += _markdown(("on held-out rows", "before", "after", "change"), measured)
     else:
         lines.append("Nothing was held out, so nothing was measured.")
-    return "\n".join([*lines, "", "## Use it", "", "```python", _loading(name, folder), "```"])
+    return "\n".join([*lines, "", "## Use it", "", "```python", _loading(run, name, folder), "```"])
 
 
 def _settings(record: RunRecord, config: DeploymentConfig, total: object) -> JsonObject:
@@ -334,20 +342,38 @@ def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     ]
 
 
-def _loading(name: str, folder: Path) -> str:
+def _model_class(run: RunDirectory) -> str:
+    """The class of transformers that loads what the run has trained."""
+    method = run.read_configuration().training.method
+    if method != SFT:
+        return METHODS[method].head
+    return SEES if run.read_run().get("model", {}).get("sees") else WRITES
+
+
+def _loading(run: RunDirectory, name: str, folder: Path) -> str:
     if (folder / "temper_model.json").is_file():
         return LOADING_OWN
     for file, lines in LOADING_FILES.items():
         if (folder / file).is_file():
             return lines
+    model_class = _model_class(run)
+    _, input_class, prepares = TASKS[model_class]
+    base = _base_of_lora(name, folder)
+    return (LOADING if base is None else LOADING_LORA).format(
+        name=name, base=base, model_class=model_class, input_class=input_class, input=prepares
+    )
+
+
+def _base_of_lora(name: str, folder: Path) -> str | None:
+    """What a LoRA's base is loaded by, as Python writes it; None: the model is whole."""
     if not (folder / LORA_CONFIG).is_file():
-        return LOADING.format(name=name)
-    base = parse_json((folder / LORA_CONFIG).read_text())
-    where = as_text(as_object(base)["base_model_name_or_path"])
+        return None
     if (folder / "base").is_dir():
-        return LOADING_LORA.format(name=name, base=f'"{name}", subfolder="base"')
+        return f'"{name}", subfolder="base"'
+    settings = as_object(parse_json((folder / LORA_CONFIG).read_text()))
+    where = as_text(settings["base_model_name_or_path"])
     is_of_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", where) and not Path(where).exists()
-    return LOADING_LORA.format(name=name, base=f'"{where}"' if is_of_hub else '"BASE"')
+    return f'"{where}"' if is_of_hub else OF_ITS_AUTHOR
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

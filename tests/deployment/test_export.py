@@ -20,6 +20,7 @@ from infrastructure.core.optional import is_installed
 from infrastructure.deployment import export_formats, export_request
 from infrastructure.deployment.export import export_model
 from infrastructure.deployment.export_request import ExportRequest, Form, Part
+from infrastructure.deployment.publish import written_by
 from infrastructure.run.directory import RunDirectory
 from infrastructure.training.models.model_manager import load_saved
 from tests.deployment.runs import deploy, small_config, small_settings, start_temper
@@ -110,6 +111,11 @@ def test_a_reward_model_is_not_exported_as_one_that_writes(
         assert main(["export", str(run_folder(config)), str(tmp_path / "out"), *more]) == 2
         assert "a reward model, which gives a score" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+    run = RunDirectory(run_folder(config))
+    code = written_by(run, "me/judge", run.final, 1).partition("```python")[2].partition("```")[0]
+    names: dict[str, Any] = {}
+    exec(code.replace("me/judge", str(run.final)), names)  # the card's own words
+    assert type(names["model"]).__name__ == "LlamaForSequenceClassification"
 
 
 def logits_of(folder: Path) -> list[float]:
