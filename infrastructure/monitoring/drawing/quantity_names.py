@@ -1,7 +1,7 @@
 """What the numbers of a training are called for people, and which direction is good.
 
 Files keep the names that their trainers give: TRL's `rewards/margins` is a key there, and
-"margin between better and worse answers" on a screen.
+"margin of chosen over rejected" on a screen.
 """
 
 import re
@@ -42,14 +42,15 @@ class QuantityName:
         return f"{self.title} ({self.better})" if self.better else self.title
 
 
-# Of TRL's trainers; the order is that of a table. "Chosen" and "rejected" are the data's columns.
+# Of TRL's trainers; the order is that of a table. "Chosen" and "rejected" are the data's columns;
+# of these two only the difference has a direction: both often fall while it grows.
 KNOWN = {
     RANKING: QuantityName(RANKED, HIGHER, is_share=True),
     "accuracy": QuantityName("accuracy", HIGHER),  # which metrics of one's own are called, too
     MARGIN: QuantityName("margin of chosen over rejected", HIGHER),
     "margin": QuantityName("margin", HIGHER),
-    "rewards/chosen": QuantityName("reward of chosen answers", HIGHER),
-    "rewards/rejected": QuantityName("reward of rejected answers", LOWER),
+    "rewards/chosen": QuantityName("reward of chosen answers"),
+    "rewards/rejected": QuantityName("reward of rejected answers"),
     "log_odds_chosen": QuantityName("log odds of chosen over rejected", HIGHER),
     "log_odds_ratio": QuantityName("odds ratio, as the loss takes it", HIGHER, is_detail=True),
     "nll_loss": QuantityName("loss of chosen answers", LOWER),
@@ -68,8 +69,8 @@ KNOWN = {
     "completions/mean_terminated_length": QuantityName("length of ended answers", is_detail=True),
     "completions/min_terminated_length": QuantityName("shortest ended answer", is_detail=True),
     "completions/max_terminated_length": QuantityName("longest ended answer", is_detail=True),
-    "logps/chosen": QuantityName("log-probability of chosen answers", HIGHER, is_detail=True),
-    "logps/rejected": QuantityName("log-probability of rejected answers", LOWER, is_detail=True),
+    "logps/chosen": QuantityName("log-probability of chosen answers", is_detail=True),
+    "logps/rejected": QuantityName("log-probability of rejected answers", is_detail=True),
     "logits/chosen": QuantityName("mean logit in chosen answers", is_detail=True),
     "logits/rejected": QuantityName("mean logit in rejected answers", is_detail=True),
     "entropy": QuantityName("uncertainty over the next token (entropy)", is_detail=True),

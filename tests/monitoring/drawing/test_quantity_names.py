@@ -9,6 +9,9 @@ def test_no_name_is_a_key_and_each_is_used_once() -> None:
     assert not [name.title for name in names if "/" in name.title or "_" in name.title]
     titles = [name.title for key, name in KNOWN.items() if key != "mean_reward"]
     assert len({*titles}) == len(titles)
+    of_one_side = [n for key, n in KNOWN.items() if key.endswith(("/chosen", "/rejected"))]
+    assert of_one_side
+    assert not [name.title for name in of_one_side if name.better]  # only of the two together
     assert name_of("eval_rewards/my_reward/std").title == "reward my reward, spread"
     assert name_of("eval_win_rate").title == "win rate"
     assert in_order(["x", "eval_reward", "rewards/margins"]) == [
