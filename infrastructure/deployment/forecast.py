@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -177,15 +177,14 @@ class RunForecast:
         Raises:
             DoesNotFitError: not even one example fits into the memory.
         """
+        first_step = trainer.state.step if trainer.state is not None else 0
         try:
             costs = costs_of(trainer)
-            first_step = trainer.state.step if trainer.state is not None else 0
             forecast = made_of(trainer, costs, self.config, self.run.path, self.measure_seconds)
         except DoesNotFitError:
             raise
-        except Exception as error:  # the training itself will meet it, and knows an answer
-            at = f" at {where}" if (where := caller_place(error)) else ""
-            log.warning("there is no forecast: %r%s", error, at)
+        except Exception as error:
+            log_without_forecast(error)
             self._report_plan(plan_lines(trainer))
             return
         self._report_plan(plan_lines(trainer, costs.step_seconds))
@@ -249,6 +248,53 @@ class RunForecast:
             )
 
 
+def log_without_forecast(error: Exception) -> None:
+    """A measurement has failed: the training itself will meet what is wrong, and say so."""
+    at = f" at {where}" if (where := caller_place(error)) else ""
+    log.warning("there is no forecast: %r%s", error, at)
+
+
+class Space(TypedDict):
+    """What of a forecast is about space; see `Forecast`."""
+
+    disk_bytes: int
+    most_disk_bytes: int
+    disk_free_bytes: int | None
+    backup_bytes: int | None
+
+
+def space_of(
+    config: DeploymentConfig,
+    folder: Path,
+    *,
+    num_steps: int,
+    num_saves: int,
+    version_bytes: int,
+    final_bytes: int,
+    other_bytes: int = 0,
+    passing_bytes: int = 0,
+) -> Space:
+    """What a run's versions and its trained model take, here and at its place.
+
+    Args:
+        folder: where the run lies, or will.
+        num_steps, num_saves: of the whole run.
+        other_bytes: what lies beside them at its end.
+        passing_bytes: what lies there until then.
+    """
+    options = place_options(config)
+    kept = min(newest_kept(config.training, num_steps), num_saves)
+    most = min(versions_kept(config.training, num_steps), num_saves) + 1
+    beside = final_bytes + other_bytes + SMALL_FILES_BYTES
+    at_place = options.keep * version_bytes + final_bytes
+    return {
+        "disk_bytes": kept * version_bytes + beside,
+        "most_disk_bytes": most * version_bytes + beside + passing_bytes,
+        "disk_free_bytes": disk_free_bytes(folder),
+        "backup_bytes": None if options.place is None else at_place,
+    }
+
+
 def made_of(
     trainer: EnhancedTrainer,
     costs: StepCosts,
@@ -278,22 +324,24 @@ def made_of(
     if trainer.curriculum is not None:
         seconds += trainer.curriculum.measuring_seconds()
     version = bytes_of_version(state.model, trainer.create_optimizer)
-    options = place_options(config)
-    final = sum(p.numel() * p.element_size() for p in _saved_parameters(trainer, state.model))
+    final = bytes_of_model(state.model, is_lora=bool(trainer.adapter.describe().get("lora")))
     stacks, cached = disk_bytes(trainer)
-    saves = saves_left(loop, seconds)
-    most = min(versions_kept(config.training, loop.total_steps), saves)
-    kept = min(newest_kept(config.training, loop.total_steps), saves)
     return Forecast(
         num_steps=left,
         step_seconds=training_seconds / max(1, left),
         seconds=seconds,
         peak_memory_bytes=peak_bytes,
         memory_bytes=costs.limit_bytes,
-        disk_bytes=kept * version + final + stacks + SMALL_FILES_BYTES,
-        most_disk_bytes=(most + 1) * version + final + stacks + cached + SMALL_FILES_BYTES,
-        disk_free_bytes=disk_free_bytes(folder),
-        backup_bytes=None if options.place is None else options.keep * version + final,
+        **space_of(
+            config,
+            folder,
+            num_steps=loop.total_steps,
+            num_saves=saves_left(loop, seconds),
+            version_bytes=version,
+            final_bytes=final,
+            other_bytes=stacks,
+            passing_bytes=cached,
+        ),
         session_seconds=config.training.deadline,
         measure_seconds=measure_seconds,
         num_processes=trainer.num_processes,
@@ -368,10 +416,10 @@ def saves_left(loop: TrainingLoop, seconds: float) -> int:
     return 1 + by_rhythm + by_clock
 
 
-def _saved_parameters(trainer: EnhancedTrainer, model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Those of `final/`: a LoRA's own, or all."""
-    is_lora = bool(trainer.adapter.describe().get("lora"))
-    return [p for p in model.parameters() if p.requires_grad or not is_lora]
+def bytes_of_model(model: torch.nn.Module, *, is_lora: bool) -> int:
+    """Of `final/`: a LoRA's own weights, or all."""
+    weights = (p for p in model.parameters() if p.requires_grad or not is_lora)
+    return sum(p.numel() * p.element_size() for p in weights)
 
 
 def _bytes_in(folder: Path) -> int:

@@ -1,29 +1,27 @@
 """What a run by a trainer of TRL will take: the same forecast as of every run, from a few of TRL's
 own steps before the first."""
 
-import logging
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from infrastructure.backup.run_backup import place_options
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.console import Report
-from infrastructure.core.error_place import caller_place
-from infrastructure.core.hardware import disk_free_bytes
 from infrastructure.deployment.forecast import (
-    SMALL_FILES_BYTES,
     USUAL_SAVE_SECONDS,
     Forecast,
     RunForecast,
+    bytes_of_model,
     bytes_of_version,
+    log_without_forecast,
+    space_of,
 )
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.record_types import ForecastRow
-from infrastructure.run.replication import RunReplication, newest_kept, versions_kept
+from infrastructure.run.replication import RunReplication
 from infrastructure.run.summary_text import steps_ahead
 from infrastructure.training.checkpoints.checkpoint_manager import BACKGROUND_BYTES
 from infrastructure.training.core.state import TrainingState
@@ -37,8 +35,6 @@ from infrastructure.training.methods.step_probe import (
 )
 from infrastructure.training.methods.trl_training import TrlTraining
 from infrastructure.training.sizing.cost_measurement import LOOP_SECONDS, SAVING_BYTES
-
-log = logging.getLogger(__name__)
 
 
 class MethodForecast(Observer):
@@ -79,9 +75,8 @@ class MethodForecast(Observer):
                 forecast = measured(self.training, self.trainer, self.run.path)
         except DoesNotFitError:
             raise
-        except Exception as error:  # the training itself will meet it, and says so
-            at = f" at {where}" if (where := caller_place(error)) else ""
-            log.warning("there is no forecast: %r%s", error, at)
+        except Exception as error:
+            log_without_forecast(error)
         else:
             self.kept.keep(forecast, state.step)
         ahead = steps_ahead(state.step, state.total_steps)
@@ -123,11 +118,7 @@ def _with_disk(
 ) -> Forecast:
     config, done, total = training.config, trainer.state.global_step, trainer.state.max_steps
     version = bytes_of_version(trainer.model, create_optimizer_of(trainer))
-    saves = saves_left(config, total, per_epoch, seconds)
-    kept = min(newest_kept(config.training, total), saves)
-    most = min(versions_kept(config.training, total), saves)
-    final, options = _bytes_of_model(trainer.model), place_options(config)
-    resumed = version if done else 0  # the version that it goes on from, as a Trainer reads it
+    is_lora = hasattr(trainer.model, "peft_config")
     is_copied = training.device.type == "cpu" and version >= BACKGROUND_BYTES
     return Forecast(
         num_steps=total - done,
@@ -135,10 +126,15 @@ def _with_disk(
         seconds=seconds,
         peak_memory_bytes=costs.peak_bytes + (version + SAVING_BYTES if is_copied else 0),
         memory_bytes=costs.limit_bytes,
-        disk_bytes=kept * version + resumed + final + SMALL_FILES_BYTES,
-        most_disk_bytes=(most + 1) * version + resumed + final + SMALL_FILES_BYTES,
-        disk_free_bytes=disk_free_bytes(folder),
-        backup_bytes=None if options.place is None else options.keep * version + final,
+        **space_of(
+            config,
+            folder,
+            num_steps=total,
+            num_saves=saves_left(config, total, per_epoch, seconds),
+            version_bytes=version,
+            final_bytes=bytes_of_model(trainer.model, is_lora=is_lora),
+            other_bytes=version if done else 0,  # what it goes on from, as a Trainer reads it
+        ),
         session_seconds=config.training.deadline,
         measure_seconds=costs.evaluation_seconds,
         price_per_hour=config.price_per_hour,
@@ -176,13 +172,6 @@ def saves_left(config: DeploymentConfig, total: int, per_epoch: int, seconds: fl
         steps.update(range(epochs * per_epoch, total, epochs * per_epoch))
     by_clock = int(seconds // USUAL_SAVE_SECONDS) if training.checkpoint_seconds else 0
     return len(steps) + by_clock
-
-
-def _bytes_of_model(model: Any) -> int:
-    """Of `final/`: a LoRA's own weights, or all."""
-    is_lora = hasattr(model, "peft_config")
-    weights = (p for p in model.parameters() if p.requires_grad or not is_lora)
-    return sum(p.numel() * p.element_size() for p in weights)
 
 
 class _MeasuredError(Exception):
