@@ -5,6 +5,6 @@ import sys
 if __name__ == "__main__":
     if not sys.flags.safe_path:  # the current folder, which may hold a torch.py, is looked at last
         sys.path.append(sys.path.pop(0))
-    from infrastructure.commands.main import main
+    from infrastructure.commands.main import main_of_process
 
-    sys.exit(main())
+    sys.exit(main_of_process())

@@ -28,6 +28,7 @@ from infrastructure.core.errors import (
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
 from infrastructure.core.kept_traceback import traceback_file
 from infrastructure.core.launcher import LaunchedProcess, launched_process
+from infrastructure.core.process_end import leave_the_rest
 from infrastructure.core.redact import redact
 from infrastructure.core.shared_cores import share_the_cores
 from infrastructure.core.standard_output import LossyStream, is_reader_gone, lossy_output
@@ -227,5 +228,12 @@ def _show_traceback(error: BaseException) -> bool:
     return is_shown
 
 
+def main_of_process() -> int:
+    """As `main`, where the process ends with the command."""
+    code = main()
+    leave_the_rest()
+    return code
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main_of_process())

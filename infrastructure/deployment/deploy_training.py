@@ -462,6 +462,15 @@ class TrainingDeployment:
             self.report(f"note: {note}")
         self.report(f"Training for {steps_ahead(state.step, state.total_steps)}{HOW_TO_STOP}")
         record_running(run, state.total_steps, state.step)
+        summary = self._train_to_end(finalizer, state, loop)
+        finalizer.show_end()
+        return summary
+
+    def _train_to_end(
+        self, finalizer: RunFinalizer, state: TrainingState, loop: TrainingLoop
+    ) -> Summary:
+        """From the first step until no helper is left."""
+        run, trainer = finalizer.run, finalizer.trainer
         try:
             stopping = stop_on_signals(state, lambda: loop.may_break_off, run.path)
             with self.stages.stage("train"), stopping:

@@ -48,6 +48,7 @@ class RunFinalizer:
     started: float = field(default_factory=time.monotonic)
     _seconds: float | None = None
     _summary: Summary | None = None
+    _last_lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._seconds_before = read_summary(self.run).get("cost", {}).get("seconds", 0.0)
@@ -66,9 +67,9 @@ class RunFinalizer:
             with self.stages.stage("back up"):
                 self.copies.complete(self.patience.finish_seconds, lambda: self._close(after))
             summary = self._close(after)
-        for line in closing_lines(self.run.path, summary, self.is_result_shown):
-            self.report(line)
-        self.copies.report_incomplete()
+        self._last_lines = closing_lines(self.run.path, summary, self.is_result_shown)
+        if (problem := self.copies.problem()) is not None:
+            self._last_lines.append(problem)
         return summary
 
     def stopped(self, error: BaseException | None = None) -> Summary:
@@ -80,12 +81,11 @@ class RunFinalizer:
             with self.stages.stage("back up"):
                 self.copies.wait(self.trainer.schedule.seconds_to_copy(reason, patience))
             summary = self._close(error=error)
-        self.report(
+        self._last_lines = [
             f"Stopped at step {summary['steps']}: {summary['reason']}. Go on with:"
-            f" temper train-resume {self.run.path}. {self.copies.line()}"
-        )
-        for line in cost_lines(summary):
-            self.report(line)
+            f" temper train-resume {self.run.path}. {self.copies.line()}",
+            *cost_lines(summary),
+        ]
         return summary
 
     def failed(self, error: BaseException) -> None:
@@ -103,6 +103,11 @@ class RunFinalizer:
             return
         self._summary["stages"] = self.stages.records()
         seal(self.run, self._summary)
+
+    def show_end(self) -> None:
+        """Show how it ended; nothing is left to do after that."""
+        for line in self._last_lines:
+            self.report(line)
 
     def _cost(self) -> Summary:
         """What the run has cost until now, where somebody has said what an hour costs."""
