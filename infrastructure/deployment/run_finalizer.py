@@ -68,8 +68,8 @@ class RunFinalizer:
                 self.copies.complete(self.patience.finish_seconds, lambda: self._close(after))
             summary = self._close(after)
         self._last_lines = closing_lines(self.run.path, summary, self.is_result_shown)
-        if (problem := self.copies.problem()) is not None:
-            self._last_lines.append(problem)
+        if (unsafe := self.copies.problem()) is not None:
+            self._last_lines.append(unsafe)
         return summary
 
     def stopped(self, error: BaseException | None = None) -> Summary:
