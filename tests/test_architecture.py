@@ -40,7 +40,7 @@ TRAINING_LAYERS: list[set[str]] = [
     {"stackwise"},
     {"model_adapters", "strategies", "extensions", "checkpoints"},
     {"forward"},
-    {"parallel"},
+    {"distributed", "parallel"},
     {"recovery"},
     {"loop", "observers"},
     {"resume"},

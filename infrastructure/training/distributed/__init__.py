@@ -1,0 +1,8 @@
+"""One training on several processes: every rank runs the one loop, and rank 0 decides.
+
+Rank 0 is the run: its directory, its clocks and signals, what is saved and what is shown are its
+alone. The others run the same loop over the same data, take their share of each batch, and hold the
+same weights and optimizer.
+
+`group`: how the ranks agree, decide and sum. This folder alone imports `torch.distributed`.
+"""

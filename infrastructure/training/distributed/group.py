@@ -1,0 +1,517 @@
+"""What the ranks of one training do together: agree, decide, sum, broadcast.
+
+With one process all of it does nothing. With several, numbers in tensors go through a process group
+of `torch.distributed`; everything small goes through its key-value store. A rank waits at the store
+in short rounds and looks after the others meanwhile, so one that is dead, stopped or stuck is found
+within a time limit, and named. All ranks call the same methods in the same order.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import IntEnum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# Before there is a group: its functions keep the one that they find as a default, for good, and
+# gloo's threads with it, which now and then abort a process that ends.
+import torch.distributed.nn.functional
+
+from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.errors import ProcessLostError
+from infrastructure.training.core.error_handlers import is_device_fault
+
+BUCKET_BYTES = 32 << 20
+IN_FLIGHT = 2  # buckets that are exchanged at a time
+ROUND_SECONDS = 0.5  # of a wait, after which the others are looked after
+BEAT_SECONDS = 0.5
+# A store that is asked to wait itself writes a warning to the terminal each time it has.
+POLL_SECONDS, LONGEST_PAUSE_SECONDS, LONG_SECONDS = 0.0005, 0.02, 5.0
+LAST_WORDS_SECONDS = 2.0  # until a rank that failed has given its reason
+# A process group ends what it waits for itself after so long; the group above is quicker.
+BACKSTOP = timedelta(minutes=30)
+DEFAULT_LIMIT_SECONDS = 300.0
+MOST_SILENT_SECONDS = 30.0
+# The others give rank 0 longer than it gives them: it is the one that says who is lost.
+PATIENCE_WITH_FIRST = 1.5
+
+
+class Status(IntEnum):
+    """How a rank stands; the highest of all ranks counts."""
+
+    FINE = 0
+    SAVE = 1
+    STOP = 2
+    OUT_OF_MEMORY = 3
+    NOT_FINITE = 4
+    FAILED = 5
+
+
+class Group:
+    """A group of one: every method does nothing. `JoinedGroup` is one of several ranks.
+
+    Attributes:
+        rank: number of this process; 0 decides.
+        size: number of processes.
+        local_rank: number of this process on its machine: its GPU.
+        reason: text of the rank whose status was the highest when all agreed last; "": none.
+        moved_bytes: of tensors that were exchanged.
+    """
+
+    rank = 0
+    size = 1
+    local_rank = 0
+    reason = ""
+    moved_bytes = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which decides."""
+        return self.rank == 0
+
+    def agree(self, status: Status, reason: str = "") -> Status:
+        """The highest status of all ranks.
+
+        Args:
+            reason: why it is that, in words; the highest one's is everybody's `reason` then.
+
+        Raises:
+            ProcessLostError: a rank failed, is gone, or does not come on; names it.
+        """
+        self.reason = reason
+        return status
+
+    def decide(self, make: Callable[[], Any]) -> Any:
+        """Rank 0's value for everybody.
+
+        Args:
+            make: gives a JSON value; is called on rank 0 alone.
+
+        Raises:
+            ProcessLostError: as `agree`.
+        """
+        return make()
+
+    def sum(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Put the sum over all ranks into everybody's tensors, bit for bit the same.
+
+        Raises:
+            ProcessLostError: as `agree`.
+        """
+
+    def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Put rank 0's values into everybody's tensors.
+
+        Raises:
+            ProcessLostError: as `agree`.
+        """
+
+    def note_progress(self) -> None:
+        """For what takes long on one rank: the others need not fear that it is stuck."""
+
+    def close(self, reason: str | None = None) -> None:
+        """Leave; a second call does nothing.
+
+        Args:
+            reason: why this rank fails, which the others name; None: it has done its part.
+        """
+
+
+ALONE = Group()
+
+
+class JoinedGroup(Group):
+    """One rank of several; joins when it is made, and waits for the others.
+
+    Args:
+        store: what all ranks read and write; nobody else writes below its prefix.
+        device: that this rank computes on.
+        limit_seconds: a rank that the others wait for, and that shows no progress for so long, is
+            lost; one that is silent altogether is lost after half a minute at most.
+        watch: raises where it is known already that a process is gone; called while waiting.
+        on_orphaned: called in another thread when the store is gone, and with it whoever started
+            the training.
+
+    Raises:
+        ProcessLostError: not everybody came.
+    """
+
+    def __init__(
+        self,
+        store: dist.Store,
+        rank: int,
+        size: int,
+        device: torch.device,
+        *,
+        local_rank: int | None = None,
+        limit_seconds: float = DEFAULT_LIMIT_SECONDS,
+        watch: Callable[[], None] = do_nothing,
+        on_orphaned: Callable[[], None] = do_nothing,
+    ) -> None:
+        self.rank, self.size, self.device = rank, size, device
+        self.local_rank = rank if local_rank is None else local_rank
+        self.limit_seconds, self.watch = limit_seconds, watch
+        self.moved_bytes = 0
+        self.reason = ""
+        self._store = store
+        self._round, self._done_keys = 0, list[str]()
+        self._is_open, self._has_process_group = True, False
+        self._unfinished: dist.Work | None = None
+        self._pulse = _Pulse(store, rank, on_orphaned)
+        self._on_gpu = device.type == "cuda" and dist.is_nccl_available()
+        try:
+            self.agree(Status.FINE)  # all are there: the process group is made within a moment
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if self._on_gpu else "gloo",
+                store=dist.PrefixStore("process-group", store),
+                rank=rank,
+                world_size=size,
+                timeout=BACKSTOP,
+            )
+            self._has_process_group = True
+        except BaseException as error:
+            self.close(str(error))
+            raise
+
+    def agree(self, status: Status, reason: str = "") -> Status:
+        number = self._next_round()
+        answer = f"agreed/{number}"
+        if not self.is_first:
+            self._set(f"status/{number}/{self.rank}", json.dumps([status, reason]))
+            self._wait([answer], [0])
+            highest, self.reason = json.loads(self._get(answer))
+            return Status(highest)
+        keys = [f"status/{number}/{rank}" for rank in range(1, self.size)]
+        self._wait(keys, range(1, self.size))
+        standing = [(status, reason), *((Status(s), text) for s, text in map(self._json, keys))]
+        highest, self.reason = max(standing, key=lambda one: one[0])
+        self._set(answer, json.dumps([highest, self.reason]))
+        # Everybody has read what was answered before this round.
+        for key in self._done_keys:
+            self._store.delete_key(key)
+        self._done_keys = [*keys, answer]
+        return Status(highest)
+
+    def decide(self, make: Callable[[], Any]) -> Any:
+        key = f"decided/{self._next_round()}"
+        if self.is_first:
+            text = json.dumps(make())
+            self._set(key, text)
+            self._done_keys.append(key)
+            return json.loads(text)
+        self._wait([key], [0])
+        return self._json(key)
+
+    def sum(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._exchange(dist.all_reduce, tensors, with_values=True)
+
+    def broadcast(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._exchange(_broadcast, tensors, with_values=False)
+
+    def note_progress(self) -> None:
+        self._pulse.progress += 1
+
+    def close(self, reason: str | None = None) -> None:
+        if not self._is_open:
+            return
+        self._is_open = False
+        with suppress(RuntimeError):  # the store is gone with whoever held it
+            self._store.set(f"left/{self.rank}", json.dumps(reason))
+        self._pulse.stop()
+        if not self._has_process_group:
+            return
+        if self._on_gpu:  # destroying waits for what is on its way
+            dist.distributed_c10d._abort_process_group()
+        elif self._unfinished is None or _is_done_within(self._unfinished, LAST_WORDS_SECONDS):
+            dist.destroy_process_group()
+        # else it waits for a rank that hangs, and so would this: the process ends without
+
+    # Exchange of tensors
+
+    def _exchange(
+        self,
+        start: Callable[..., dist.Work | None],
+        tensors: Iterable[torch.Tensor],
+        *,
+        with_values: bool,
+    ) -> None:
+        """Exchange buckets, a few at a time.
+
+        Args:
+            with_values: the bits are numbers; they are bytes otherwise.
+        """
+        self._next_round()
+        going: list[tuple[dist.Work, torch.Tensor, list[torch.Tensor]]] = []
+        for bucket in buckets_of(tensors):
+            flat = _flat(bucket)
+            with self._named_errors():
+                work = start(flat if with_values else flat.view(torch.uint8), async_op=True)
+            assert work is not None
+            going.append((work, flat, bucket))
+            if len(going) >= IN_FLIGHT:
+                self._finish(*going.pop(0))
+        for each in going:
+            self._finish(*each)
+
+    def _finish(self, work: dist.Work, flat: torch.Tensor, bucket: list[torch.Tensor]) -> None:
+        self._unfinished = work
+        with self._named_errors():
+            self._wait_for(work)
+        self._unfinished = None
+        self.moved_bytes += flat.nbytes
+        _copy_back(flat, bucket)
+
+    def _wait_for(self, work: dist.Work) -> None:
+        watch = _Watch(self, [rank for rank in range(self.size) if rank != self.rank])
+        if self._on_gpu:
+            looked = time.monotonic()
+            while not work.is_completed():
+                if time.monotonic() - looked > ROUND_SECONDS:
+                    watch.look()
+                    looked = time.monotonic()
+                time.sleep(POLL_SECONDS)
+            work.wait()
+            return
+        while True:
+            try:
+                work.wait(timedelta(seconds=ROUND_SECONDS))
+            except RuntimeError:
+                if work.is_completed():
+                    raise
+            else:
+                return
+            watch.look()
+
+    def _named_errors(self) -> "_NamedErrors":
+        return _NamedErrors(self)
+
+    # The store
+
+    def _next_round(self) -> int:
+        self._round += 1
+        self._pulse.progress += 1
+        return self._round
+
+    def _set(self, key: str, text: str) -> None:
+        with self._named_errors():
+            self._store.set(key, text)
+
+    def _get(self, key: str) -> str:
+        with self._named_errors():
+            return self._store.get(key).decode()
+
+    def _json(self, key: str) -> Any:
+        return json.loads(self._get(key))
+
+    def _wait(self, keys: Sequence[str], whose: Sequence[int]) -> None:
+        """Wait until all keys are there.
+
+        Args:
+            whose: the ranks that set them, in that order; one rank for one key.
+
+        Raises:
+            ProcessLostError: one of them is lost.
+        """
+        started = time.monotonic()
+        watch, looked = None, started
+        while not self._are_set(keys):
+            now = time.monotonic()
+            if now - looked > ROUND_SECONDS:
+                watch = watch or _Watch(self, whose)
+                watch.look([r for r, key in zip(whose, keys, strict=True) if not self._is_set(key)])
+                looked = time.monotonic()
+            time.sleep(self._pause(now - started))
+
+    def _pause(self, waited_seconds: float) -> float:
+        """Between two looks at the store: a small share of what was waited for already."""
+        longest = LONGEST_PAUSE_SECONDS if waited_seconds > LONG_SECONDS else POLL_SECONDS * 4
+        return min(longest, max(POLL_SECONDS / 4, waited_seconds / 50)) * max(1.0, self.size / 8)
+
+    def _are_set(self, keys: Sequence[str]) -> bool:
+        with self._named_errors():
+            return bool(self._store.check(list(keys)))
+
+    def _is_set(self, key: str) -> bool:
+        return self._are_set([key])
+
+    def reason_of(self, rank: int) -> str | None:
+        """Why a rank has left, "" where it gave none; None: it is there."""
+        key = f"left/{rank}"
+        if not self._store.check([key]):
+            return None
+        return json.loads(self._store.get(key)) or ""
+
+    def pulse_of(self, rank: int) -> tuple[int, int]:
+        """How often a rank has shown that it lives, and that it comes on."""
+        key = f"pulse/{rank}"
+        if not self._store.check([key]):
+            return 0, 0
+        beats, progress = self._store.get(key).decode().split()
+        return int(beats), int(progress)
+
+    def name_of(self, rank: int) -> str:
+        """For people."""
+        return f"the process of rank {rank} (of {self.size})"
+
+
+class _NamedErrors:
+    """Inside, what torch.distributed says when a process is gone becomes who that is."""
+
+    def __init__(self, group: JoinedGroup) -> None:
+        self.group = group
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if not isinstance(error, RuntimeError) or is_device_fault(error):
+            return
+        raise _who_left(self.group, error) from None
+
+
+def _who_left(group: JoinedGroup, error: Exception) -> ProcessLostError:
+    """Somebody's end has broken an exchange, and others' exchanges with it: the one that gave a
+    reason, else the one that is silent from now on, else one that has left."""
+    others = [rank for rank in range(group.size) if rank != group.rank]
+    began = time.monotonic()
+    try:
+        pulses = {rank: group.pulse_of(rank) for rank in others}
+        while time.monotonic() - began < LAST_WORDS_SECONDS:
+            group.watch()
+            for rank in others:
+                if reason := group.reason_of(rank):
+                    return ProcessLostError(f"{group.name_of(rank)} failed: {reason}")
+            time.sleep(BEAT_SECONDS / 5)
+        silent = [rank for rank in others if group.pulse_of(rank) == pulses[rank]]
+        left = [rank for rank in others if group.reason_of(rank) is not None]
+    except RuntimeError:  # the store is gone
+        return ProcessLostError("the process that started this training is gone")
+    for rank in silent:
+        if rank not in left:
+            return ProcessLostError(f"{group.name_of(rank)} is gone: its connection broke")
+    if left:
+        return ProcessLostError(f"{group.name_of(left[0])} has left")
+    return ProcessLostError(f"the exchange between the processes failed: {error}")
+
+
+@dataclass
+class _Seen:
+    """What one wait has seen of a rank: its counts, and when each changed last."""
+
+    beats: int
+    progress: int
+    heard_at: float
+    came_on_at: float
+
+
+class _Watch:
+    """Looks after the ranks that one wait is for."""
+
+    def __init__(self, group: JoinedGroup, ranks: Sequence[int]) -> None:
+        self.group, self.ranks = group, list(ranks)
+        self.limit = group.limit_seconds * (1.0 if group.is_first else PATIENCE_WITH_FIRST)
+        self.seen: dict[int, _Seen] = {}
+        self.look()
+
+    def look(self, ranks: Sequence[int] | None = None) -> None:
+        """Raises:
+        ProcessLostError: one of `ranks` (None: of all) has left, is silent, or does not come on.
+        """
+        self.group.watch()
+        with self.group._named_errors():
+            for rank in self.ranks if ranks is None else ranks:
+                self._look_at(rank)
+
+    def _look_at(self, rank: int) -> None:
+        group, now = self.group, time.monotonic()
+        reason = group.reason_of(rank)
+        if reason is not None:
+            what = f"failed: {reason}" if reason else "has left"
+            raise ProcessLostError(f"{group.name_of(rank)} {what}")
+        beats, progress = group.pulse_of(rank)
+        seen = self.seen.setdefault(rank, _Seen(beats, progress, now, now))
+        if beats != seen.beats:
+            seen.beats, seen.heard_at = beats, now
+        if progress != seen.progress:
+            seen.progress, seen.came_on_at = progress, now
+        silent, stuck = now - seen.heard_at, now - seen.came_on_at
+        if silent > min(self.limit, MOST_SILENT_SECONDS):
+            raise ProcessLostError(
+                f"{group.name_of(rank)} is gone: no sign of life for {silent:.0f} seconds"
+            )
+        if stuck > self.limit:
+            raise ProcessLostError(
+                f"{group.name_of(rank)} hangs: the others have waited for it for {stuck:.0f}"
+                " seconds, in which it has done nothing"
+            )
+
+
+class _Pulse:
+    """Shows the other ranks that this process lives, and whether it comes on, from a thread."""
+
+    def __init__(self, store: dist.Store, rank: int, on_orphaned: Callable[[], None]) -> None:
+        self.progress = 0
+        self._store, self._key, self._on_orphaned = store, f"pulse/{rank}", on_orphaned
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True, name="group-pulse")
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        beats = 0
+        while not self._stopped.is_set():
+            beats += 1
+            try:
+                self._store.set(self._key, f"{beats} {self.progress}")
+            except RuntimeError:
+                if not self._stopped.is_set():
+                    self._on_orphaned()
+                return
+            self._stopped.wait(BEAT_SECONDS)
+
+
+def _is_done_within(work: dist.Work, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not work.is_completed() and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return work.is_completed()
+
+
+def _broadcast(flat: torch.Tensor, async_op: bool) -> dist.Work | None:
+    return dist.broadcast(flat, 0, async_op=async_op)
+
+
+def buckets_of(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Tensors of one type together, up to a size; the same for everybody who has the same ones."""
+    filling: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel() == 0:
+            continue
+        bucket = filling.setdefault(tensor.dtype, [])
+        if bucket and sum(t.nbytes for t in bucket) + tensor.nbytes > BUCKET_BYTES:
+            yield filling.pop(tensor.dtype)
+            bucket = filling.setdefault(tensor.dtype, [])
+        bucket.append(tensor)
+    yield from filling.values()
+
+
+def _flat(bucket: list[torch.Tensor]) -> torch.Tensor:
+    """One row of all elements; that of a single contiguous tensor shares its memory."""
+    if len(bucket) == 1:
+        return bucket[0].detach().contiguous().view(-1)
+    return torch.cat([tensor.detach().reshape(-1) for tensor in bucket])
+
+
+def _copy_back(flat: torch.Tensor, bucket: list[torch.Tensor]) -> None:
+    parts = flat.split([tensor.numel() for tensor in bucket])
+    for tensor, part in zip(bucket, parts, strict=True):
+        if tensor.data_ptr() != part.data_ptr():
+            tensor.detach().copy_(part.view_as(tensor))

@@ -1,0 +1,162 @@
+"""Ranks agree, decide, sum and broadcast; who is dead, stopped or stuck is named in time."""
+
+import functools
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import torch
+
+from infrastructure.core.errors import ProcessLostError
+from infrastructure.training.distributed import group as module
+from infrastructure.training.distributed.group import ALONE, Group, JoinedGroup, Status
+from tests.training.distributed.ranks import free_port, results_of, start_ranks, store_at
+
+LIMIT_SECONDS = 3.0
+
+
+def weights(value: int) -> list[torch.Tensor]:
+    """Of several types; one not contiguous, one without dimensions, one larger than a bucket."""
+    return [
+        torch.tensor([value > 0, False]),
+        torch.tensor(value),
+        torch.full((5,), value + 0.5, dtype=torch.bfloat16),
+        torch.arange(6.0).view(2, 3).t() * value,
+        torch.full((9,), float(value)),
+        torch.empty(0),
+    ]
+
+
+def gradients(value: int) -> list[torch.Tensor]:
+    types = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+    return [torch.full((3, 2), float(value), dtype=dtype) for dtype in types]
+
+
+def do_everything(group: JoinedGroup) -> dict[str, Any]:
+    """All verbs, one after another."""
+    module.BUCKET_BYTES = 16
+    found = weights(7 if group.is_first else 0)
+    group.broadcast(found)
+    sums = gradients(group.rank + 1)
+    group.sum(sums)
+    statuses = []
+    for status, reason in [
+        (Status.FINE, ""),
+        (Status.OUT_OF_MEMORY if group.rank == 1 else Status.STOP, f"rank {group.rank}"),
+        (Status.SAVE if group.is_first else Status.FINE, "due"),
+    ]:
+        statuses.append([group.agree(status, reason).name, group.reason])
+    decided = [group.decide(lambda: {"rank": group.rank}) for _ in range(3)]
+    for _ in range(5):
+        group.agree(Status.FINE)
+    return {
+        "weights": all(torch.equal(a, b) for a, b in zip(found, weights(7), strict=True)),
+        "sums": [tensor.tolist()[0][0] for tensor in sums],
+        "moved": group.moved_bytes == sum(t.nbytes for t in [*found, *sums]),
+        "statuses": statuses,
+        "decided": decided,
+        "num_keys": group._store.num_keys() if group.is_first else None,
+    }
+
+
+def test_two_ranks_agree_decide_sum_and_broadcast() -> None:
+    first, second = results_of(start_ranks(2, do_everything))
+    num_keys = first.pop("num_keys")
+    assert num_keys < 20  # what everybody has read is removed
+    second.pop("num_keys")
+    assert first == second
+    assert first["weights"]
+    assert first["moved"]
+    assert first["sums"] == [3.0] * 4
+    assert first["statuses"] == [["FINE", ""], ["OUT_OF_MEMORY", "rank 1"], ["SAVE", "due"]]
+    assert first["decided"] == [{"rank": 0}] * 3
+
+
+def test_a_group_of_one_does_nothing() -> None:
+    made: list[int] = []
+    tensors = gradients(3)
+    ALONE.sum(tensors)
+    ALONE.broadcast(tensors)
+    assert all(torch.equal(a, b) for a, b in zip(tensors, gradients(3), strict=True))
+    assert ALONE.agree(Status.STOP, "asked") is Status.STOP
+    value = object()  # not even through JSON
+    assert ALONE.decide(lambda: (made.append(1), value)[1]) is value
+    ALONE.note_progress()
+    ALONE.close()
+    assert (ALONE.rank, ALONE.size, ALONE.is_first, made) == (0, 1, True, [1])
+    assert not torch.distributed.is_initialized()
+    assert issubclass(JoinedGroup, Group)
+
+
+def lose_one(group: JoinedGroup, how: str, verb: str, lost: int) -> list[Any]:
+    """A rank is lost where all do `verb` for the second time; what the other sees of it."""
+    acts = {
+        "agree": lambda: group.agree(Status.FINE),
+        "decide": lambda: group.decide(lambda: 1),
+        "sum": lambda: group.sum([torch.ones(3)]),
+        "broadcast": lambda: group.broadcast([torch.ones(3)]),
+    }
+    acts[verb]()
+    group.agree(Status.FINE)
+    if group.rank == lost:
+        if how == "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "stops":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if how == "fails":
+            raise ValueError("planted here")
+        time.sleep(60)
+    started = time.monotonic()
+    try:
+        acts[verb]()
+        group.agree(Status.FINE)  # who has nothing to wait for in the verb meets the loss here
+    except ProcessLostError as error:
+        group.close(str(error))
+        return [time.monotonic() - started, str(error)]
+    return [0.0, "nothing was lost"]
+
+
+WORDS = {
+    "is killed": "rank {} (of 2) is gone: ",
+    "stops": "rank {} (of 2) is gone: no sign of life",
+    "hangs": "rank {} (of 2) hangs: the others have waited for it",
+    "fails": "rank {} (of 2) failed: planted here",
+}
+CASES = [
+    *((how, "agree", 1) for how in WORDS),
+    *((how, "decide", 0) for how in WORDS),
+    *(("is killed", verb, lost) for verb in ("sum", "broadcast") for lost in (0, 1)),
+    ("stops", "sum", 1),
+    ("hangs", "broadcast", 0),
+]
+
+
+def test_who_is_lost_is_named_in_time() -> None:
+    """All cases at once, since most of it is waiting. A launcher holds the store, which outlives
+    each rank."""
+    port = free_port()
+    _holder = store_at(port, is_host=True)
+    pairs = [
+        start_ranks(
+            2,
+            functools.partial(lose_one, how=how, verb=verb, lost=lost),
+            port,
+            prefix=f"pair {number}",
+            limit_seconds=LIMIT_SECONDS,
+        )
+        for number, (how, verb, lost) in enumerate(CASES)
+    ]
+    try:
+        for (how, verb, lost), pair in zip(CASES, pairs, strict=True):
+            out, errors = pair[1 - lost].communicate(timeout=90)
+            assert out, f"{how} {verb} {lost}: {errors[-3000:]}"
+            seconds, sentence = json.loads(out)
+            assert WORDS[how].format(lost) in sentence, (how, verb, errors)
+            assert seconds < 3 * LIMIT_SECONDS
+            assert pair[1 - lost].returncode == 0, errors
+    finally:
+        for process in [process for pair in pairs for process in pair]:
+            process.kill()
+            process.communicate()
