@@ -1,8 +1,8 @@
 """What `make test` leaves to `make test-slow`: what takes longest of all.
 
 Further cases of a test whose first case always runs, storms of a kind that has a shorter one, more
-planted defects, and single tests that wait for compilers, launchers, installations, a whole
-notebook's kernel or 100,000 steps.
+planted defects, long forms of what a shorter test shows, and single tests that wait for compilers,
+launchers, installations, a whole notebook's kernel or 100,000 steps.
 """
 
 from collections.abc import Iterable

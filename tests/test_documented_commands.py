@@ -145,13 +145,15 @@ def typed(words: list[str], folder: Path) -> list[str]:
         "FOLDER": "my-llama",
         "RUN@400": f"{run}@{min(steps, default=400)}",
         "RUN@best": f"{run}@best",
-        "runs/…/final": str(finished[-1] if finished else folder / "runs/final"),
+        "runs/…/final": str(finished[0] if finished else folder / "runs/final"),
         "PLACE": str(folder / "drive/temper"),
         "/content/drive/MyDrive/temper": str(folder / "drive/temper"),
         "OWNER/NAME": "me/tiny",
         "30min": "1min",
     }
     more = {("temper", "watch"): ["--once"]}.get((*words[:2],), []) if len(words) == 2 else []
+    if words[:2] == ["temper", "train"] and "--model" not in words:
+        more = ["--embedded-intermediate-size", "320"]  # 4 bits want multiples of 32
     return [meant.get(word, word) for word in words] + more
 
 
@@ -223,7 +225,7 @@ def test_every_block_of_python_works(page: str, saved_llama: Path, tmp_path: Pat
 def test_every_command_works_as_it_stands(page: str, saved_llama: Path, tmp_path: Path) -> None:
     prepared(tmp_path, saved_llama)
     if page in NEEDS_A_RUN:
-        begin = program_of(["temper", "train", "data.jsonl"])
+        begin = program_of(typed(["temper", "train", "data.jsonl"], tmp_path))
         assert outcome(begin, tmp_path, environment(tmp_path, "http://127.0.0.1:9")).returncode == 0
     wrong = []
     with running_hub() as hub:
