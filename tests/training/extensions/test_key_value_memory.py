@@ -12,7 +12,9 @@ from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.training.core.state import SkippedBatch, TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.models.added_modules import added_modules, is_added
 from infrastructure.training.models.key_value_memory import NO_ROW, KeyValueMemory
 from tests.slow import slow_but
@@ -28,6 +30,7 @@ def trainer_of(
 ) -> EnhancedTrainer:
     """Of six steps of four rows, two of which come again."""
     data = folder / "rows.jsonl"
+    folder.mkdir(exist_ok=True)
     values = {"batch_size": 4, "max_steps": 6, "learning_rate": 1e-3, "warmup_steps": 1}
     values |= {"metrics_sinks": [], "checkpoint_frequency": 1, "keep_checkpoints": 9}
     values |= {"enabled_extensions": ["memory"]}
@@ -78,8 +81,6 @@ def memory_of(trainer: EnhancedTrainer) -> KeyValueMemory:
 def test_a_training_that_was_broken_off_ends_with_the_same_bits(
     saved_llama: Path, tmp_path: Path, training: dict[str, Any], lora: bool
 ) -> None:
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "killed").mkdir()
     whole = trainer_of(saved_llama, tmp_path / "whole", lora=lora, **training)
     began = memory_of(whole).query.weight.clone()
     frozen = {n: p.clone() for n, p in whole.initialize_model().named_parameters()}
@@ -134,6 +135,58 @@ def test_a_step_that_ran_out_of_memory_is_stored_once(saved_llama: Path, tmp_pat
     assert [one["kind"] for one in short.state.recoveries] == ["out_of_memory"]
     assert torch.equal(memory_of(short).num_stored, memory_of(plain).num_stored)
     assert torch.equal(memory_of(short).store_rows, memory_of(plain).store_rows)
+
+
+class Poison(Observer):
+    """Makes all that the model sees of one step's batch, from 0, no numbers; or passes it over from
+    the beginning."""
+
+    def __init__(self, step: int, passed_over: SkippedBatch | None = None) -> None:
+        self.step, self.passed_over = step, passed_over
+        self.is_here, self.stored = False, False
+
+    def train_start(self, state: TrainingState) -> None:
+        if self.passed_over is not None:
+            state.skipped = [self.passed_over]
+
+        def spoil(_part: Any, _given: Any, output: torch.Tensor) -> torch.Tensor | None:
+            return output * float("nan") if self.is_here else None
+
+        state.model.get_input_embeddings().register_forward_hook(spoil)  # type: ignore[operator]
+
+    def step_start(self, state: TrainingState) -> None:
+        self.is_here = state.step == self.step
+
+    def step_end(self, state: TrainingState) -> None:
+        self.is_here = False
+        for memory in added_modules(state.model).values():
+            self.stored |= bool(memory.get_buffer("store_keys").isnan().any())
+
+
+@pytest.mark.parametrize(
+    ("lora", "log_frequency"), slow_but([(True, 3)], [(True, 3), (False, 3), (True, 1)])
+)
+def test_a_bad_loss_takes_its_weights_and_its_store_back(
+    saved_llama: Path, tmp_path: Path, lora: bool, log_frequency: int
+) -> None:
+    """As if the bad batch had been passed over from the beginning. The second step's is stored, and
+    one step after it, before the losses are read."""
+    settings: dict[str, Any] = {"lora": lora, "log_frequency": log_frequency}
+    settings |= {"checkpoint_frequency": 4, "mixed_precision": "fp32"}
+    poison = Poison(1)
+    poisoned = trainer_of(saved_llama, tmp_path / "poisoned", hooks=[poison], **settings)
+    poisoned.train()
+    assert poisoned.state is not None
+    assert poison.stored == (log_frequency > 1)
+    (skipped,) = poisoned.state.skipped
+    assert skipped.step == 2
+    untouched = Poison(-1, skipped)
+    reference = trainer_of(saved_llama, tmp_path / "reference", hooks=[untouched], **settings)
+    reference.train()
+    assert reference.state is not None
+    assert not reference.state.recoveries
+    assert torch.isfinite(memory_of(poisoned).store_keys).all()
+    assert same(state_of(poisoned), state_of(reference))
 
 
 def test_its_weights_have_a_rate_of_their_own(saved_llama: Path, tmp_path: Path) -> None:

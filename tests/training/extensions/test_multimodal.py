@@ -19,6 +19,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import CheckpointMan
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
+from tests.training.extensions.test_key_value_memory import Poison
 from tests.training.model_adapters.test_multimodal_adapter import (
     Kill,
     exchanged,
@@ -150,6 +151,29 @@ def test_the_projector_first_then_all_killed_in_each_phase(
     assert loss_of(again, held_out_of(again)) == pytest.approx(loss_of(whole, examples), rel=1e-5)
     with pytest.raises(ValueError, match=r"sees already: leave multimodal out"):
         trainer_of(finished, tmp_path / "twice").prepare()
+
+
+def test_a_bad_loss_goes_back_into_the_phase_of_the_projector(
+    parts: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    """The first step of all weights is bad, and what was saved last is of the projector alone; a
+    memory is filled in both. It ends as if that batch had been passed over from the beginning."""
+    settings: dict[str, Any] = {"enabled_extensions": ["multimodal", "memory"]}
+    settings |= {"memory": {"slots": 4, "heads": 2, "store": 16}, "checkpoint_frequency": 4}
+    settings |= {"num_epochs": 1, "log_frequency": 2}
+    rates = Rates()
+    poisoned = trainer_of(parts, tmp_path / "a", hooks=[Poison(NUM_FIRST), rates], **settings)
+    poisoned.train()
+    assert poisoned.state is not None
+    assert poisoned.state.recoveries[0]["action"].startswith("went back to step 4,")
+    (skipped,) = poisoned.state.skipped
+    assert skipped.step == NUM_FIRST + 1
+    assert rates.trained[-2:] == ["head language_model projector"] * 2
+    reference = trainer_of(parts, tmp_path / "b", hooks=[Poison(-1, skipped)], **settings)
+    reference.train()
+    left, right = (trainer.initialize_model().state_dict() for trainer in (poisoned, reference))
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    assert {name.rpartition(".")[2] for name in left} >= {"store_keys", "num_stored"}
 
 
 def test_a_lora_after_the_projector(parts: tuple[Path, Path, Path], tmp_path: Path) -> None:
