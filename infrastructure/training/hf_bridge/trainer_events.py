@@ -25,7 +25,8 @@ from infrastructure.training.loop.loss_judge import memory_in_use_bytes
 if TYPE_CHECKING:
     from transformers import TrainerControl
 
-HELD_OUT = "eval_loss"
+EVALUATED = "eval_"
+HELD_OUT = f"{EVALUATED}loss"
 
 
 class TrainerEvents:
@@ -55,6 +56,7 @@ class TrainerEvents:
         self.last_metrics: dict[str, float] = {}
         self._tokens_before = state.num_tokens
         self._is_open = False  # a step has ended, and its numbers are still to come
+        self._logged_evaluation: dict[str, float] = {}
 
     def epoch_begins(self) -> None:
         """The order of an epoch is not drawn yet."""
@@ -118,6 +120,8 @@ class TrainerEvents:
         """The Trainer has logged; numbers of steps have a loss among them."""
         if "train_runtime" in logs:
             self.last_metrics = dict(logs)
+        if any(name.startswith(EVALUATED) for name in logs):
+            self._logged_evaluation = dict(logs)
         if not self._is_open or "loss" not in logs:
             return
         state, numbers = self.state, numbers_of(logs)
@@ -142,7 +146,9 @@ class TrainerEvents:
     def evaluated(self, metrics: Mapping[str, JsonValue], control: "TrainerControl") -> None:
         """The Trainer has evaluated one of its data sets."""
         self._close_step()
-        state, evaluation = self.state, evaluation_of(metrics)
+        # It is logged just before; TRL before 1.0 has its own measures in what it logs alone.
+        logged, self._logged_evaluation = self._logged_evaluation, {}
+        state, evaluation = self.state, evaluation_of({**logged, **metrics})
         is_more = state.evaluated_step == state.step  # of several data sets
         state.evaluation = {**state.evaluation, **evaluation} if is_more else evaluation
         state.evaluated_step = state.step

@@ -153,6 +153,26 @@ def test_a_killed_training_goes_on_to_the_very_same_weights(
     assert [r["step"] for r in records if r.get("kind") == "evaluation"] == [3, 6, 9, 12]
 
 
+def test_what_is_logged_of_an_evaluation_is_recorded(tmp_path: Path) -> None:
+    """TRL before 1.0 puts its own measures of held-out rows into its log, and nowhere else."""
+    trainer = trainer_of(tmp_path, max_steps=8, eval_strategy="epoch")
+    log = trainer.log
+
+    def log_more(logs: dict[str, float], *given: Any) -> None:
+        more = {"eval_rewards/margins": 0.5} if "eval_loss" in logs else {"rewards/margins": 0.25}
+        log({**logs, **more}, *given)
+
+    trainer.log = log_more
+    callback = TemperCallback("tiny", settings(tmp_path))
+    trainer.add_callback(callback)
+    trainer.train(resume_from_checkpoint=callback.resume_from())
+    records = read_metrics(run_of(tmp_path) / "metrics.jsonl")
+    measured = [record for record in records if record.get("kind") == "evaluation"]
+    assert measured
+    assert all(record["eval_rewards/margins"] == 0.5 for record in measured)
+    assert all("rewards/margins" not in record for record in measured)
+
+
 @pytest.mark.parametrize("max_steps", [8, 6])  # in the middle of an epoch, and at its end
 def test_running_it_again_when_it_is_finished_does_nothing(
     tmp_path: Path, undisturbed: Callable[..., torch.Tensor], max_steps: int
