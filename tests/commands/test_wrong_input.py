@@ -2046,6 +2046,11 @@ PICTURES = [
         ["--multimodal-vision-tower names none", "google/siglip"],
     ),
     seeing(
+        "a tower that is nowhere",
+        "--enabled-extensions multimodal --multimodal-vision-tower nobody/no-tower",
+        ["--multimodal-vision-tower: model 'nobody/no-tower'", "hub cannot", "preprocessor_config"],
+    ),
+    seeing(
         "a LoRA as a tower",
         "--enabled-extensions multimodal --multimodal-vision-tower l",
         ["--multimodal-vision-tower: l is a lora folder, no vision model"],

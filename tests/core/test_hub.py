@@ -21,7 +21,14 @@ import sys
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.given_paths import check_given
 from infrastructure.training.data.defaults import make_ready, problems_of
+from infrastructure.training.models.tower_folder import check_tower
 for name in sys.argv[1:]:
+    if name.startswith("tower "):
+        try:
+            print(check_tower(name.removeprefix("tower ")))
+        except ValueError as error:
+            print(error)
+        continue
     config = DeploymentConfig(model={"name": name}, data={"path": "rows.csv"})
     problems_of(config)
     make_ready(config)
@@ -94,14 +101,24 @@ def test_length_and_wrong_name_of_a_hub_model_are_known_without_torch(
     tmp_path: Path, loopback_hub: tuple[str, list[str]]
 ) -> None:
     endpoint, requests = loopback_hub
-    short, wrong = look(tmp_path, endpoint, "someone/short", "someone/shrot")
+    short, wrong, tower, no_tower = look(
+        tmp_path,
+        endpoint,
+        *(t + n for t in ("", "tower ") for n in ("someone/short", "someone/no")),
+    )
     assert short.startswith("64 data.max_length is 64 instead of 512")
     assert "the Hugging Face hub does not have it" in wrong
     assert len([line for line in requests if "/short/" in line]) == 2  # its head, and the file
+    assert tower == "None"
+    assert no_tower.startswith("training.multimodal.vision_tower: model 'someone/no'")
+    assert "hub does not have it (give a folder with config.json, preprocessor_config" in no_tower
     requests.clear()
     (tmp_path / "shrot").mkdir()
-    again, gone = look(tmp_path, "http://127.0.0.1:9", "someone/short", "shrto")
+    again, tower, gone = look(
+        tmp_path, "http://127.0.0.1:9", "someone/short", "tower someone/short", "shrto"
+    )
     assert again == short  # from the cache
+    assert tower == "None"
     assert requests == []
     assert "the Hugging Face hub cannot be reached; did you mean 'shrot'" in gone
 

@@ -12,6 +12,7 @@ from infrastructure.core.lookup import nearest
 
 EMBEDDED = "embedded"
 GGUF_SUFFIX = ".gguf"
+MODEL_FILES = "config.json, tokenizer and safetensors"
 
 
 def refuse_file(path: Path) -> None:
@@ -40,26 +41,30 @@ def refuse_missing(name: str) -> None:
         raise ValueError(f"model {name!r}: there is no such folder{hint}")
 
 
-def refuse_missing_on_hub(name: str, revision: str | None = None) -> None:
+def refuse_missing_on_hub(name: str, revision: str | None = None, files: str = MODEL_FILES) -> None:
     """Raise ValueError where a name that is none of a folder stands for no model of the hub either,
-    as far as its cache or one request tells."""
+    as far as its cache or one request tells.
+
+    Args:
+        files: what a folder would hold, for people.
+    """
     if name == EMBEDDED or name in REGISTERED_MODELS:
         return
     try:
         hub_file(name, "config.json", revision)
     except NotOnHubError as error:
-        raise ValueError(not_found(name, hub_reachable=error.hub_reachable)) from error
+        sentence = not_found(name, hub_reachable=error.hub_reachable, files=files)
+        raise ValueError(sentence) from error
 
 
-def not_found(name: str, *, hub_reachable: bool) -> str:
+def not_found(name: str, *, hub_reachable: bool, files: str = MODEL_FILES) -> str:
     """The sentence for a name that is neither here nor to be had from the hub."""
     hub = "does not have it" if hub_reachable else "cannot be reached"
     meant = nearest(name, [*REGISTERED_MODELS, EMBEDDED]) or _near(name)
     hint = f"; did you mean {meant!r}?" if meant else ""
     return (
         f"model {name!r}: no folder of that name here, and the Hugging Face hub {hub}{hint}"
-        " (give a folder with config.json, tokenizer and safetensors, or a hub name such as"
-        " owner/name)"
+        f" (give a folder with {files}, or a hub name such as owner/name)"
     )
 
 

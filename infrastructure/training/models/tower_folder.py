@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
-from infrastructure.training.models.model_path import refuse_file, refuse_missing
+from infrastructure.training.models.model_path import (
+    refuse_file,
+    refuse_missing,
+    refuse_missing_on_hub,
+)
 from infrastructure.training.models.saved_model import (
     SourceKind,
     is_there,
@@ -13,6 +17,7 @@ from infrastructure.training.models.saved_model import (
 
 TOWER = "training.multimodal.vision_tower"
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+TOWER_FILES = "config.json, preprocessor_config.json and safetensors"
 SUCH_AS = "give a CLIP, a SigLIP, a ViT or a DINOv2"
 
 
@@ -22,7 +27,7 @@ def has_processor(folder: Path) -> bool:
 
 
 def check_tower(name: str) -> None:
-    """Refuse a tower that is not there, or whose folder lacks a file; of a hub name, nothing.
+    """Refuse a tower that is not there, nor on the hub, or whose folder lacks a file.
 
     Raises:
         ValueError: says what is missing, and what to do.
@@ -31,6 +36,7 @@ def check_tower(name: str) -> None:
     try:
         if not is_there(path):
             refuse_missing(name)
+            refuse_missing_on_hub(name, files=TOWER_FILES)
             return
         refuse_file(path)
         source = look_into(path.resolve())

@@ -8,7 +8,7 @@ Why no hooks of our own: put together, it is an ordinary `LlavaForConditionalGen
 saved, loaded, answered with and exported as any other one, here and wherever transformers is.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -132,7 +132,8 @@ def tower_source(vision: MultimodalConfig) -> ModelSource:
     if name is None:
         raise ValueError(NO_TOWER)
     check_tower(name)
-    return find_source(name)
+    # model.revision is the text model's, which is another repository
+    return replace(find_source(name), revision="main")
 
 
 def load_image_processor(source: ModelSource, options: LoadOptions) -> Any:
