@@ -2,7 +2,7 @@
 `training.method` is not sft."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from infrastructure.core.errors import CopyNotConfirmedError
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
 from infrastructure.deployment.method_forecast import MethodForecast
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
+from infrastructure.monitoring.drawing.quantity_names import HELD_OUT, RANKING
 from infrastructure.run.advice import advice_at_end
 from infrastructure.run.cost import cost_of
 from infrastructure.run.directory import RunDirectory, RunStatus
@@ -121,6 +122,7 @@ class MethodTraining:
             seconds = cost_before + time.monotonic() - began
             return {
                 **self.measured.summary(),
+                **_num_ranked(self.measured.after, training),
                 **cost_of(self.config.price_per_hour, seconds),
                 "forecast": forecast.compared() if self.measured.is_finished else [],
             }
@@ -208,6 +210,13 @@ class _Measured(Observer):
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.before, self.after = saved["before"], saved["after"]
+
+
+def _num_ranked(after: Mapping[str, object], training: TrlTraining) -> Summary:
+    """How many held-out pairs were ranked, where that was measured."""
+    if f"{HELD_OUT}{RANKING}" not in after:
+        return {}
+    return {"num_pairs": len(training.data.held_out)}
 
 
 def translated(accepted: Collection[str]) -> list[str]:

@@ -199,6 +199,7 @@ class Summary(TypedDict, total=False):
         reason, signal, error: why it stopped, or what ended it.
         before, after: numbers on held-out data, by name.
         loss_function: which loss theirs is, where that is none of ours.
+        num_pairs: held-out pairs of a better and a worse answer that were ranked.
         trainer_metrics: what `Trainer.train` gives back.
         went_on: where it went on after it had ended too early, the first time first.
         files: the seal: the hash of each file that nothing writes to any more.
@@ -224,6 +225,7 @@ class Summary(TypedDict, total=False):
     loss_function: str
     example: ExampleRecord | None
     num_questions: int
+    num_pairs: int
     advice: list[AdviceRecord]
     forecast: list[ForecastRow]
     cost: CostRecord

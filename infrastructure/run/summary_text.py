@@ -56,6 +56,8 @@ def _result_lines(summary: Summary) -> list[str]:
     ]
     if summary.get("num_questions"):
         lines.append(f"(exact match over {summary['num_questions']} held-out prompts)")
+    if num_pairs := summary.get("num_pairs"):
+        lines.append(f"(ranked over {num_pairs:,} held-out pairs; a tie counts as wrong)")
     if example := summary.get("example"):
         lines += ["", "A held-out example", *_indented("prompt", example["prompt"], keeps_end=True)]
         lines += _indented("expected", example["expected"])

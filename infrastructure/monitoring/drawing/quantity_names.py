@@ -17,7 +17,7 @@ OF_ONE_REWARD = re.compile(r"rewards/(?P<name>.+)/(?P<what>mean|std)")
 HELD_OUT = "eval_"
 RANKING, MARGIN = "rewards/accuracies", "rewards/margins"
 TINY_MARGIN = 1e-6  # what rounding makes of two equal rewards
-RANKED = "pairs ranked rightly, mean of batches"  # TRL weighs a last, smaller batch like the others
+RANKED = "pairs ranked rightly"
 
 
 @dataclass(frozen=True)

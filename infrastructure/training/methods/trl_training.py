@@ -21,6 +21,7 @@ from infrastructure.core.optional import PIP_LINES, require
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.data.preparation.plan import read_chat_template, without_template
 from infrastructure.training.data.store.token_cache import DEFAULT_DIRECTORY
+from infrastructure.training.methods.held_out_means import weigh_pairs
 from infrastructure.training.methods.method_data import MethodData, MethodRow, read_data
 from infrastructure.training.methods.method_table import RowKind, TrlMethod, installed_method
 from infrastructure.training.methods.rewards import reward_functions, try_rewards
@@ -248,6 +249,8 @@ class TrlTraining:
             there = trainer.model.named_parameters()
             experts = [p for name, p in there if name.replace(".base_layer", "") in names]
             say(f"note: {note_on_experts(experts, kind)}")
+        if self.installed.method.rows is RowKind.PAIRS:
+            weigh_pairs(trainer)
         _warm_up_half_at_most(trainer, self.config.training, say)
         holds_out = bool(self.data.held_out)
         trainer.add_callback(training_rhythm(self.config.training, holds_out=holds_out))

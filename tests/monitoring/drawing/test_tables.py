@@ -7,7 +7,7 @@ from infrastructure.monitoring.drawing.tables import (
     text_width,
 )
 
-RANKED = "pairs ranked rightly, mean of batches (higher is better)"
+RANKED = "pairs ranked rightly (higher is better)"
 BEFORE = {"eval_loss": 8.0, "exact_match": {"reverse": 0.0, "all": 0.05}}
 AFTER = {"eval_loss": 0.4, "exact_match": {"reverse": 0.975, "all": 0.97, "sort": 1.0}}
 

@@ -118,6 +118,7 @@ def test_a_short_training_is_not_all_warm_up(tmp_path: Path, saved_llama: Path) 
     """The default of 50 steps is more than all of these."""
     more = {
         "training": {"max_steps": 6, "warmup_steps": 50},
+        "data": {"validation_split": 0.4},  # batches of four pairs, and a smaller one
         "backup": {"place": str(tmp_path / "place")},
     }
     config = configuration("dpo", tmp_path, saved_llama, **more)
@@ -130,7 +131,8 @@ def test_a_short_training_is_not_all_warm_up(tmp_path: Path, saved_llama: Path) 
         assert sum("copies go to" in line for line in lines) == 1
         assert sum("Training for 6 steps" in line for line in lines) == 1
         assert sum("backup: " in line for line in lines) == 1  # how they stand, at the end alone
-        assert "pairs ranked rightly, mean of batches (higher is better)" in "".join(lines)
+        assert "pairs ranked rightly (higher is better)" in "".join(lines)
+        assert sum(line.startswith("(ranked over ") for line in lines) == 1
 
     assert in_fork(trained) == 0
     lines = (run_folder(config) / "metrics.jsonl").read_text().splitlines()
@@ -138,6 +140,13 @@ def test_a_short_training_is_not_all_warm_up(tmp_path: Path, saved_llama: Path) 
     rates = [rate for rate in rates if rate is not None]
     assert max(rates) == pytest.approx(1e-2)  # the peak is reached
     assert rates[-1] < max(rates)  # and left again
+    summary = read_summary(RunDirectory(run_folder(config)))
+    after: Any = summary["after"]
+    assert summary["num_pairs"] % 4
+    ranked = after["eval_rewards/accuracies"] * summary["num_pairs"]
+    assert ranked == pytest.approx(round(ranked))  # a whole number of pairs
+    margin = after["eval_rewards/chosen"] - after["eval_rewards/rejected"]
+    assert after["eval_rewards/margins"] == pytest.approx(margin, abs=1e-5)
 
 
 @pytest.mark.parametrize("method", slow_but(["grpo"], methods_here()))  # it draws numbers
