@@ -45,7 +45,7 @@ from infrastructure.training.data.preparation.preparation import (
     Preparation,
     PreparationPlan,
 )
-from infrastructure.training.data.preparation.quarantine import Quarantine
+from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
 from infrastructure.training.data.readers.pictures import decode
 from infrastructure.training.data.readers.rows import Conversation
 from infrastructure.training.data.serving.example_order import Indices, random_selection
@@ -394,7 +394,12 @@ class DataPipeline:
         quarantine = Quarantine.read(listed, facts["quarantined"])
         report = DataReport.from_dict(facts, quarantine)
         report.from_cache = entry.was_there
-        quarantine.check(report.rows_read, self.config.max_bad_rows_percent, listed)
+        quarantine.check(
+            report.rows_read,
+            self.config.max_bad_rows_percent,
+            listed,
+            about_length=about_template(report.template_tokens, report.max_length),
+        )
         if not report.num_train:
             raise ValueError(f"{self.config.path}: no row is left to train on")
         return report

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.training.data.encoding.schema_detection import SAMPLE_ROWS
-from infrastructure.training.data.preparation.quarantine import Quarantine
+from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
 from infrastructure.training.data.readers.rows import (
     CHAT_TEMPLATE,
-    NOT_SUPERVISED,
     OVER_LONG,
     BadRow,
     Row,
@@ -123,12 +122,18 @@ def read_data(
     if quarantine.total:
         listed.parent.mkdir(parents=True, exist_ok=True)
         quarantine.write(listed)
-    quarantine.check(num_read, data.max_bad_rows_percent, listed)
+    is_long = writer.num_cut or OVER_LONG in quarantine.counts
+    about = about_template(writer.num_template_tokens() if is_long else 0, data.max_length)
+    quarantine.check(
+        num_read, data.max_bad_rows_percent, listed, about_length=about, cuts_prompts=False
+    )
     if not train:
         raise ValueError(f"{data.path}: no row is left to train on")
     result = MethodData(shape, train, held_out, quarantine, num_read, writer.num_cut)
     if shape.kind is RowKind.PROMPTS:
         result.notes += _of_equal_columns(result)
+    if about:
+        result.notes.append(f"note: {about}")
     if any(row.pop("is_plain", False) for row in [*train, *held_out]) and writer.has_template:
         result.notes.append(
             "note: texts that hold their prompt themselves are learnt as they stand, without the"
@@ -216,9 +221,17 @@ class RowWriter:
         if longest > self.max_length and (self.method == "reward" or not self.keeps_start):
             return _bad(place, OVER_LONG, f"{longest} tokens, {self.max_length} allowed")
         if prompt >= self.max_length:
-            return _bad(place, NOT_SUPERVISED, f"its prompt alone has {prompt} tokens")
+            return _bad(place, OVER_LONG, f"its prompt alone has {prompt} tokens")
         self.num_cut += longest > self.max_length
         return written
+
+    def num_template_tokens(self) -> int:
+        """Tokens that the chat template itself writes around one question and its answer."""
+        if not self.has_template:
+            return 0
+        messages = [{"role": role, "content": "a"} for role in ("user", "assistant")]
+        text = self.tokenizer("a", add_special_tokens=False)["input_ids"]
+        return self._num_tokens(messages) - len(messages) * len(text)
 
     def _written(self, row: MethodRow) -> MethodRow:
         if row.get("is_plain"):

@@ -1,6 +1,7 @@
 """Rows as TRL reads them: with a chat template and without, set aside with their places, split."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,16 @@ def test_columns_of_several_kinds_are_not_given_to_rewards(tmp_path: Path, token
     data = read(tmp_path, tokenizer, rows, "grpo", training={"max_completion_length": 8})
     assert data.train[0] == {"prompt": "a\n", "answer": "b"}
     assert data.notes == ["note: rewards are not given columns that differ in kind: level"]
+
+
+def test_a_template_that_makes_rows_long_is_named(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"prompt": "a " * 3, "chosen": "b " * 90, "rejected": "b"}, *rows_of("pairs", 30)]
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE.replace("<{{", "much said {{"))
+    notes = read(tmp_path, tokenizer, rows, "dpo", over_length="keep_start").notes
+    assert re.fullmatch(r"note: the chat template itself writes \d+ of these 64 tokens.*", notes[0])
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    assert not read(tmp_path, tokenizer, rows_of("pairs", 30), "dpo").notes
+    with pytest.raises(ValueError, match=r"over-long.*: raise data.max_length where the model"):
+        read(tmp_path, tokenizer, [{"prompt": "a " * 90, "chosen": "b", "rejected": "c"}], "dpo")

@@ -55,6 +55,7 @@ LAST_ANSWER = "last_answer"
 
 PROBES = (("a b\n", "c d"), ("1.\n", "2 3"), ("é:\n", "é è"), ("a\n", "(b)"))
 
+SHORT_TEXT = "a"
 LONGEST_JOINT = 4  # tokens of a prompt's end that may be others before an answer
 
 TokenIds = Sequence[int] | npt.NDArray[np.int32]
@@ -188,6 +189,19 @@ class ConversationEncoder:
         if self._spells_pictures:
             turns = [self._spelled_out(turn) for turn in turns]
         return (self.own_template or self._plain()).write_prompt(turns, inputs)
+
+    def num_template_tokens(self) -> int:
+        """Tokens that the chat template itself writes around one question and its answer; 0 where
+        there is none, or where it refuses them."""
+        if self.own_template is None:
+            return 0
+        turns = Turn("user", SHORT_TEXT), Turn("assistant", SHORT_TEXT)
+        try:
+            written = self.write(Conversation(turns))
+        except FormatError:
+            return 0
+        whole = len(written.lead) + self.num_tokens(written.text)
+        return whole - len(turns) * self.num_tokens(SHORT_TEXT)
 
     def num_tokens(self, text: str) -> int:
         """Tokens of a bare text."""
@@ -354,10 +368,7 @@ class ConversationEncoder:
         if is_over_long and self.over_length == KEEP_START and mask.any():
             first_learnt = int(np.flatnonzero(mask)[0])
             if first_learnt >= self.max_length:
-                detail = (
-                    f"{len(tokens)} tokens, of which all that are learnt lie behind"
-                    f" data.max_length={self.max_length}"
-                )
+                detail = f"{len(tokens)} tokens, of the first {self.max_length} none is learnt"
                 return _bad(conversation, OVER_LONG, detail)
             tokens, mask = tokens[: self.max_length].copy(), mask[: self.max_length].copy()
         elif is_over_long and mask.any():

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from infrastructure.core.json_text import JsonObject
-from infrastructure.training.data.preparation.quarantine import Quarantine
+from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
 
 MAX_TASKS_SHOWN = 12
 
@@ -23,6 +23,8 @@ class DataReport:
         task_counts: training examples by task.
         end_tokens: what the answers end with → how often; generation must stop there.
         truncated: examples that were cut to the longest length.
+        template_tokens: that the chat template itself writes around a question and its answer;
+            counted where rows are too long.
         duplicates: training rows that say the same as an earlier one.
         leaked: training rows that say the same as a held-out one.
         special_text_rows: rows whose text spells a special token.
@@ -47,6 +49,7 @@ class DataReport:
     end_tokens: dict[str, int] = field(default_factory=dict)
     truncated: int = 0
     truncated_examples: list[str] = field(default_factory=list)
+    template_tokens: int = 0
     duplicates: int = 0
     leaked: int = 0
     special_text_rows: int = 0
@@ -147,6 +150,8 @@ class DataReport:
                 f" ({where}): {self._keeps_whole(num_positions)};"
                 " data.over_length=quarantine leaves them out"
             )
+        if sentence := about_template(self.template_tokens, self.max_length):
+            lines.append(f"note: {sentence}")
         if self.duplicates:
             lines.append(f"{self.duplicates:,} training rows repeat an earlier one")
         if self.leaked:

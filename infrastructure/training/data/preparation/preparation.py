@@ -29,7 +29,7 @@ from infrastructure.training.data.preparation.row_encoder import (
 )
 from infrastructure.training.data.preparation.row_stats import RowFacts
 from infrastructure.training.data.readers.row_limits import in_chunks
-from infrastructure.training.data.readers.rows import BadRow, excerpt
+from infrastructure.training.data.readers.rows import OVER_LONG, BadRow, excerpt
 from infrastructure.training.data.readers.sources import DataFile
 from infrastructure.training.data.store.fingerprints import ExampleHash, text_hash
 from infrastructure.training.data.store.stream_index import (
@@ -216,6 +216,8 @@ class Preparation:
         index = self._save_windows()
         self.report.rows_read = self.rows_of_file.total()
         self.report.max_length = self.plan.encoder.max_length
+        if self.report.truncated or OVER_LONG in self.quarantine.counts:
+            self.report.template_tokens = self.plan.encoder.num_template_tokens()
         self.facts.fill(self.report, is_evaluation, self.plan.encoder.tokenizer)
         self._report_sources()
         layout = index.layout_hash() if index else ""

@@ -15,6 +15,7 @@ from infrastructure.training.data.readers.rows import OVER_LONG, BadRow, excerpt
 
 MAX_KEPT = 10_000
 NUM_EXAMPLES = 3
+MUCH_OF_A_ROW = 0.25  # what a chat template writes of it
 NUM_SHOWN, DETAIL_CHARACTERS = 2, 50
 
 
@@ -64,11 +65,21 @@ class Quarantine:
         rows = [BadRow(**record) for record in records if "left_out" not in record]
         return cls(rows, Counter(counts))
 
-    def check(self, num_rows: int, max_percent: float, listed: Path | None = None) -> None:
+    def check(
+        self,
+        num_rows: int,
+        max_percent: float,
+        listed: Path | None = None,
+        *,
+        about_length: str = "",
+        cuts_prompts: bool = True,
+    ) -> None:
         """Refuse to start where too large a share of the rows is bad.
 
         Args:
             listed: where all of them are written down; None: nowhere yet.
+            about_length: a sentence on why rows are long; "": nothing is known.
+            cuts_prompts: data.over_length=truncate is possible.
 
         Raises:
             ValueError: names count, share, the first rows with their places, and the remedies.
@@ -80,7 +91,9 @@ class Quarantine:
         first = next((row for row in self.bad_rows if row.reason == common), None)
         remedy = (first.remedy if first else "") or "mend them"
         if common == OVER_LONG:
-            remedy = "raise data.max_length, set data.over_length=truncate to cut prompts instead"
+            remedy = "raise data.max_length where the model sees more"
+            remedy += ", set data.over_length=truncate to cut prompts instead" * cuts_prompts
+            remedy = f"{about_length}: {remedy}" if about_length else remedy
         where = f" (all are listed in {listed})" if listed else ""
         raise ValueError(
             f"{self.total} of {num_rows} rows ({percent:.1f} %) cannot be used: {self._shown()}:"
@@ -96,6 +109,21 @@ class Quarantine:
         ]
         others = len(self.counts) - len(shown)
         return "; ".join(shown) + (f"; {others} more reasons" if others > 0 else "")
+
+
+def about_template(num_tokens: int, max_length: int) -> str:
+    """A sentence where the chat template's own text makes rows long; "" where it hardly does.
+
+    Args:
+        num_tokens: that it writes around one question and its answer.
+        max_length: of a row, in tokens.
+    """
+    if num_tokens < MUCH_OF_A_ROW * max_length:
+        return ""
+    return (
+        f"the chat template itself writes {num_tokens:,} of these {max_length:,} tokens around a"
+        " question and its answer"
+    )
 
 
 def _plain(row: BadRow) -> dict[str, object]:

@@ -224,8 +224,7 @@ def test_a_cut_row_is_the_beginning_of_the_whole_one(build: Any, template: str |
             bad = refusal(tokenizer, TWO, **given)
             assert (bad.reason, bad.detail) == (
                 reasons.OVER_LONG,
-                f"{len(whole.input_ids)} tokens, of which all that are learnt lie behind"
-                f" data.max_length={length}",
+                f"{len(whole.input_ids)} tokens, of the first {length} none is learnt",
             )
             continue
         cut = encode(tokenizer, TWO, **given)

@@ -156,6 +156,11 @@ def test_over_long_rows_lose_their_end_and_are_counted(tmp_path: Path, cache: Pa
     assert "a.jsonl:62: over-long" in lines
     assert max(len(e.input_ids) for b in cut.train_batches(0, 0, 8) for e in b) <= 512
     assert list(cut.report.end_tokens) == ["<|endoftext|>"]  # not what the cut answer ends with
+    assert "chat template" not in lines  # the tokenizer has none
+    wordy = "{% for m in messages %}" + "Dear model, " * 9 + "{{ m['content'] }}{% endfor %}"
+    report = pipeline(data, cache, chat_template=wordy).report
+    assert 128 <= report.template_tokens <= 2 * 9 * len("Dear model, ") + 1
+    assert "note: the chat template itself writes" in "\n".join(report.lines())
 
 
 def test_over_long_rows_can_be_set_aside_or_lose_their_beginning(

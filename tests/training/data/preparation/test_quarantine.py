@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.training.data.preparation import quarantine as module
-from infrastructure.training.data.preparation.quarantine import Quarantine
+from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
 from infrastructure.training.data.readers.rows import EMPTY, OVER_LONG, WRONG_TYPE, BadRow
 
 
@@ -69,5 +69,17 @@ def test_too_large_a_share_is_refused_with_examples_and_remedy() -> None:
     assert "8 more reasons" in str(caught.value)
     assert len(str(caught.value)) <= 300
     quarantine.add([bad(1, OVER_LONG)] * 3)
-    with pytest.raises(ValueError, match=r"raise data\.max_length, set data\.over_length=trunc"):
+    with pytest.raises(
+        ValueError, match=r"raise data\.max_length where.*, set data\.over_length=tr"
+    ):
         quarantine.check(39, 5.0, Path("q.jsonl"))
+
+
+def test_a_template_that_makes_rows_long_is_named() -> None:
+    about = about_template(96, 128)
+    assert about.startswith("the chat template itself writes 96 of these 128 tokens around")
+    assert not about_template(31, 128)
+    quarantine = Quarantine()
+    quarantine.add([bad(1, OVER_LONG)])
+    with pytest.raises(ValueError, match=f": {about}: raise data.max_length where"):
+        quarantine.check(1, 5.0, about_length=about)
