@@ -142,19 +142,22 @@ def show_stacks(run: str | Path) -> list[dict[str, object]]:
     ]
 
 
-def ask(model: str | Path, questions: Sequence[str], max_tokens: int = 64) -> list[str]:
+def ask(
+    model: str | Path, questions: Sequence[str], max_tokens: int = 64, system: str | None = None
+) -> list[str]:
     """Ask a trained model, and show its answers below the questions.
 
     Args:
         model: a finished run, its `final/`, any model folder, or a hub name.
         questions: in plain words; prompt formats and chat templates are added as in training.
         max_tokens: the longest answer.
+        system: the system prompt before each question, as the rows of the training had it.
 
     Raises:
         ValueError: there is no such model, or it writes no text.
     """
     repair_model(Path(model))
-    answers = answer_questions(model, questions, max_tokens)
+    answers = answer_questions(model, questions, max_tokens, system=system)
     for question, answer in zip(questions, answers, strict=True):
         print(f"{question}\n  → {answer or '(nothing)'}\n")
     return answers

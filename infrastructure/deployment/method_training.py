@@ -122,7 +122,7 @@ class MethodTraining:
             seconds = cost_before + time.monotonic() - began
             return {
                 **self.measured.summary(),
-                **_num_ranked(self.measured.after, training),
+                **_of_data(self.measured.after, training),
                 **cost_of(self.config.price_per_hour, seconds),
                 "forecast": forecast.compared() if self.measured.is_finished else [],
             }
@@ -212,11 +212,14 @@ class _Measured(Observer):
         self.before, self.after = saved["before"], saved["after"]
 
 
-def _num_ranked(after: Mapping[str, object], training: TrlTraining) -> Summary:
-    """How many held-out pairs were ranked, where that was measured."""
-    if f"{HELD_OUT}{RANKING}" not in after:
-        return {}
-    return {"num_pairs": len(training.data.held_out)}
+def _of_data(after: Mapping[str, object], training: TrlTraining) -> Summary:
+    """How many held-out pairs were ranked, where that was measured; the system prompt."""
+    facts: Summary = {}
+    if f"{HELD_OUT}{RANKING}" in after:
+        facts["num_pairs"] = len(training.data.held_out)
+    if training.data.system_prompt is not None:
+        facts["system_prompt"] = training.data.system_prompt
+    return facts
 
 
 def translated(accepted: Collection[str]) -> list[str]:

@@ -95,6 +95,9 @@ def summarise(
         "example": example if before.example else None,
         "num_questions": 0 if after is None else after.num_questions,
     }
+    report = getattr(trainer.initialize_data(), "report", None)
+    if report is not None and report.system_prompt is not None:
+        summary["system_prompt"] = report.system_prompt
     if trainer.training_config.loss != CROSS_ENTROPY:
         summary["loss_function"] = trainer.training_config.loss
     return cast(Summary, spell_numbers(summary))

@@ -32,10 +32,14 @@ if TYPE_CHECKING:
 
 
 def answer_questions(
-    model: str | Path, questions: Sequence[str], max_tokens: int = 64, device: str = "auto"
+    model: str | Path,
+    questions: Sequence[str],
+    max_tokens: int = 64,
+    device: str = "auto",
+    system: str | None = None,
 ) -> list[str]:
     """What `Answerer` answers."""
-    return Answerer(model, max_tokens, device).answer(questions) if questions else []
+    return Answerer(model, max_tokens, device).answer(questions, system) if questions else []
 
 
 class Answerer:

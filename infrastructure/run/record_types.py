@@ -199,6 +199,7 @@ class Summary(TypedDict, total=False):
         reason, signal, error: why it stopped, or what ended it.
         before, after: numbers on held-out data, by name.
         loss_function: which loss theirs is, where that is none of ours.
+        system_prompt: of every row of the data; missing where they have none, or several.
         num_pairs: held-out pairs of a better and a worse answer that were ranked.
         trainer_metrics: what `Trainer.train` gives back.
         went_on: where it went on after it had ended too early, the first time first.
@@ -226,6 +227,7 @@ class Summary(TypedDict, total=False):
     example: ExampleRecord | None
     num_questions: int
     num_pairs: int
+    system_prompt: str
     advice: list[AdviceRecord]
     forecast: list[ForecastRow]
     cost: CostRecord

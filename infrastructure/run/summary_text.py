@@ -4,12 +4,12 @@ example, and where all lies.
 Loads no torch.
 """
 
-import shlex
 from pathlib import Path
 
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.monitoring.drawing.formatting import format_duration, printable
 from infrastructure.monitoring.drawing.tables import before_after_table
+from infrastructure.monitoring.records.status_text import question_command
 from infrastructure.run.directory import RunStatus
 from infrastructure.run.record_types import Summary
 
@@ -82,7 +82,9 @@ def _place_lines(run_path: Path, summary: Summary) -> list[str]:
     model = summary["paths"].get("model")
     if model:
         sees = (Path(model) / SEES).is_file()
-        lines.append(f"  {'ask it':<12} {_answer_command(_relative(model), in_notebook, sees)}")
+        system = summary.get("system_prompt")
+        line = _answer_command(_relative(model), in_notebook, sees, system)
+        lines.append(f"  {'ask it':<12} {line}")
     backup = summary.get("backup", {})
     if "published" in backup:
         lines.append(f"  {'copy':<12} {backup['published']}")
@@ -93,11 +95,12 @@ def _place_lines(run_path: Path, summary: Summary) -> list[str]:
     return lines + (["", *advice] if advice else [])
 
 
-def _answer_command(model: str, in_notebook: bool, sees: bool) -> str:
+def _answer_command(model: str, in_notebook: bool, sees: bool, system: str | None) -> str:
     """How one asks the trained model something, in a shell or in a cell."""
     if in_notebook and not sees:
-        return f'colab.ask({model!r}, ["your question"]) in a cell'
-    command = f"temper ask {shlex.quote(model)}{' --image FILE' if sees else ''}"
+        more = "" if system is None else f", system={system!r}"
+        return f'colab.ask({model!r}, ["your question"]{more}) in a cell'
+    command = f"{question_command(model, system)}{' --image FILE' if sees else ''}"
     return f"!{command} in a cell" if in_notebook else command
 
 

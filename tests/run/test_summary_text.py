@@ -1,5 +1,6 @@
 """What is shown when a run has ended."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -57,6 +58,22 @@ def test_in_a_notebook_one_is_shown_what_to_do_in_a_cell(
     assert "colab.ask('r/final', [" in text
     assert "temper ask" not in text
     assert "in a browser" not in text
+
+
+def test_questions_come_with_the_system_prompt_of_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "final").mkdir()
+    summary = a_summary(tmp_path, system_prompt="It's a calculator.")
+    [line] = [each for each in closing_lines(tmp_path, summary) if "ask it" in each]
+    words = shlex.split(line)
+    assert words[2:] == ["temper", "ask", str(tmp_path / "final"), "--system", "It's a calculator."]
+    long = closing_lines(tmp_path, a_summary(tmp_path, system_prompt="word " * 99))
+    assert [each for each in long if each.endswith(" --system SYSTEM_PROMPT")]
+    monkeypatch.setattr("infrastructure.run.summary_text.in_notebook_kernel", lambda: True)
+    assert """["your question"], system="It's a calculator.") in a cell""" in "\n".join(
+        closing_lines(tmp_path, summary)
+    )
 
 
 def test_a_long_answer_is_cut_and_blank_lines_are_left_out(tmp_path: Path) -> None:

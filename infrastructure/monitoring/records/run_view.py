@@ -47,6 +47,7 @@ from infrastructure.monitoring.records.status_text import (
     alert_words,
     error_words,
     progress_words,
+    question_command,
     safety_words,
     state_words,
     time_words,
@@ -419,7 +420,8 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
         held_out = next((v for k in HELD_OUT_KEYS if (v := config.get(k, (None, ""))[0])), None)
         data = _quoted(held_out) if held_out else "DATA"
         if not (final / SEES).is_file():
-            steps.append(("Ask the model", f"temper ask {_quoted(final)}"))
+            system = facts.summary.get("system_prompt")
+            steps.append(("Ask the model", question_command(str(final), system)))
         steps.append(("Evaluate the result", f"temper train-eval {_quoted(final)} {data}"))
     if (facts.directory / "tensorboard").exists():
         logs = facts.directory / "tensorboard"

@@ -1,5 +1,7 @@
 """What is told of a run in one sentence, the same in the terminal and on the page."""
 
+import shlex
+
 from infrastructure.core.json_text import JsonObject
 from infrastructure.monitoring.drawing.formatting import clip, format_duration, format_share
 from infrastructure.monitoring.drawing.metrics_file import Record
@@ -16,6 +18,19 @@ STATE_WORDS = {
     "stopped": "Stopped before the end",
     "failed": "Failed",
 }
+
+
+def question_command(model: str, system: object = None) -> str:
+    """What is typed to ask a trained model, as its rows were written.
+
+    Args:
+        system: the system prompt of all of them, if they share one.
+    """
+    command = f"temper ask {shlex.quote(model)}"
+    if not isinstance(system, str):
+        return command
+    shown = shlex.quote(system) if len(system) <= MAX_CHARACTERS else "SYSTEM_PROMPT"
+    return f"{command} --system {shown}"
 
 
 def state_words(run: LiveRun) -> str:

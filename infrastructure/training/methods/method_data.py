@@ -17,6 +17,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.training.data.encoding.schema_detection import SAMPLE_ROWS
 from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
+from infrastructure.training.data.preparation.row_stats import SharedSystemPrompt
 from infrastructure.training.data.readers.rows import (
     CHAT_TEMPLATE,
     OVER_LONG,
@@ -42,6 +43,7 @@ class MethodData:
     Attributes:
         train, held_out: rows of plain values, texts and messages.
         num_cut: rows whose ends TRL will cut off.
+        system_prompt: what every row begins with; None: they have none, or several.
     """
 
     shape: MethodShape
@@ -50,6 +52,7 @@ class MethodData:
     quarantine: Quarantine
     num_read: int
     num_cut: int = 0
+    system_prompt: str | None = None
     notes: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
@@ -129,7 +132,8 @@ def read_data(
     )
     if not train:
         raise ValueError(f"{data.path}: no row is left to train on")
-    result = MethodData(shape, train, held_out, quarantine, num_read, writer.num_cut)
+    system = writer.system_prompts.text
+    result = MethodData(shape, train, held_out, quarantine, num_read, writer.num_cut, system)
     if shape.kind is RowKind.PROMPTS:
         result.notes += _of_equal_columns(result)
     if about:
@@ -194,6 +198,7 @@ class RowWriter:
 
     Attributes:
         num_cut: rows that are longer than allowed.
+        system_prompts: of the rows.
     """
 
     def __init__(self, config: DeploymentConfig, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -205,6 +210,7 @@ class RowWriter:
         is_generated = METHODS[self.method].rows is RowKind.PROMPTS
         self.reserved = config.training.max_completion_length if is_generated else 0
         self.num_cut = 0
+        self.system_prompts = SharedSystemPrompt()
 
     def write(self, row: MethodRow, place: Row) -> MethodRow | BadRow:
         """One row, or why it cannot be used."""
@@ -217,12 +223,14 @@ class RowWriter:
             longest = prompt + self.reserved
             if longest > self.max_length:
                 return _bad(place, OVER_LONG, f"{prompt} tokens, with {self.reserved} to answer")
+            self.system_prompts.add(_system_of(row["prompt"]))
             return written
         if longest > self.max_length and (self.method == "reward" or not self.keeps_start):
             return _bad(place, OVER_LONG, f"{longest} tokens, {self.max_length} allowed")
         if prompt >= self.max_length:
             return _bad(place, OVER_LONG, f"its prompt alone has {prompt} tokens")
         self.num_cut += longest > self.max_length
+        self.system_prompts.add(_system_of(row["prompt"]))
         return written
 
     def num_template_tokens(self) -> int:
@@ -261,6 +269,13 @@ class RowWriter:
 
 def _as_messages(text: Text, role: str) -> Text:
     return [{"role": role, "content": text}] if isinstance(text, str) else text
+
+
+def _system_of(prompt: Text) -> str:
+    """The system prompt that it begins with; "" where there is none."""
+    if isinstance(prompt, str) or not prompt or prompt[0]["role"] != "system":
+        return ""
+    return str(prompt[0]["content"])
 
 
 def _as_question(text: Text) -> str:

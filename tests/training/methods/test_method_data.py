@@ -45,9 +45,11 @@ def test_without_a_chat_template_rows_are_text_with_a_line_break(
             "rejected": [{"role": "assistant", "content": "b"}],
         }
     ]
-    assert read(tmp_path, tokenizer, chat, "dpo").train == [
-        {"prompt": "Hi\n", "chosen": "a", "rejected": "b"}
-    ]
+    data = read(tmp_path, tokenizer, chat, "dpo")
+    assert data.train == [{"prompt": "Hi\n", "chosen": "a", "rejected": "b"}]
+    assert data.system_prompt is None
+    chat[0]["prompt"].insert(0, {"role": "system", "content": "Be brief."})
+    assert read(tmp_path, tokenizer, chat, "dpo").system_prompt == "Be brief."
 
 
 def test_with_one_all_rows_are_messages(

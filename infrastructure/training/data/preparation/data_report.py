@@ -27,6 +27,7 @@ class DataReport:
             counted where rows are too long.
         duplicates: training rows that say the same as an earlier one.
         leaked: training rows that say the same as a held-out one.
+        system_prompt: what every row begins with; None: they have none, or several.
         special_text_rows: rows whose text spells a special token.
         notes: further sentences for people.
         fingerprint: hash of the training examples in their order.
@@ -52,6 +53,7 @@ class DataReport:
     template_tokens: int = 0
     duplicates: int = 0
     leaked: int = 0
+    system_prompt: str | None = None
     special_text_rows: int = 0
     notes: list[str] = field(default_factory=list)
     fingerprint: str = ""

@@ -27,7 +27,7 @@ from infrastructure.training.data.preparation.row_encoder import (
     RowWorker,
     work_on,
 )
-from infrastructure.training.data.preparation.row_stats import RowFacts
+from infrastructure.training.data.preparation.row_stats import RowFacts, SharedSystemPrompt
 from infrastructure.training.data.readers.row_limits import in_chunks
 from infrastructure.training.data.readers.rows import OVER_LONG, BadRow, excerpt
 from infrastructure.training.data.readers.sources import DataFile
@@ -96,6 +96,7 @@ class Preparation:
         self.least: PreparedRow | None = None  # first to be held out where none is by chance
         self.checked_prompts = self.differing_prompts = 0
         self.left_out_answers = self.empty_answers = 0
+        self.system_prompts = SharedSystemPrompt()
         self.unused_columns: Counter[str] = Counter()
         self.unused_fields: Counter[str] = Counter()
         self.conversations = (folder / CONVERSATIONS_FILE).open("wb")
@@ -164,6 +165,8 @@ class Preparation:
     def _note(self, row: PreparedRow, is_evaluation: bool) -> None:
         self.facts.add(row, is_evaluation)
         self.report.special_text_rows += row.holds_special_text
+        first = row.conversation.turns[0]
+        self.system_prompts.add(first.text if first.role == "system" else "")
         answers = [turn for turn in row.conversation.turns if turn.role == "assistant"]
         self.left_out_answers += sum(not turn.is_learnt for turn in answers)
         self.empty_answers += sum(not turn.text.strip() and not turn.fields for turn in answers)
@@ -216,6 +219,7 @@ class Preparation:
         index = self._save_windows()
         self.report.rows_read = self.rows_of_file.total()
         self.report.max_length = self.plan.encoder.max_length
+        self.report.system_prompt = self.system_prompts.text
         if self.report.truncated or OVER_LONG in self.quarantine.counts:
             self.report.template_tokens = self.plan.encoder.num_template_tokens()
         self.facts.fill(self.report, is_evaluation, self.plan.encoder.tokenizer)

@@ -22,6 +22,24 @@ NUM_END_TOKENS = 3
 Mask = npt.NDArray[np.bool_]
 
 
+class SharedSystemPrompt:
+    """Whether all rows begin with the same one; keeps two at most."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def add(self, text: str) -> None:
+        """That of the next row; "": it has none."""
+        if len(self._seen) < 2:
+            self._seen.add(text)
+
+    @property
+    def text(self) -> str | None:
+        """The one of all rows; None: they have none, or several."""
+        [*seen] = self._seen
+        return seen[0] or None if len(seen) == 1 else None
+
+
 @dataclass
 class RowFacts:
     """One entry a row, in order; some forty bytes each."""

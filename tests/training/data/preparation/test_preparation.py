@@ -327,3 +327,17 @@ def test_a_document_may_divide_its_rows(tmp_path: Path, cache: Path) -> None:
     assert measured.num_evaluation == 4
     both.write_text(json.dumps({"train": rows[:30], "test": []}))
     assert pipeline(both, cache).report.num_evaluation in range(1, 10)
+
+
+@pytest.mark.parametrize(("others", "shared"), [([], "Be brief."), (["one"], None)])
+def test_the_system_prompt_of_all_rows_is_known(
+    others: list[str], shared: str | None, tmp_path: Path, cache: Path
+) -> None:
+    def chat(number: int) -> dict[str, Any]:
+        texts = (("system", "Be brief."), ("user", f"Q{number}"), ("assistant", "A"))
+        return {"messages": [{"role": role, "content": text} for role, text in texts]}
+
+    rows = [chat(n) for n in range(8)]
+    rows += [{"messages": chat(9)["messages"][1:]}] * bool(others)
+    data = write_jsonl(tmp_path / "a.jsonl", rows)
+    assert pipeline(data, cache).report.system_prompt == shared
