@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from infrastructure.optimization.size_grid import SizeGrid
+from infrastructure.training.models.model_inputs import IN_FORWARD, within_forward
 from infrastructure.training.models.token_functions import TokenFunction
 
 # Logits held at a time, and never fewer rows than keep a matrix product efficient. On a CPU 16 MB,
@@ -72,6 +73,17 @@ def head_loss(
         weights: (N,) fp32, of each target, which get no gradient; None: all are 1.
         own: as in `loss_sum`.
     """
+    return within_forward(head, _head_loss, head, hidden, targets, grid, weights, own)
+
+
+def _head_loss(
+    head: torch.nn.Module,
+    hidden: torch.Tensor,
+    targets: torch.Tensor,
+    grid: SizeGrid,
+    weights: torch.Tensor | None,
+    own: TokenFunction | None,
+) -> torch.Tensor:
     if own is None and is_plain_linear(head):
         weight: torch.Tensor = head.weight  # type: ignore[assignment]
         return linear_cross_entropy_sum(hidden, weight, targets, grid, weights)
@@ -101,7 +113,10 @@ def with_rows(part: torch.Tensor, num_rows: int) -> torch.Tensor:
 
 
 def is_plain_linear(head: torch.nn.Module) -> bool:
-    """Exactly `hidden @ weight.T`: no bias, adapter, quantisation, sharding or hook."""
+    """Exactly `hidden @ weight.T`: no bias, adapter, quantisation or hook. One that is spread over
+    ranks was plain before, and its weight is there while it computes."""
+    if hasattr(head, IN_FORWARD):
+        return type(head.weight) is torch.nn.Parameter
     return (
         type(head) is torch.nn.Linear
         and head.bias is None

@@ -6,9 +6,9 @@ model keeps the real one, in which shape logits come back, and a model's state w
 
 import inspect
 import math
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 IGNORED_LABEL = -100
+IN_FORWARD = "in_forward"  # of a module that is put together only while it computes
 PROJECTOR = "multi_modal_projector"  # what joins the two parts of a Llava
+Result = TypeVar("Result")
 # What a model may raise when a probe asks of it what it was not made for.
 PROBE_ERRORS = (
     AttributeError,
@@ -118,6 +120,18 @@ def call_model(model: torch.nn.Module, arguments: Mapping[str, object]) -> Any:
     """`model(...)` with those of the `arguments` that its forward takes."""
     positional, keywords = accepted_arguments(model, arguments)
     return model(*positional, **keywords)
+
+
+def within_forward(
+    module: torch.nn.Module, compute: Callable[..., Result], *arguments: object
+) -> Result:
+    """`compute(*arguments)`, in which all weights of the module are there.
+
+    Whoever computes with parts of a module instead of calling it goes through here: where a model
+    is spread over several ranks, its weights are whole only inside its forward.
+    """
+    inside: Callable[..., Result] | None = getattr(module, IN_FORWARD, None)
+    return compute(*arguments) if inside is None else inside(compute, *arguments)
 
 
 def logits_of(output: object) -> torch.Tensor:

@@ -30,6 +30,7 @@ from infrastructure.training.models.model_inputs import (
     probing,
     relative_difference,
     tolerance,
+    within_forward,
 )
 from infrastructure.training.models.packed_attention import model_arguments
 from infrastructure.training.models.token_functions import MetricSums, TokenFunction
@@ -152,8 +153,8 @@ class TokenLoss:
         self.prepare(model)
         assert self.method is not None
         arguments = model_arguments(model, batch)
-        loss = METHODS[self.method](model, arguments, positions, targets, grid, weights, own)
-        return loss, targets.numel()
+        given = (model, arguments, positions, targets, grid, weights, own)
+        return within_forward(model, METHODS[self.method], *given), targets.numel()
 
 
 def loss_from_hidden_states(
@@ -261,7 +262,7 @@ def choose_method(model: torch.nn.Module) -> tuple[str, str]:
         for method, compute in list(METHODS.items())[:-1]:
             try:
                 reason = why_not(method, model, arguments)
-                actual = expected if reason else compute(*given)
+                actual = expected if reason else within_forward(model, compute, *given)
             except PROBE_ERRORS as error:
                 reason = f"{type(error).__name__}: {error}"
             if not reason and relative_difference(actual, expected) > tolerance(
@@ -323,7 +324,7 @@ def why_not_head(model: torch.nn.Module, arguments: Mapping[str, object]) -> str
         return f"its head is called {len(outputs)} times"
     if not torch.equal(logits.float(), outputs[0].float()):
         return "it changes what its head gives"
-    hidden = last_hidden_state(model, arguments)
+    hidden = within_forward(model, last_hidden_state, model, arguments)
     if relative_difference(inputs[0], hidden) > tolerance(compute_dtype(model)):
         return "it changes the hidden states before the head"
     return ""

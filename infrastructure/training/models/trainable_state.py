@@ -6,7 +6,7 @@ So with weights of extensions that train alone.
 Buffers that belong to the model's state travel always.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -23,6 +23,12 @@ def trainable_state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     Names are those of the plain model, also when it is compiled; tied tensors appear once.
     """
     return {name: tensor.detach() for name, tensor in _state(model)}
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """All of a tensor; where each rank has a part of it, all ranks call this together."""
+    put_together: Callable[[], torch.Tensor] | None = getattr(tensor, "full_tensor", None)
+    return tensor if put_together is None else put_together()
 
 
 def load_trainable_state(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:

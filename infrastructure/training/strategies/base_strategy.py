@@ -21,6 +21,7 @@ from infrastructure.optimization.offloaded_adamw import OffloadedAdamW
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import Phase, StepOutput
 from infrastructure.training.models.added_modules import is_added
+from infrastructure.training.models.trainable_state import whole
 
 
 class HasLossSum(Protocol):
@@ -227,7 +228,7 @@ class TrainingStrategy(ABC):
         if scheduler is not None:
             scheduler.step()
         optimizer.zero_grad(set_to_none=True)
-        return grad_norm.detach()
+        return whole(grad_norm.detach())
 
 
 def decay_groups(

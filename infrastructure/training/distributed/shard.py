@@ -1,0 +1,167 @@
+"""A model whose weights, gradients and optimizer state are spread over all ranks, by FSDP2.
+
+Each block of layers is put together just before it computes, and is taken apart again behind it.
+What is around the blocks (embeddings, last norm, and the output head where it shares their
+weights) belongs to the whole model: it is put together once a step. An output head of its own is
+put together for the loss, and taken apart when its gradient is known.
+
+Losses are sums over the whole batch's items already, so gradients are summed, not averaged, in
+fp32. Method: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+
+from infrastructure.training.models.chunked_loss import is_plain_linear
+from infrastructure.training.models.model_inputs import IN_FORWARD
+from infrastructure.training.models.token_loss import output_head
+
+# Gradients that are kept whole on each rank until the last micro-batch, instead of being summed
+# after each one: as many bytes as a few buckets of a sum.
+WHOLE_GRADIENT_BYTES = 256 << 20
+
+
+def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = False) -> None:
+    """Spread `model` over the ranks of `mesh`, in place; all ranks call it together.
+
+    Each rank keeps its part of each weight, by the first dimension. Weights on the meta device stay
+    there: give each rank its part afterwards.
+
+    Args:
+        offload: the parts wait in main memory, where the optimizer computes, too.
+
+    Raises:
+        ValueError: blocks share a weight with another part of the model.
+    """
+    wait = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
+    policy: dict[str, Any] = {
+        "mesh": mesh,
+        # Autocast says in which format is computed, as on one device; only sums are said here.
+        "mp_policy": MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False),
+        "offload_policy": wait if offload else OffloadPolicy(),
+    }
+    blocks = blocks_of(model)
+    _refuse_shared(model, blocks)
+    for block in blocks:
+        fully_shard(block, **policy)
+    head = output_head(model)
+    if head is not None and is_plain_linear(head) and not _is_shared(model, head):
+        fully_shard(head, reshard_after_forward=False, **policy)
+        _compute_inside(head)
+    fully_shard(model, **policy)
+    _compute_inside(model)
+    _take_apart_behind(model)
+    for module in sharded_modules(model):
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The layers that compute one after the other: members of the outermost lists of modules."""
+    found: list[torch.nn.Module] = []
+
+    def look(module: torch.nn.Module) -> None:
+        for child in module.children():
+            if isinstance(child, torch.nn.ModuleList):
+                found.extend(one for one in child if any(True for _ in one.parameters()))
+            else:
+                look(child)
+
+    look(model)
+    return found
+
+
+def sharded_modules(model: torch.nn.Module) -> Iterator[FSDPModule]:
+    """The parts that are put together and taken apart on their own, the whole model first."""
+    return (module for module in model.modules() if isinstance(module, FSDPModule))
+
+
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Whether each rank has a part of it only."""
+    return isinstance(model, FSDPModule)
+
+
+def sum_after_backward(model: torch.nn.Module, is_last: bool) -> None:
+    """Whether the gradients of the micro-batch that comes are summed over all ranks behind it, or
+    kept, where they are few, until the last one of the step."""
+    assert isinstance(model, FSDPModule)
+    trained = (p for p in model.parameters() if p.requires_grad)
+    is_small = sum(p.numel() * 4 for p in trained) <= WHOLE_GRADIENT_BYTES
+    model.set_requires_gradient_sync(is_last or not is_small)
+
+
+def forget_step(model: torch.nn.Module) -> None:
+    """After an error that all ranks had alike: as if the step had not begun."""
+    assert isinstance(model, FSDPModule)
+    model.reset_iter_state()
+
+
+def _compute_inside(module: torch.nn.Module) -> None:
+    """Give the module a way to compute with its weights besides its own forward."""
+
+    def compute_here(compute: Callable[..., object], *arguments: object) -> object:
+        return compute(*arguments)
+
+    setattr(module, IN_FORWARD, compute_here)
+    register_fsdp_forward_method(module, IN_FORWARD)
+
+
+def _take_apart_behind(model: torch.nn.Module) -> None:
+    """No part stays put together behind a forward pass that no backward one follows, which takes
+    apart what a forward one leaves."""
+
+    def take_apart(*_: object) -> None:
+        if not torch.is_grad_enabled():
+            for module in sharded_modules(model):
+                module.reshard()
+
+    inside = getattr(model, IN_FORWARD)
+
+    def compute_here(compute: Callable[..., object], *arguments: object) -> object:
+        result = inside(compute, *arguments)
+        take_apart()
+        return result
+
+    setattr(model, IN_FORWARD, compute_here)
+    model.register_forward_hook(take_apart)
+
+
+def _is_shared(model: torch.nn.Module, part: torch.nn.Module) -> bool:
+    """Whether a weight of this part is one of another part, too."""
+    own = {id(parameter) for parameter in part.parameters()}
+    inside = set(part.modules())
+    others = (
+        parameter
+        for module in model.modules()
+        if module not in inside
+        for parameter in module.parameters(recurse=False)
+    )
+    return any(id(parameter) in own for parameter in others)
+
+
+def _refuse_shared(model: torch.nn.Module, blocks: list[torch.nn.Module]) -> None:
+    ids = [{id(parameter) for parameter in block.parameters()} for block in blocks]
+    inside = {module for block in blocks for module in block.modules()}
+    around = {
+        id(parameter)
+        for module in model.modules()
+        if module not in inside
+        for parameter in module.parameters(recurse=False)
+    }
+    if len(set(chain(*ids))) != sum(map(len, ids)) or any(of_one & around for of_one in ids):
+        raise ValueError(
+            f"{type(model).__name__}: its layers share weights with each other, so they cannot be"
+            " spread one by one: set training.shard to no"
+        )
