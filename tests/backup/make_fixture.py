@@ -13,7 +13,7 @@ from infrastructure.backup.format.manifest import FORMAT_VERSION
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.format.tensor_bytes import DTYPES, to_bytes
-from infrastructure.training.checkpoints.distributed import save_distributed
+from infrastructure.training.distributed.checkpoint_storage import save_distributed
 
 FIXTURES = Path(__file__).parent / "fixtures"
 FILES = {"run.json": b'{"run_id": "golden"}', "logs/training.log": b"a line\n" * 40}

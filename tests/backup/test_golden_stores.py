@@ -16,7 +16,7 @@ from infrastructure.backup.state.run_files import restore_run_files
 from infrastructure.core.errors import CheckpointError
 from infrastructure.run.checkpoint_paths import verify
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
-from infrastructure.training.checkpoints.distributed import load_whole
+from infrastructure.training.checkpoints.chunked_version import load_whole
 from tests.backup.make_fixture import FILES, FIXTURES, VALUES, make, shared_state, tensors_of
 
 STORES = sorted(FIXTURES.iterdir())

@@ -6,22 +6,24 @@ over with a warning and the one before it serves.
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 
-from infrastructure.backup.format.manifest import FILES as RUN_FILES
+from infrastructure.backup.format.manifest import Pack, StoredTensor
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.retention import Retention, versions_to_keep
-from infrastructure.backup.format.store import Store
-from infrastructure.backup.format.tensor_bytes import from_bytes, to_bytes
+from infrastructure.backup.format.store import Placed, Store
+from infrastructure.backup.format.tensor_bytes import to_bytes
 from infrastructure.backup.writer.background_writer import BackgroundWriter
 from infrastructure.backup.writer.shared_buffer import State, size_of_state
 from infrastructure.backup.writer.writer_process import only_writer
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.run.checkpoint_paths import store_of
+from infrastructure.training.checkpoints.chunked_version import KEY, tensors_of
 from infrastructure.training.checkpoints.snapshot import Snapshot, VersionFacts
 
 # Smaller ones are written in less time than a helper takes to begin.
@@ -73,7 +75,7 @@ class CheckpointManager:
         self, tensors: Mapping[str, TensorBytes], snapshot: Snapshot, facts: VersionFacts
     ) -> Path:
         step = snapshot.values["step"]
-        with self._only_writer():
+        with self.only_writer():
             self.store.sweep()
             name = self.store.commit(tensors, snapshot.values, step=step, **facts)
             self.store.remove_all_but(versions_to_keep(self.store, self.retention))
@@ -96,12 +98,26 @@ class CheckpointManager:
         self._writer.begin(state, snapshot.values, step=snapshot.values["step"], **facts)
 
     def _state(self, snapshot: Snapshot) -> State:
-        state: dict[str, torch.Tensor | TensorBytes] = {**by_full_name(snapshot)}
+        return {**by_full_name(snapshot), **self.files()}
+
+    def files(self) -> Mapping[str, TensorBytes]:
+        """What else every checkpoint holds; nothing where it cannot be read."""
         try:
-            state |= self.run_files()
+            return self.run_files()
         except OSError as error:  # they are not what a training goes on from
             log.warning("the run's files are not in this checkpoint: %s", error)
-        return state
+            return {}
+
+    def note_committed(self, name: str) -> None:
+        """A version that several ranks have written; `collect` gives it."""
+        self._committed.append(name)
+
+    def write_by_parts(
+        self, values: dict[str, Any], **facts: Unpack[VersionFacts]
+    ) -> "PartwiseCheckpoint":
+        """As `save`, of a state that comes a few tensors at a time."""
+        self._take_in(wait=True)
+        return PartwiseCheckpoint(self, values, facts)
 
     def collect(self, wait: bool = False) -> list[Path]:
         """The checkpoints begun that have been committed since the last call.
@@ -119,8 +135,9 @@ class CheckpointManager:
             self._writer.close()
         self._writer = None
 
-    def _only_writer(self) -> AbstractContextManager[None]:
-        """The helper has the store's lock while there is one, and this process through it."""
+    def only_writer(self) -> AbstractContextManager[None]:
+        """Inside, nobody else writes: the helper has the store's lock while there is one, and this
+        process through it."""
         return nullcontext() if self._writer is not None else only_writer(self.store.root)
 
     def _take_in(self, wait: bool) -> None:
@@ -148,7 +165,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: there is none.
         """
-        with self._only_writer():
+        with self.only_writer():
             name, rejected = self.store.newest()
         damage = [f"{version.name[:12]}: {version.reason}" for version in rejected]
         for text in damage:
@@ -160,6 +177,54 @@ class CheckpointManager:
             f"nothing to resume from in {self.store.root}: {reason}; start a new run, with a"
             " smaller checkpoint_frequency where runs do not live long"
         )
+
+
+class PartwiseCheckpoint:
+    """A checkpoint that is never in memory as a whole. The first error is kept until `commit`, so
+    that whoever brings the parts brings them all."""
+
+    def __init__(
+        self, manager: CheckpointManager, values: dict[str, Any], facts: VersionFacts
+    ) -> None:
+        self.manager = manager
+        self.values, self.facts = values, facts
+        self._packs: dict[Pack, int] = {}
+        self._tensors: dict[str, StoredTensor] = {}
+        self._error: StorageError | None = None
+        self._lock = ExitStack()
+        self._lock.enter_context(manager.only_writer())
+        manager.store.sweep()
+        self.add(manager.files())
+
+    def add(self, tensors: Mapping[str, TensorBytes]) -> None:
+        """Write some of the tensors."""
+        if self._error is not None or not tensors:
+            return
+        try:
+            placed = self.manager.store.place(tensors)
+        except StorageError as error:
+            self._error = error
+            return
+        numbers = [self._packs.setdefault(pack, len(self._packs)) for pack in placed.packs]
+        self._tensors |= {
+            name: replace(stored, pack=numbers[stored.pack])
+            for name, stored in placed.tensors.items()
+        }
+
+    def commit(self) -> None:
+        """Make it a version, which `collect` of the manager gives.
+
+        Raises:
+            StorageError: the disk has refused a part of it; no version was made.
+        """
+        store = self.manager.store
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            placed = Placed(tuple(self._packs), self._tensors)
+            name = store.publish(placed, self.values, step=self.values["step"], **self.facts)
+            store.remove_all_but(versions_to_keep(store, self.manager.retention))
+        self.manager.note_committed(name)
 
 
 def by_full_name(snapshot: Snapshot) -> dict[str, torch.Tensor]:
@@ -187,8 +252,5 @@ def load_checkpoint(checkpoint: Path) -> Snapshot:
     """
     store = store_of(checkpoint)
     manifest = store.read(checkpoint.stem)
-    snapshot = Snapshot({}, manifest.values)
-    for full_name, stored in store.load(manifest, without=RUN_FILES):
-        group, _, name = full_name.partition("/")
-        snapshot.tensors.setdefault(group, {})[name] = from_bytes(stored)
-    return snapshot
+    values = {name: value for name, value in manifest.values.items() if name != KEY}
+    return Snapshot(tensors_of(store, manifest), values)

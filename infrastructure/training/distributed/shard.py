@@ -70,17 +70,17 @@ def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = Fal
 
 def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The layers that compute one after the other: members of the outermost lists of modules."""
-    found: list[torch.nn.Module] = []
+    blocks: list[torch.nn.Module] = []
 
     def look(module: torch.nn.Module) -> None:
         for child in module.children():
             if isinstance(child, torch.nn.ModuleList):
-                found.extend(one for one in child if any(True for _ in one.parameters()))
+                blocks.extend(one for one in child if any(True for _ in one.parameters()))
             else:
                 look(child)
 
     look(model)
-    return found
+    return blocks
 
 
 def sharded_modules(model: torch.nn.Module) -> Iterator[FSDPModule]:

@@ -1,10 +1,10 @@
-"""One rank of a tiny training by several processes, for `test_distributed`.
+"""One rank of a tiny training by several processes, for `test_checkpoint_storage`.
 
-    RANK=0 WORLD_SIZE=2 python -m tests.training.checkpoints.distributed_training FOLDER KIND ACTION
+    RANK=0 WORLD_SIZE=2 python -m tests.training.distributed.checkpoint_training FOLDER KIND ACTION
 
-KIND is fsdp (fully_shard) or ddp (replicas). ACTION is save (train two steps, save, train another),
-load (from the newest version, train one step) or die (rank 1 kills itself in the middle of a second
-save). Each rank prints the sum of the last step's weights.
+KIND is fsdp (fully_shard) or ddp (replicas). ACTION is save (train two steps, save, train another)
+or die (rank 1 kills itself in the middle of a second save). Each rank prints the sum of the weights
+that were saved.
 """
 
 import gc
@@ -17,18 +17,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_state_dict,
-    set_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import StorageError
-from infrastructure.training.checkpoints.distributed import load_distributed, save_distributed
+from infrastructure.training.distributed.checkpoint_storage import save_distributed
 
 OPTIONS = StateDictOptions()
 NUM_ROWS = 12
@@ -68,24 +64,14 @@ def checksum(model: torch.nn.Module) -> float:
 
 
 def act(folder: Path, kind: str, action: str, rank: int) -> float:
-    """What ACTION says; the sum of the last step's weights."""
+    """What ACTION says; the sum of the weights that were saved."""
     root = folder / "store"
     model = make_model(kind)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    if action == "load":
-        state = state_of(model, optimizer)
-        load_distributed(root, Store(root).versions()[0], state)
-        set_state_dict(
-            model,
-            optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-            options=OPTIONS,
-        )
-    else:
-        for number in (1, 2):
-            step(model, optimizer, number)
-        save_distributed(root, state_of(model, optimizer), {"step": 2}, step=2)
+    for number in (1, 2):
+        step(model, optimizer, number)
+    save_distributed(root, state_of(model, optimizer), {"step": 2}, step=2)
+    total = checksum(model)
     step(model, optimizer, 3)
     if action == "die":
         if rank == 1:
@@ -95,7 +81,7 @@ def act(folder: Path, kind: str, action: str, rank: int) -> float:
         except (StorageError, RuntimeError) as error:
             print(f"refused: {type(error).__name__}", flush=True)
             os._exit(7)
-    return checksum(model)
+    return total
 
 
 def main(folder: Path, kind: str, action: str) -> None:

@@ -1,0 +1,205 @@
+"""Versions whose tensors were written chunk by chunk, as several ranks held them; read by one
+process that knows no others. backup/FORMAT.md has the form of their manifest.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+
+from infrastructure.backup.format.manifest import FILES as RUN_FILES
+from infrastructure.backup.format.manifest import Manifest
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.format.tensor_bytes import DTYPES, from_bytes
+from infrastructure.core.errors import CheckpointError
+from infrastructure.core.exact_json import from_json
+from infrastructure.core.json_text import parse_json
+
+KEY = "distributed"  # in a manifest's values
+VALUES = "values"  # the class of what is not a tensor; lies there as the bytes of its JSON
+TUPLE = "__tuple__"  # of the format
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A part of a tensor: where it begins and how long it is, on each axis."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """This part of a tensor, sharing its memory."""
+        for axis, (start, length) in enumerate(zip(self.offsets, self.sizes, strict=True)):
+            whole = whole.narrow(axis, start, length)
+        return whole
+
+
+@dataclass(frozen=True)
+class ChunkedTensor:
+    """A tensor that lies in chunks."""
+
+    size: tuple[int, ...]
+    dtype: torch.dtype
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A tensor of a version, or a chunk of one.
+
+    Attributes:
+        group: of the state: "model", "optimizer", …
+        size: of the whole tensor.
+        chunk: what `content` is of it.
+    """
+
+    group: str
+    name: str
+    size: tuple[int, ...]
+    chunk: Chunk
+    content: torch.Tensor
+
+
+def is_chunked(manifest: Manifest) -> bool:
+    """Whether several ranks have written it, each what it held."""
+    return KEY in manifest.values
+
+
+def pieces_of(store: Store, manifest: Manifest) -> Iterator[Piece]:
+    """The tensors of a version, chunk by chunk where it was written so, each verified; files of the
+    run are left out.
+
+    Raises:
+        CheckpointError: it is damaged; nothing of the damaged part was given.
+    """
+    chunk_of = _chunks_by_name(manifest) if is_chunked(manifest) else {}
+    missing = set(chunk_of)
+    for full_name, stored in store.load(manifest, without=RUN_FILES):
+        group, _, name = full_name.partition("/")
+        if full_name in chunk_of:
+            key, tensor, chunk = chunk_of[full_name]
+            missing.discard(full_name)
+            group, _, name = key.partition(".")
+            yield Piece(group, name, tensor.size, chunk, from_bytes(stored))
+        elif group != VALUES or not is_chunked(manifest):
+            content = from_bytes(stored)
+            size = tuple(content.shape)
+            yield Piece(group, name, size, Chunk((0,) * len(size), size), content)
+    if missing:
+        raise CheckpointError(f"the version lacks {len(missing)} parts, such as {min(missing)!r}")
+
+
+def tensors_of(store: Store, manifest: Manifest) -> dict[str, dict[str, torch.Tensor]]:
+    """All tensors of a version, put together on the CPU, by group and name.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    groups: dict[str, dict[str, torch.Tensor]] = {}
+    for piece in pieces_of(store, manifest):
+        group = groups.setdefault(piece.group, {})
+        if piece.size == piece.chunk.sizes:
+            group[piece.name] = piece.content
+            continue
+        if piece.name not in group:
+            group[piece.name] = torch.empty(piece.size, dtype=piece.content.dtype)
+        piece.chunk.of(group[piece.name]).copy_(piece.content)
+    return groups
+
+
+def load_whole(store: Store, manifest: Manifest) -> dict[str, object]:
+    """All of a chunked version: tensors on the CPU and values, by their full names
+    ("model.layer.weight").
+
+    Raises:
+        CheckpointError: it is damaged, or was not written by several ranks.
+    """
+    described_values(manifest)
+    values: dict[str, object] = {
+        f"{group}.{name}": tensor
+        for group, members in tensors_of(store, manifest).items()
+        for name, tensor in members.items()
+    }
+    of_values = [name for name in manifest.tensors if name.startswith(f"{VALUES}/")]
+    for name, stored in store.load(manifest, names=of_values):
+        values[name.partition("/")[2]] = decode_value(bytes(stored.data))
+    return values
+
+
+def chunk_name(key: str, offsets: tuple[int, ...]) -> str:
+    """The full name of a chunk: "model.a.b" at (0, 64) is "model/a.b@0,64"."""
+    tensor_class, _, rest = key.partition(".")
+    return f"{tensor_class}/{rest}@{','.join(map(str, offsets))}"
+
+
+def described_values(manifest: Manifest) -> Any:
+    """What the ranks that wrote a version said of it.
+
+    Raises:
+        CheckpointError: it was not written by several ranks.
+    """
+    if not is_chunked(manifest):
+        raise CheckpointError("the version was not saved by several processes")
+    return manifest.values[KEY]
+
+
+def described_tensors(manifest: Manifest) -> dict[str, ChunkedTensor]:
+    """The chunked tensors by their dotted names; the manifest is hostile input.
+
+    Raises:
+        CheckpointError: what it says of them is wrong.
+    """
+    described = described_values(manifest)
+    try:
+        tensors = {str(key): _tensor(entry) for key, entry in described["tensors"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"the manifest's {KEY!r} is none: {error}") from error
+    _refuse_oversized(tensors, manifest)
+    return tensors
+
+
+def decode_value(data: bytes) -> object:
+    """A value that is no tensor; hostile input.
+
+    Raises:
+        CheckpointError: it is no JSON.
+    """
+    try:
+        return from_json(parse_json(data), TUPLE)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise CheckpointError(f"a value of the version is no JSON: {error}") from error
+
+
+def _chunks_by_name(manifest: Manifest) -> dict[str, tuple[str, ChunkedTensor, Chunk]]:
+    return {
+        chunk_name(key, chunk.offsets): (key, tensor, chunk)
+        for key, tensor in described_tensors(manifest).items()
+        for chunk in tensor.chunks
+    }
+
+
+def _refuse_oversized(tensors: Mapping[str, ChunkedTensor], manifest: Manifest) -> None:
+    """Nothing is allocated for tensors larger than the objects that they lie in."""
+    claimed = sum(prod(tensor.size) * tensor.dtype.itemsize for tensor in tensors.values())
+    if claimed > sum(pack.size_bytes for pack in manifest.packs):
+        raise CheckpointError(f"the manifest's {KEY!r} says {claimed} bytes, its objects hold less")
+
+
+def _tensor(entry: dict[str, Any]) -> ChunkedTensor:
+    size = _lengths(entry["size"])
+    chunks = tuple(Chunk(_lengths(begin), _lengths(sizes)) for begin, sizes in entry["chunks"])
+    for chunk in chunks:
+        ends = [a + b for a, b in zip(chunk.offsets, chunk.sizes, strict=True)]
+        if any(end > length for end, length in zip(ends, size, strict=True)):
+            raise ValueError(f"a chunk ends at {ends} of {list(size)}")
+    if sum(prod(chunk.sizes) for chunk in chunks) != prod(size):
+        raise ValueError(f"the chunks of a tensor do not make up {list(size)}")
+    return ChunkedTensor(size, DTYPES[entry["dtype"]], chunks)
+
+
+def _lengths(values: Any) -> tuple[int, ...]:
+    if not all(type(value) is int and 0 <= value < 1 << 48 for value in values):
+        raise ValueError(f"{values} are no lengths")
+    return tuple(values)

@@ -1,0 +1,451 @@
+"""Checkpoints of a model that is spread over ranks: each writes what it holds, all read what they
+hold.
+
+Each rank writes the objects that hold its shards; rank 0 holds the store's lock and commits one
+manifest when all have, so a version is there whole or not at all. What torch's planner knows of the
+state (which chunk of which tensor lies where) is JSON in the manifest; nothing is pickled on the
+disk. To write so, all ranks must see the directory of the store: one machine, or one file system.
+Where they do not, or the state is small, rank 0 gathers it and writes an ordinary version.
+
+Reading needs no common disk, and takes either kind, by any number of ranks: rank 0 reads, verifies
+and sends a tensor at a time, and each rank keeps its part.
+Planner and storage: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
+"""
+
+import io
+import json
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from os import PathLike
+from pathlib import Path
+from typing import Unpack, cast
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.futures import Future
+
+from infrastructure.backup.format.manifest import Pack, StoredTensor
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.retention import Retention, versions_to_keep
+from infrastructure.backup.format.store import Placed, Store
+from infrastructure.backup.format.tensor_bytes import DTYPES, NAMES, to_bytes
+from infrastructure.backup.writer.writer_process import only_writer
+from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.exact_json import to_json
+from infrastructure.core.integers import ceil_div
+from infrastructure.core.json_text import JsonObject
+from infrastructure.run.checkpoint_paths import store_of
+from infrastructure.training.checkpoints.checkpoint_manager import (
+    CheckpointManager,
+    by_full_name,
+)
+from infrastructure.training.checkpoints.chunked_version import (
+    KEY,
+    TUPLE,
+    VALUES,
+    Chunk,
+    Piece,
+    chunk_name,
+    pieces_of,
+)
+from infrastructure.training.checkpoints.snapshot import Snapshot, VersionFacts
+from infrastructure.training.distributed.group import Group
+from infrastructure.training.models.trainable_state import trainable_state, whole
+
+# A state up to this size is gathered, and written while the training goes on; a larger one is
+# written by all ranks at once, which wait for it.
+GATHERED_BYTES = 1 << 30
+PIECE_BYTES = 256 << 20  # of whole tensors that rank 0 holds at a time, to write them
+
+
+def save_distributed(
+    root: Path,
+    state_dict: dict[str, object],
+    values: JsonObject,
+    *,
+    step: int,
+    retention: Retention | None = None,
+    files: Mapping[str, TensorBytes] | None = None,
+    compress: bool = False,
+    **facts: Unpack[VersionFacts],
+) -> str | None:
+    """Save a state of which every process has a part; all processes call this together.
+
+    Args:
+        root: the store's directory, the same for all.
+        state_dict: nested; tensors, DTensors (shards are saved as they are, replicas once), and
+            values that JSON can say.
+        values: of the manifest, as in `Store.commit`; rank 0's count.
+        retention: what rotation leaves; None: everything.
+        files: of the run, which the version holds, too; rank 0's count.
+        compress: as in `Store`.
+        facts: `kind`, `healthy`, `score` as in `Store.commit`.
+
+    Returns:
+        The version's name on rank 0, None on the others.
+
+    Raises:
+        StorageError: a rank could not write; no version was made, those before are untouched.
+    """
+    writer = StoreWriter(Store(root, compress=compress), values, files or {}, step=step, **facts)
+    try:
+        with only_writer(root) if _rank() == 0 else nullcontext(), _one_process_is_enough():
+            dcp.save(state_dict, storage_writer=writer, planner=JsonSavePlanner())
+            if retention is not None and writer.name is not None:
+                writer.store.remove_all_but(versions_to_keep(writer.store, retention))
+    except CheckpointException as error:  # not an Exception: `except Exception` would miss it
+        raise StorageError(f"no version was written to {root}: {_reasons(error)}") from None
+    return writer.name
+
+
+def save_together(
+    group: Group,
+    manager: CheckpointManager | None,
+    snapshot: Snapshot,
+    **facts: Unpack[VersionFacts],
+) -> None:
+    """Write a checkpoint of a training whose state is spread over the ranks; all call it together.
+
+    Args:
+        manager: rank 0's; None on the others.
+        snapshot: of each rank, with its parts of the tensors; rank 0's values count.
+
+    Raises:
+        StorageError: the disk refuses; what was saved before is untouched.
+    """
+    if size_bytes(snapshot) <= GATHERED_BYTES:
+        gathered = Snapshot(
+            {
+                name: {key: whole(tensor) for key, tensor in members.items()}
+                for name, members in snapshot.tensors.items()
+            },
+            snapshot.values,
+        )
+        if manager is not None:
+            manager.begin(gathered, **facts)
+        return
+    root = Path(group.decide(lambda: str(_of(manager).store.root.resolve())))
+    if not all_see(group, root):
+        _save_gathered(manager, snapshot, **facts)
+        return
+    state = {
+        name: {
+            key: tensor
+            for key, tensor in members.items()
+            if isinstance(tensor, DTensor) or manager is not None
+        }
+        for name, members in snapshot.tensors.items()
+    }
+    name = save_distributed(
+        root,
+        cast(dict[str, object], state),
+        snapshot.values,
+        step=snapshot.values["step"],
+        retention=None if manager is None else manager.retention,
+        files=None if manager is None else manager.files(),
+        compress=manager is not None and manager.compress,
+        **facts,
+    )
+    if manager is not None and name is not None:
+        manager.note_committed(name)
+
+
+def all_see(group: Group, root: Path) -> bool:
+    """Whether all ranks see the directory `root` of rank 0: a file there is looked for by all."""
+
+    def put() -> str:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=root, prefix=".seen-", delete=False) as file:
+            return file.name
+
+    path = Path(group.decide(put))
+    count = torch.tensor([int(path.exists())])
+    group.sum([count])
+    if group.is_first:
+        path.unlink(missing_ok=True)
+    return int(count) == group.size
+
+
+def _save_gathered(
+    manager: CheckpointManager | None, snapshot: Snapshot, **facts: Unpack[VersionFacts]
+) -> None:
+    """An ordinary version, by rank 0, which holds a few whole tensors at a time."""
+    writing = None if manager is None else manager.write_by_parts(snapshot.values, **facts)
+    part: dict[str, TensorBytes] = {}
+    for name, tensor in by_full_name(snapshot).items():
+        gathered = whole(tensor)
+        if writing is None:
+            continue
+        part[name] = to_bytes(gathered)
+        if sum(len(one.data) for one in part.values()) >= PIECE_BYTES:
+            writing.add(part)
+            part = {}
+    if writing is not None:
+        writing.add(part)
+        writing.commit()
+
+
+def load_together(
+    group: Group,
+    checkpoint: Path | None,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> Snapshot:
+    """A checkpoint as each rank needs it: tensors of its own parts, and all values; all ranks call
+    this together.
+
+    Args:
+        checkpoint: rank 0's; None on the others.
+
+    Raises:
+        CheckpointError: it is damaged, or holds another state; on all ranks.
+    """
+    store = manifest = None
+    failed = ""
+    if checkpoint is not None:
+        try:
+            store = store_of(checkpoint)
+            manifest = store.read(checkpoint.stem)
+            store.verify(manifest, run_files=False)  # before anybody waits for a part
+        except CheckpointError as error:
+            failed = str(error)
+    if reason := group.decide(lambda: failed):
+        raise CheckpointError(reason)
+    values = group.decide(lambda: {} if manifest is None else manifest.values)
+    values.pop(KEY, None)
+    snapshot = Snapshot({}, values)
+    living = {"model": trainable_state(model), "optimizer": _optimizer_tensors(optimizer)}
+    pieces = iter(pieces_of(store, manifest)) if store is not None and manifest else iter(())
+    while (piece := _next_piece(group, pieces)) is not None:
+        members = snapshot.tensors.setdefault(piece.group, {})
+        if piece.name not in members:
+            like = living.get(piece.group, {}).get(piece.name)
+            members[piece.name] = _room_for(piece, like, optimizer)
+        _keep_own_part(members[piece.name], piece)
+    return snapshot
+
+
+def size_bytes(snapshot: Snapshot) -> int:
+    """Of all tensors, put together."""
+    groups = snapshot.tensors.values()
+    return sum(t.numel() * t.element_size() for members in groups for t in members.values())
+
+
+def _of(manager: CheckpointManager | None) -> CheckpointManager:
+    assert manager is not None, "rank 0 has the checkpoints"
+    return manager
+
+
+def _next_piece(group: Group, pieces: Iterator[Piece]) -> Piece | None:
+    """Rank 0's next piece for everybody; None: that was the last."""
+    own = next(pieces, None)
+    facts = group.decide(lambda: None if own is None else _facts(own))
+    if facts is None:
+        return None
+    if own is None:
+        chunk = Chunk(tuple(facts["offsets"]), tuple(facts["sizes"]))
+        content = torch.empty(chunk.sizes, dtype=DTYPES[facts["dtype"]])
+        own = Piece(facts["group"], facts["name"], tuple(facts["size"]), chunk, content)
+    group.broadcast([own.content])
+    return own
+
+
+def _facts(piece: Piece) -> JsonObject:
+    return {
+        "group": piece.group,
+        "name": piece.name,
+        "size": list(piece.size),
+        "offsets": list(piece.chunk.offsets),
+        "sizes": list(piece.chunk.sizes),
+        "dtype": NAMES[piece.content.dtype],
+    }
+
+
+def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """The parameters by their numbers in an optimizer's state."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {str(number): parameter for number, parameter in enumerate(parameters)}
+
+
+def _room_for(
+    piece: Piece, like: torch.Tensor | None, optimizer: torch.optim.Optimizer
+) -> torch.Tensor:
+    """Memory for a rank's part of a tensor: spread as what it belongs to, whole otherwise."""
+    if piece.group == "optimizer":  # what is of a weight's shape is spread as the weight is
+        like = _optimizer_tensors(optimizer).get(piece.name.partition("/")[0])
+    if isinstance(like, DTensor) and tuple(like.shape) == piece.size:
+        return torch.empty_like(like, dtype=piece.content.dtype).detach()
+    return torch.empty(piece.size, dtype=piece.content.dtype)
+
+
+def _keep_own_part(target: torch.Tensor, piece: Piece) -> None:
+    """Copy what of a piece lies in a rank's part of a tensor."""
+    if not isinstance(target, DTensor):
+        piece.chunk.of(target).copy_(piece.content)
+        return
+    own = own_chunk(target)
+    begins, lengths = [], []
+    for start, size, own_start, own_size in zip(
+        piece.chunk.offsets, piece.chunk.sizes, own.offsets, own.sizes, strict=True
+    ):
+        begins.append(max(start, own_start))
+        lengths.append(min(start + size, own_start + own_size) - begins[-1])
+    if any(length <= 0 for length in lengths):
+        return
+    source = _within(piece.chunk, begins, lengths).of(piece.content)
+    _within(own, begins, lengths).of(target.to_local()).copy_(source)
+
+
+def _within(outer: Chunk, begins: Sequence[int], lengths: Sequence[int]) -> Chunk:
+    offsets = tuple(begin - start for begin, start in zip(begins, outer.offsets, strict=True))
+    return Chunk(offsets, tuple(lengths))
+
+
+def own_chunk(tensor: DTensor) -> Chunk:
+    """What this rank holds of a tensor that is cut along its first axis, as `torch.chunk` cuts.
+
+    Raises:
+        ValueError: it is cut in another way.
+    """
+    size = tuple(tensor.shape)
+    [placement] = tensor.placements
+    if isinstance(placement, Replicate):
+        return Chunk((0,) * len(size), size)
+    if placement != Shard(0):
+        raise ValueError(f"a tensor lies as {placement}, and Shard(0) is known alone")
+    length = ceil_div(size[0], tensor.device_mesh.size())
+    begin = min(size[0], length * tensor.device_mesh.get_local_rank())
+    return Chunk((begin, *(0 for _ in size[1:])), tuple(tensor.to_local().shape))
+
+
+class JsonSavePlanner(DefaultSavePlanner):
+    """torch's planner, which pickles what is not a tensor; this one writes JSON."""
+
+    def transform_object(self, write_item: WriteItem, object: object) -> object:
+        if write_item.type == WriteItemType.BYTE_IO:
+            value = to_json(object, f"the value {write_item.index.fqn}", TUPLE)
+            return io.BytesIO(json.dumps(value, allow_nan=False).encode())
+        return object
+
+
+class StoreWriter(StorageWriter):
+    """Writes a rank's part of a state into a store; on rank 0, commits the version.
+
+    Attributes:
+        name: the version's, once it is committed.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        values: JsonObject,
+        files: Mapping[str, TensorBytes],
+        *,
+        step: int,
+        **facts: Unpack[VersionFacts],
+    ) -> None:
+        self.store = store
+        self.files = files
+        self.values = values
+        self.step, self.facts = step, facts
+        self.name: str | None = None
+
+    def reset(self, checkpoint_id: str | PathLike[str] | None = None) -> None:
+        self.name = None
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: object, **kwargs: object) -> None:
+        """The coordinator has the lock; the others write when they have its plan, so after this."""
+        if is_coordinator:
+            self.store.sweep()
+            self.store.prepare()
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        return plans
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        tensors = dict(self.files)
+        indices = {name: MetadataIndex(name) for name in tensors}
+        for item in plan.items:
+            name, tensor = _bytes_of(item, planner.resolve_data(item))
+            tensors[name], indices[name] = tensor, item.index
+        placed = self.store.place(tensors)
+        future: Future[list[WriteResult]] = Future()
+        future.set_result(
+            [
+                WriteResult(indices[name], len(tensors[name].data), (name, pack, place.hash))
+                for name, place in placed.tensors.items()
+                for pack in [placed.packs[place.pack]]
+            ]
+        )
+        return future
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Commit: all ranks have written, and read back, what they had."""
+        written = [result.storage_data for of_rank in results for result in of_rank]
+        packs: dict[Pack, int] = {}
+        tensors = {
+            name: StoredTensor(packs.setdefault(pack, len(packs)), digest)
+            for name, pack, digest in written
+        }
+        values = {**self.values, KEY: _describe(metadata)}
+        self.name = self.store.publish(
+            Placed(tuple(packs), tensors), values, step=self.step, **self.facts
+        )
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | PathLike[str]) -> bool:
+        return False  # a version is named by what is in it
+
+
+def _bytes_of(item: WriteItem, data: torch.Tensor | io.BytesIO) -> tuple[str, TensorBytes]:
+    if isinstance(data, torch.Tensor):
+        return chunk_name(item.index.fqn, tuple(item.index.offset or ())), to_bytes(data)
+    content = data.getvalue()
+    return f"{VALUES}/{item.index.fqn}", TensorBytes("U8", (len(content),), content)
+
+
+def _describe(metadata: Metadata) -> dict[str, object]:
+    """The planner's knowledge as JSON."""
+    tensors, values = {}, []
+    for key, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            chunks = [[list(chunk.offsets), list(chunk.sizes)] for chunk in entry.chunks]
+            dtype = NAMES[entry.properties.dtype]
+            tensors[key] = {"dtype": dtype, "size": list(entry.size), "chunks": chunks}
+        else:
+            values.append(key)
+    paths = {key: list(path) for key, path in (metadata.planner_data or {}).items()}
+    return {"tensors": tensors, "values": values, "paths": paths}
+
+
+def _reasons(error: CheckpointException) -> str:
+    return "; ".join(f"rank {rank}: {text}" for rank, text in _failures(error))
+
+
+def _failures(error: CheckpointException) -> Iterator[tuple[int, str]]:
+    for rank, failure in sorted(error.failures.items()):
+        yield rank, str(failure[0])
+
+
+@contextmanager
+def _one_process_is_enough() -> Iterator[None]:
+    """torch warns where there is no process group, which here is as good as any."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
