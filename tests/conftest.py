@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import signal
 import sys
 import uuid
@@ -24,6 +25,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 _num_modules_frozen = len(sys.modules)
 count_frozen = gc.get_freeze_count
 
+# Tests write and sync some hundred thousand small files; a disk takes milliseconds for each.
+IN_MEMORY, LEAST_FREE_BYTES = Path("/dev/shm"), 4 << 30
+
 TEXTS = ["What is 12 + 5? 17", "Reverse abc: cba", "The sky is blue and the grass is green."]
 
 
@@ -35,6 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
         has_torchvision()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free > LEAST_FREE_BYTES:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
     if hasattr(config, "workerinput"):  # one of several, of which one has to import what forks have
         forks.share_server(config.workerinput["testrunuid"])
     elif hasattr(config.option, "testrunuid"):
