@@ -31,6 +31,7 @@ def test_writing_everything_anew_would_show(monkeypatch: pytest.MonkeyPatch) -> 
     assert checkpoint_bytes.measure(SMALL_MEGABYTES, peers=False)["missed"] >= 1
 
 
+@slow
 def test_keeping_what_is_mostly_dead_would_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_long_stall_would_show() -> None:
     assert all(checkpoint_stall.is_missed({"temper": {**good, name: 6.5}}) for name in good)
 
 
+@slow
 def test_the_drag_of_a_save_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_drag, "NUM_STEPS", 5)
     found = checkpoint_drag.measure(60, rounds=1)

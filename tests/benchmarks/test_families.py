@@ -19,12 +19,11 @@ from benchmarks.family_table import MISSING, NONE, PAGE, TICK, Missing, tables, 
 from infrastructure.core.optional import is_installed
 from infrastructure.training.methods.method_table import METHODS as METHODS_OF_TRL
 from infrastructure.training.models import model_manager
-from tests.slow import slow_but
+from tests.slow import slow
 from tests.training.methods.method_runs import methods_here
 from tests.training.usable_torchvision import has_torchvision
 
 CELLS = {str(cell): cell for cell in cells()}
-QUICK = ["gemma-lora"]  # all others are slow tests
 BY_UNSLOTH = [name for name, cell in CELLS.items() if cell.backend == "unsloth"]
 
 
@@ -35,7 +34,8 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return Workshop((folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "families")
 
 
-@pytest.mark.parametrize("name", slow_but(QUICK, CELLS))
+@slow
+@pytest.mark.parametrize("name", CELLS)
 def test_a_cell_learns(name: str, workshop: Workshop) -> None:
     cell = CELLS[name]
     if cell.family in WITH_TORCHVISION and not has_torchvision():

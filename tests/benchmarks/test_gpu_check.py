@@ -56,6 +56,7 @@ def test_each_check_has_its_line_and_its_process(tmp_path: Path) -> None:
     assert found["environment"]["device"] == "cpu"
 
 
+@slow
 def test_a_check_that_breaks_fails_and_spoils_no_other(tmp_path: Path) -> None:
     found = gpu_check.run_apart("no_such_check", Bench(tmp_path, "cpu"), 120)
     assert found["verdict"] == "fail"

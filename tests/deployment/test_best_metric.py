@@ -13,6 +13,7 @@ from infrastructure.core.optional import is_installed
 from infrastructure.run.directory import find_run
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from tests.deployment.runs import deploy, losses, small_config
+from tests.slow import slow_but
 
 
 def evaluations(run: Path, key: str) -> dict[int, float]:
@@ -26,7 +27,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.mark.parametrize("metric", ["token_accuracy", "rouge1"])
+@pytest.mark.parametrize("metric", slow_but(["rouge1"], ["token_accuracy", "rouge1"]))
 def test_the_best_checkpoint_is_that_of_the_metric(
     metric: str, plain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -176,7 +176,7 @@ def test_a_changed_file_installs_that_part_alone(project: SmallProject) -> None:
 
 
 @on_a_machine_without_a_gpu
-@first_with("pip")
+@first_with("uv")
 def test_triton_does_not_stay_where_there_is_no_gpu(project: SmallProject) -> None:
     make_wheel(project.wheels, "triton", "1.0")
     requirements = project.root / "requirements.txt"

@@ -11,6 +11,7 @@ from tests.slow import slow
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@slow
 def test_what_was_broken_off_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     names = runpy.run_path(str(ROOT / "examples/unified_trainer_example.py"))
     names["broken_off"]()

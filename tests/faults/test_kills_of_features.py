@@ -158,7 +158,7 @@ def ended(config: DeploymentConfig, *observers: Observer) -> int:
     return os.waitpid(in_child(work), 0)[1]
 
 
-QUICK = ["last answers", "experts and router", "rounded int4"]
+QUICK = ["experts and router"]
 
 
 @pytest.mark.parametrize("name", slow_but(QUICK, FEATURES))

@@ -117,7 +117,7 @@ def test_a_seed_draws_the_same_defects_again() -> None:
     assert {m.key for m in draw(100, 15, some)} != {m.key for m in draw(100, 14, some)}
 
 
-@pytest.mark.parametrize("every", slow_but([8], [8, 1]))
+@pytest.mark.parametrize("every", slow_but([16], [16, 1]))
 def test_defects_are_drawn_from_every_module(every: int) -> None:
     paths = modules()[::every]
     drawn = draw(400 // every, 14, paths)

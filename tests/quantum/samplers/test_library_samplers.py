@@ -18,12 +18,13 @@ from infrastructure.quantum.samplers.library_samplers import (
     beta_range_of,
 )
 from tests.quantum.samplers.questions import least_energy, random_model
+from tests.slow import slow_but
 
 READING = [SimulatedAnnealing, PathIntegral, SteepestDescent, Tabu]
 
 
 @pytest.mark.parametrize("make", [*READING, TreeDecomposition])
-@pytest.mark.parametrize("vartype", ["BINARY", "SPIN"])
+@pytest.mark.parametrize("vartype", slow_but(["SPIN"], ["BINARY", "SPIN"]))
 def test_small_problems_are_solved(make: type[Any], vartype: str) -> None:
     sampler = make()
     dimod.testing.assert_sampler_api(sampler)

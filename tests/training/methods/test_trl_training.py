@@ -48,9 +48,9 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_llama(tmp_path_factory.mktemp("teacher"))
 
 
-# One that writes answers, one with another head; one that compares answers is killed with the LoRA
-# that goes on below; the others are slow tests.
-QUICK = ["grpo", "reward"]
+# One that writes answers; one that compares answers is killed with the LoRA that goes on below; the
+# others are slow tests.
+QUICK = ["grpo"]
 
 
 @pytest.mark.parametrize("method", slow_but(QUICK, methods_here()))

@@ -37,6 +37,7 @@ def test_auto_is_measured_and_makes_whole_steps(saved_llama: Path, folder: Path)
     assert len(plan.trials) >= 3
 
 
+@slow
 def test_auto_trains_as_the_number_that_it_means(saved_llama: Path, folder: Path) -> None:
     measured = auto(saved_llama, folder)
     state = measured.train()
