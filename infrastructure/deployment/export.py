@@ -32,6 +32,7 @@ from infrastructure.deployment.export_request import (
     refuse_scores,
 )
 from infrastructure.deployment.publish import BEGIN, CARD, END, written_by
+from infrastructure.deployment.recorded_model import base_is_recorded, recorded_model
 from infrastructure.deployment.resuming import commit_of_base, configuration_of
 from infrastructure.run.checkpoint_paths import verify
 from infrastructure.run.directory import RunDirectory
@@ -52,6 +53,10 @@ from infrastructure.training.strategies import get_training_strategy
 from infrastructure.training.strategies.base_strategy import NOT_ENTERED
 
 EXPORT_FILE = "export.json"
+UNKNOWN_BASE = (
+    "note: the record of this run does not say which weights its LoRA began with, so whether its"
+    " base is still the same could not be checked: compare an answer (temper ask)"
+)
 TEMPLATE_FILE = "chat_template.jinja"  # of the tokenizer that the run trained with
 
 
@@ -97,7 +102,7 @@ def export_model(
         request,
         compare,
         _ends(run),
-        [],
+        [*trained.notes],
         converter,
         trained.registered_name,
         trained.processor,
@@ -164,6 +169,7 @@ class _Trained:
     checkpoint: Path
     registered_name: str | None
     processor: Any = None
+    notes: tuple[str, ...] = ()
 
 
 def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) -> JsonObject:
@@ -205,10 +211,12 @@ def _load(run: RunDirectory, checkpoint: Path | None) -> _Trained:
     refuse_scores(run, config)
     manager = _manager_of(run, config)
     loaded = manager.load()
-    described = as_object(run.read_run().get("model") or {})
+    described = as_object(recorded_model(run))
     attach_described(loaded.model, described)
     identity = snapshot.values.get("identity", {})
-    _refuse_other_base(identity if "base_model" in identity else base_facts(described), loaded)
+    if "base_model" not in identity and base_is_recorded(run):
+        identity = base_facts(described)
+    _refuse_other_base(identity, loaded)
     tensors = snapshot.tensors["model"]
     if config.training.method != SFT:
         tensors = without_reference(tensors)
@@ -225,7 +233,9 @@ def _load(run: RunDirectory, checkpoint: Path | None) -> _Trained:
     registered = loaded.description.get("registered_name")
     name = None if registered is None else str(registered)
     step = int(snapshot.values["step"])
-    return _Trained(loaded, step, checkpoint, name, manager.processor)
+    is_lora = hasattr(loaded.model, "peft_config")
+    notes = (UNKNOWN_BASE,) if is_lora and not base_is_recorded(run) else ()
+    return _Trained(loaded, step, checkpoint, name, manager.processor, notes)
 
 
 @contextmanager
@@ -259,8 +269,7 @@ def _manager_of(run: RunDirectory, config: DeploymentConfig) -> ModelManager:
         tokenizer_directory=run.tokenizer if run.tokenizer.is_dir() else None,
         needs_mask_token=config.training.time_step_masking,
     )
-    model: dict[str, Any] = dict(run.read_run().get("model", {}))
-    manager.sees = bool(model.get("sees"))
+    manager.sees = bool(recorded_model(run).get("sees"))
     if config.training.enables(MULTIMODAL):
         manager.vision = config.training.multimodal
     return manager

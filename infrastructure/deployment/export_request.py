@@ -11,6 +11,7 @@ from infrastructure.core.errors import StorageError
 from infrastructure.core.lookup import look_up
 from infrastructure.core.optional import refuse_missing
 from infrastructure.deployment.gguf_converter import Converter, find_converter
+from infrastructure.deployment.recorded_model import recorded_model
 from infrastructure.monitoring.drawing.formatting import format_bytes
 from infrastructure.run.directory import RunDirectory
 
@@ -134,7 +135,7 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> C
         ValueError: says why it cannot be, and what can.
         StorageError: the disk has too little space.
     """
-    model: dict[str, Any] = dict(run.read_run().get("model", {}))
+    model = recorded_model(run)
     is_lora = bool(model.get("lora"))
     if not request.is_plain:
         refuse_scores(run, run.read_configuration())
@@ -194,7 +195,7 @@ def check_publishable(run: RunDirectory) -> None:
     Raises:
         ValueError: extensions have added weights to it.
     """
-    model: dict[str, Any] = dict(run.read_run().get("model", {}))
+    model = recorded_model(run)
     if model.get("extensions"):
         raise ValueError(
             f"--push-to-hub: run {run.run_id} has weights of extensions"

@@ -26,6 +26,7 @@ from infrastructure.core.errors import DamagedFileError, NoAnswerError, StorageE
 from infrastructure.core.json_text import JsonObject, as_object, as_text, parse_json
 from infrastructure.core.optional import DISTRIBUTION, require
 from infrastructure.core.redact import redact
+from infrastructure.deployment.recorded_model import recorded_model
 from infrastructure.monitoring.drawing.tables import before_after_rows
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.record_types import RunRecord
@@ -186,7 +187,7 @@ class ModelRepository:
         except Exception as error:
             raise ValueError(f"{CARD} in {self.name} cannot be read: {error}") from error
         is_lora = (folder / LORA_CONFIG).is_file()
-        card.data.base_model = _base_on_hub(run.read_run().get("model", {}))
+        card.data.base_model = _base_on_hub(recorded_model(run))
         card.data.library_name = "peft" if is_lora else "transformers"
         card.data.pipeline_tag, *_ = TASKS[_model_class(run)]
         text, count = WRITTEN.subn(lambda _: facts, card.text)
@@ -226,7 +227,7 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
         ValueError: run.json is missing or damaged.
     """
     record, config = run.read_run(), run.read_configuration()
-    model, data = record.get("model", {}), record.get("data", {})
+    model, data = recorded_model(run), record.get("data", {})
     summary = _summary(run)
     total = summary.get("total_steps")
     lora = as_object(model.get("lora") or {})
@@ -347,7 +348,7 @@ def _model_class(run: RunDirectory) -> str:
     method = run.read_configuration().training.method
     if method != SFT:
         return METHODS[method].head
-    return SEES if run.read_run().get("model", {}).get("sees") else WRITES
+    return SEES if recorded_model(run).get("sees") else WRITES
 
 
 def _loading(run: RunDirectory, name: str, folder: Path) -> str:

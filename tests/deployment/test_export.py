@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.core.checksums import damaged_files
+from infrastructure.core.checksums import damaged_files, write_record
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.json_text import as_list
 from infrastructure.core.optional import is_installed
@@ -24,8 +25,8 @@ from infrastructure.deployment.publish import written_by
 from infrastructure.run.directory import RunDirectory
 from infrastructure.training.models.model_manager import load_saved
 from tests.deployment.runs import deploy, small_config, small_settings, start_temper
-from tests.slow import slow
-from tests.training.methods.method_runs import configuration, run_folder, train
+from tests.slow import slow, slow_but
+from tests.training.methods.method_runs import configuration, killed_at, run_folder, train
 
 LLAMA_CPP = os.environ.get("LLAMA_CPP_DIR")
 TEMPLATE = (
@@ -85,6 +86,38 @@ def test_what_a_method_of_trl_has_trained_is_exported(saved_llama: Path, tmp_pat
     ):
         assert row in card, row
     assert "cross_entropy" not in card
+
+
+@pytest.mark.parametrize("lora", slow_but([{"r": 4}], [None, {"r": 4}]))
+def test_a_method_s_run_of_before_is_exported_and_goes_on(
+    saved_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], lora: dict[str, int]
+) -> None:
+    """Its record says of the model no more than its name and size."""
+    base = Path(shutil.copytree(saved_llama, tmp_path / "base"))
+    model = {"name": str(base), "lora_config": lora}
+
+    config = configuration("dpo", tmp_path, base, model=model, training={"max_steps": 4})
+    assert killed_at(3, lambda: train(config)) == signal.SIGKILL
+    run = RunDirectory(run_folder(config))
+    record: Any = run.read_run()
+    names = ("name", "num_parameters", "num_trainable")
+    record["model"] = {name: record["model"][name] for name in names}
+    write_record(run.path / "run.json", record)
+    out = tmp_path / "merged"
+    assert main(["export", str(run.path), str(out), "--as", "merged"]) == 0
+    assert ("base is still the same" in capsys.readouterr().out) == (lora is not None)
+    card = (out / "README.md").read_text()
+    assert ("a LoRA of rank 4" if lora else "| trained | all weights |") in card
+    assert main(["export", str(run.path), str(tmp_path / "lora"), "--as", "lora"]) == 2 * (not lora)
+    summary = train(config)
+    assert (summary["status"], summary["steps"]) == ("finished", 4)
+    again = tmp_path / "again"
+    assert main(["export", str(run.path), str(again), "--as", "merged"]) == 0
+    assert logits_of(again) == pytest.approx(logits_of(run.final), abs=1e-4)
+    assert logits_of(again) != pytest.approx(logits_of(out), abs=1e-4)
+    shutil.move(base, tmp_path / "elsewhere")
+    assert main(["export", str(run.path), str(tmp_path / "none"), "--as", "merged"]) == 2
+    assert f"model '{base}': there is no such folder" in capsys.readouterr().err
 
 
 def test_a_method_s_export_needs_the_base_that_it_began_with(
