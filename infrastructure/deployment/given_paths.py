@@ -10,6 +10,7 @@ from pathlib import Path
 from infrastructure.backup.backends import open_place
 from infrastructure.config.auto import attention_for
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.process_wide import no_such_gpu, wants_gpus_by_number
 from infrastructure.config.registries import ADAPTERS, REGISTERED_MODELS
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
@@ -55,6 +56,7 @@ from infrastructure.training.models.saved_model import (
     check_folder,
     is_there,
     look_into,
+    refuse_unknown_layers,
 )
 from infrastructure.training.models.tower_folder import check_tower
 
@@ -94,6 +96,8 @@ def check_device(config: DeploymentConfig) -> None:
     is_missing = has_no_gpu()
     if config.device.startswith("cuda") and is_missing:
         raise ValueError(NO_GPU.format(device=config.device))
+    if is_missing and wants_gpus_by_number(config):
+        raise ValueError(no_such_gpu(config))
     if not (is_missing or config.device == "cpu"):
         return
     refuse_flash_attention(attention_for(config.model, config.training), has_gpu=False)
@@ -176,6 +180,8 @@ def _check_settings(config: DeploymentConfig, path: Path) -> None:
     model, is_lora = config.model, (path / "adapter_config.json").is_file()
     if path.is_dir():
         check_folder(path)
+        if model.lora_config is not None and model.lora_config.target_modules != "all-linear":
+            refuse_unknown_layers(path, model.lora_config.target_modules)
     if model.name == EMBEDDED and model.quantization is not None:
         refuse_without_effect("quantization", model.name, NO_WEIGHTS_TO_QUANTIZE)
     if model.name not in REGISTERED_MODELS:

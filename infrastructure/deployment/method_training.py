@@ -74,7 +74,7 @@ class MethodTraining:
             Exception: the training failed; the finished steps are in a version.
         """
         config, run = self.config, self.files
-        show_gpus(config.cuda_visible_devices)
+        show_gpus(config)
         check_method(config)
         for note in config.notes():
             self.report(f"note: {note}")

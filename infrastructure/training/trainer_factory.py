@@ -12,6 +12,7 @@ from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig, check_sections
 from infrastructure.config.merging.plugin_names import require_shareable
 from infrastructure.config.merging.precedence import Layer
+from infrastructure.config.process_wide import no_such_gpu, wants_gpus_by_number
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import SFT, TrainingConfig
@@ -46,7 +47,7 @@ class TrainerFactory:
         """
         make_ready(config)
         config.know_models(MODELS)
-        show_gpus(config.cuda_visible_devices)
+        show_gpus(config)
         device, directory = choose_device(config.device), config.cache.directory
         choice = choose_backend(
             config.model,
@@ -71,7 +72,7 @@ class TrainerFactory:
         """
         make_ready(config)
         config.know_models(MODELS)
-        show_gpus(config.cuda_visible_devices)
+        show_gpus(config)
         if config.source("log_level").layer is not Layer.DEFAULT:
             logging.getLogger(PACKAGE).setLevel(config.log_level)
         trainer = self.create_trainer(
@@ -169,12 +170,18 @@ def num_processes_for(
     return requested
 
 
-def show_gpus(devices: str | None) -> None:
-    """Let this process see these GPUs only; CUDA asks once, before it is used first.
+def show_gpus(config: DeploymentConfig) -> None:
+    """Let this process see the GPUs that are named only; CUDA asks once, before it is used first.
 
     Raises:
-        ConfigurationError: it is too late for that.
+        ConfigurationError: it is too late for that, or none of them is here.
     """
+    _set_visible(config.cuda_visible_devices)
+    if wants_gpus_by_number(config) and torch.cuda.device_count() == 0:
+        raise ConfigurationError(no_such_gpu(config))
+
+
+def _set_visible(devices: str | None) -> None:
     if devices is None or os.environ.get("CUDA_VISIBLE_DEVICES") == devices:
         return
     too_late = torch.cuda.is_initialized()

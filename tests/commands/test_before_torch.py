@@ -37,6 +37,7 @@ ROWS = (
     "plugin scheme",
     "webhook",
     "a GPU that is not there",
+    "a GPU by a number that is not there",
     "fp16 on a CPU",
     "4 bits of the small model",
     "weights of 4 bits that train",
@@ -50,7 +51,7 @@ ROWS = (
 
 
 def test_a_slip_is_answered_without_torch(tmp_path: Path) -> None:
-    rows = [row for row in ROWS if has_no_gpu() or row != "a GPU that is not there"]
+    rows = [row for row in ROWS if has_no_gpu() or not row.startswith("a GPU ")]
     slips = [wrong for wrong in TABLE if wrong.what in rows]
     assert len(slips) == len(rows)
     given = []

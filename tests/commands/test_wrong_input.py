@@ -189,6 +189,11 @@ CONFIGURATION = [
         speaks=Language.WORDS,
     ),
     Wrong("a GPU that is not there", "train --device cuda:7", ["cuda:7"], speaks=Language.WORDS),
+    Wrong(
+        "a GPU by a number that is not there",
+        "train --cuda-visible-devices 3",
+        ["--cuda-visible-devices 3", "PyTorch sees no such GPU here", "--device cpu"],
+    ),
     Wrong("fp16 on a CPU", "train --mixed-precision fp16 --device cpu", ["fp16", "GPU"]),
     Wrong(
         "4 bits of the small model",
@@ -2365,7 +2370,7 @@ SAME_CAUSE = {
     "another number of bits": "flag without value",
     "qs sampler": "an unknown measure",
 }
-LEAST_CAUSES = 191
+LEAST_CAUSES = 192
 KEYS = [key for key in schema_of(DeploymentConfig).fields if "." in key]
 OF_A_FILE = re.compile(r"\.ya?ml\b")
 

@@ -9,6 +9,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.config.sources.load import load_config
 from infrastructure.training import trainer_factory, unsloth_trainer
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.models.backend_choice import BackendChoice
@@ -101,5 +102,16 @@ def test_gpus_that_cannot_be_chosen_any_more_are_reported(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
     monkeypatch.setattr(trainer_factory, "_num_gpus", lambda: seen)
     with pytest.raises(ValueError, match='environment variable CUDA_VISIBLE_DEVICES="1"'):
-        show_gpus("1")
-    show_gpus(None)
+        show_gpus(DeploymentConfig(cuda_visible_devices="1"))
+    show_gpus(DeploymentConfig())
+
+
+def test_a_gpu_that_is_not_there_is_no_reason_to_train_on_the_processor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match="cuda_visible_devices = 3: PyTorch sees no such GPU"):
+        show_gpus(DeploymentConfig(cuda_visible_devices="3"))
+    show_gpus(DeploymentConfig(cuda_visible_devices="3", device="cpu"))
+    show_gpus(load_config())  # the variable is one of all programs

@@ -35,6 +35,10 @@ MODEL_TYPES = (
     *("cohere", "granite", "falcon_h1"),
 )
 STRATEGIES = ("standard", "finetune")
+ON_CPU = (
+    "Unsloth loads the model and changes it; its kernels need a GPU, so on this CPU a step takes as"
+    " long as with transformers"
+)
 LONGEST_REASON = 200  # characters of what a package says of itself
 
 
@@ -62,7 +66,8 @@ def choose_backend(
     """
     configured = model_config.backend if model_config.backend != "auto" else began_with
     if configured is not None:
-        return BackendChoice(configured)
+        is_on_cpu = configured == "unsloth" and device.type == "cpu"
+        return BackendChoice(configured, ON_CPU if is_on_cpu else None)
     if device.type != "cuda" or trains_from_scratch(model_config):
         return BackendChoice("transformers")
     reason = (

@@ -4,6 +4,7 @@ Nothing is imported here but safetensors, and nothing is read but names and head
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -26,6 +27,8 @@ TOKENIZER_FILES = (
     "spiece.model",
     "tekken.json",
 )
+HEADS = ("lm_head", "embed_out", "output_layer", "output")  # which may be the embedding's weights
+NO_LAYERS = ("wte", "wpe")  # embeddings by their names in GPT-2
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -165,6 +168,41 @@ def _check_safetensors(file: Path) -> None:
         raise ValueError(
             f"model weights {file} are damaged ({error}); download or copy them again"
         ) from error
+
+
+def refuse_unknown_layers(folder: Path, names: Sequence[str]) -> None:
+    """Refuse layers for LoRA that are certainly not in a saved model, by the names of its weights.
+
+    Passes over what the names cannot tell: experts, which are named otherwise once they are loaded,
+    and a head, which need not be saved.
+
+    Args:
+        folder: what `save_pretrained` wrote; of another kind nothing is refused.
+
+    Raises:
+        ValueError: names one that is not there, and those that are.
+    """
+    if not (folder / "config.json").is_file():
+        return
+    shapes: dict[str, list[int]] = {}
+    for file in weight_files(folder):
+        with safe_open(file, framework="np") as tensors:
+            shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+    parts = {part for name in shapes for part in name.split(".")}
+    if any("expert" in part for part in parts):
+        return
+    matrices = (name.split(".") for name, shape in shapes.items() if len(shape) == 2)
+    known = {path[-2] for path in matrices if path[-1] == "weight" and len(path) > 1}
+    layers = sorted(name for name in known if "emb" not in name and name not in NO_LAYERS)
+    wrong = [name for name in names if name.rpartition(".")[2] not in {*parts, *HEADS}]
+    if not wrong or not layers:
+        return
+    kinds = read_json(folder / "config.json").get("architectures")
+    kind = kinds[0] if isinstance(kinds, list) and kinds else "this model"
+    raise ValueError(
+        f"model.lora_config.target_modules: {wrong[0]!r} is no linear layer of {kind}"
+        f' (there are: {", ".join(layers)}; or "all-linear")'
+    )
 
 
 def check_sums(folder: Path) -> None:
