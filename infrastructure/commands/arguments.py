@@ -62,6 +62,11 @@ def run_or_model(name: str, output_dir: Path) -> str:
             f"{name} is a checkpoint, and this takes a model: write its model with"
             f" temper export {name} FOLDER, and name FOLDER"
         )
+    if at and "@" in Path(name).name:  # which no name of the hub has
+        raise ValueError(
+            f"{name}: there is no run {run!r} in {output_dir}; give its path, as in"
+            f" {output_dir / 'RUN'}@best"
+        )
     if (output_dir / name).is_dir():
         return str(output_dir / name)
     named = run_named(name, output_dir)

@@ -371,7 +371,14 @@ class TrainingDeployment:
         progress = self.make_progress
         with lossy_output():
             return MethodTraining(
-                run, self.config, self.report, self.accepted, begun, progress, self.observers
+                run,
+                self.config,
+                self.report,
+                self.accepted,
+                begun,
+                progress,
+                self.observers,
+                is_result_shown=RESULT in self.shown_elsewhere,
             ).train()
 
     def _measure(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:

@@ -4,7 +4,8 @@ Torch takes seconds to load; a slip is told in less than one. Each of these is l
 it is used: what shows later, or has changed meanwhile, is told there.
 """
 
-from collections.abc import Collection
+import shlex
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from infrastructure.backup.backends import open_place
@@ -147,6 +148,7 @@ def check_paths(config: DeploymentConfig) -> None:
     if path.exists():
         refuse_file(path)
     else:
+        _refuse_checkpoint(config)
         refuse_missing(config.model.name)
         if config.model.adapter in ("auto", *ADAPTERS.built_in):  # one's own may load otherwise
             _refuse_name_of_run(config)
@@ -165,14 +167,34 @@ def check_paths(config: DeploymentConfig) -> None:
         _check_rows(sources, config)
 
 
+def _refuse_checkpoint(config: DeploymentConfig) -> None:
+    """A checkpoint of a run is no model yet."""
+    name, at, step = config.model.name.rpartition("@")
+    if not at:
+        return
+    run = next((run for run in _runs_called(name, Path(config.output_dir))), None)
+    if run is not None:
+        raise ValueError(
+            f"model {config.model.name!r}: is a checkpoint, and a training begins with a model:"
+            f" write it with temper export {shlex.quote(f'{run}@{step}')} FOLDER, and give FOLDER"
+        )
+
+
 def _refuse_name_of_run(config: DeploymentConfig) -> None:
     """A training goes by what lies in a folder, which a name would not mean for long."""
-    run = run_named(config.model.name, Path(config.output_dir))
-    if run is not None and (run / FINAL).is_dir():
+    for run in _runs_called(config.model.name, Path(config.output_dir)):
+        if not (run / FINAL).is_dir():
+            continue
         raise ValueError(
             f"model {config.model.name!r}: a run is called so; to train its model further, give"
             f" {run / FINAL}"
         )
+
+
+def _runs_called(name: str, output_dir: Path) -> Iterator[Path]:
+    """The run that a path or an id names, or that a person has called so."""
+    places = (Path(name).expanduser(), output_dir / name, run_named(name, output_dir))
+    yield from (run for run in places if run is not None and (run / RUN_FILE).is_file())
 
 
 def _check_settings(config: DeploymentConfig, path: Path) -> None:

@@ -46,6 +46,7 @@ class MethodTraining:
         accepted: names of what may be different although it changes the result.
         begun: is told the run's directory when it trains.
         observers: further ones of this training.
+        is_result_shown: somebody else shows a person the result.
     """
 
     def __init__(
@@ -57,8 +58,10 @@ class MethodTraining:
         begun: Begun,
         make_progress: MakeProgress,
         observers: Collection[Observer] = (),
+        *,
+        is_result_shown: bool = False,
     ) -> None:
-        self.observers = observers
+        self.observers, self.is_result_shown = observers, is_result_shown
         self.files, self.config, self.report = run, config, report
         self.accepted, self.make_progress = accepted, make_progress
         self.measured = _Measured(run, config, begun)
@@ -144,7 +147,7 @@ class MethodTraining:
         """As the end has left it."""
         summary = read_summary(self.files)
         if summary.get("status") == RunStatus.FINISHED:
-            for line in closing_lines(self.files.path, summary):
+            for line in closing_lines(self.files.path, summary, self.is_result_shown):
                 self.report(line)
         else:
             for line in cost_lines(summary):

@@ -99,6 +99,10 @@ def test_a_checkpoint_is_no_model_yet(
     for name in ("one@best", "runs/one@12"):
         assert main([*words, name, "rows.jsonl"]) == 2
         assert f"temper export {name} FOLDER, and name FOLDER" in capsys.readouterr().err
+    assert main([*words, "two@best", "rows.jsonl"]) == 2
+    assert "there is no run 'two' in runs; give its path, as in runs/RUN@best" in (
+        capsys.readouterr().err
+    )
 
 
 def test_a_question_may_stand_after_a_flag(

@@ -34,6 +34,19 @@ def test_the_name_of_a_run_is_answered_with_its_folder(
         check_given(config)
 
 
+@pytest.mark.parametrize("name", ["mine@best", "20260101-000000-mine-abcd@12"])
+def test_a_checkpoint_is_no_model_to_begin_with(
+    config: DeploymentConfig, tmp_path: Path, name: str
+) -> None:
+    run = tmp_path / "runs" / "20260101-000000-mine-abcd"
+    run.mkdir(parents=True)
+    (run / "run.json").write_text(json.dumps({"config": {"run_name": {"value": "mine"}}}))
+    config.model.name = name
+    step = name.partition("@")[2]
+    with pytest.raises(ValueError, match=rf"is a checkpoint.* temper export {run}@{step} FOLDER"):
+        check_given(config)
+
+
 def test_a_template_is_taken_by_the_name_that_trl_has_for_it(
     config: DeploymentConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,9 +7,12 @@ import pytest
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.deployment.method_training import _Measured, translated
+from infrastructure.core.console import Report
+from infrastructure.deployment.method_training import MethodTraining, _Measured, translated
 from infrastructure.run.directory import RunDirectory
+from infrastructure.run.finalize import write_summary
 from infrastructure.training.core.state import TrainingState
+from infrastructure.training.metrics.progress import make_progress
 
 
 @pytest.mark.parametrize(
@@ -46,3 +49,23 @@ def test_what_was_measured_before_and_after_is_kept(tmp_path: Path) -> None:
     other = _Measured(RunDirectory(tmp_path), DeploymentConfig(), began.append)
     other.load_state_dict(measured.state_dict())
     assert (other.before, other.after) == (measured.before, measured.after)
+
+
+@pytest.mark.parametrize("is_shown", [False, True])
+def test_a_notebook_s_panel_shows_the_result_and_nothing_else_does(
+    is_shown: bool, tmp_path: Path
+) -> None:
+    run, lines = RunDirectory(tmp_path), list[str]()
+    numbers = {"before": {"eval_loss": 2.0}, "after": {"eval_loss": 1.0}}
+    write_summary(run, {"status": "finished", "paths": {}, **numbers})
+    MethodTraining(
+        run,
+        DeploymentConfig(),
+        Report(lines.append, is_verbose=False),
+        (),
+        str,
+        make_progress,
+        is_result_shown=is_shown,
+    )._summary()
+    assert ("held-out loss" not in "".join(lines)) == is_shown
+    assert "Where everything lies" in lines
