@@ -16,6 +16,7 @@ from functools import partial
 from typing import Protocol, cast
 
 from infrastructure.commands.parser import PROGRAM, CommandParser, ShowVersion, parse
+from infrastructure.core.agent import agent_folder, end_with_agent
 from infrastructure.core.console import RED, styled, write_above_bar
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.error_place import described, error_place
@@ -32,7 +33,7 @@ from infrastructure.core.process_end import leave_the_rest
 from infrastructure.core.redact import redact
 from infrastructure.core.shared_cores import share_the_cores
 from infrastructure.core.standard_output import LossyStream, is_reader_gone, lossy_output
-from infrastructure.core.stop_signals import StopSignal
+from infrastructure.core.stop_signals import StopSignal, take_usr1_as_sigterm
 
 # In the order of the help; `train-resume` is the module train_resume of this folder.
 COMMANDS = {
@@ -59,9 +60,9 @@ COMMANDS = {
 # What `train --detach` starts: no word for people, so no help names it.
 HIDDEN = "train-detached"
 
-# A launcher (torchrun, accelerate launch) may start several of these; the first one leads.
-LED = ("train", "train-resume")
-TRAINS = (*LED, HIDDEN)  # their work is not what they print
+# An agent of ours, torchrun or accelerate may start several of these; the first one leads. Their
+# work is not what they print.
+TRAINS = ("train", "train-resume", HIDDEN)
 
 log = logging.getLogger("temper")
 
@@ -110,7 +111,15 @@ def _add_arguments(name: str, parser: CommandParser) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code."""
+    """Run one command; returns the exit code, and leaves it for the agent of several processes."""
+    code = _run_and_flush(arguments)
+    if (agent := agent_folder()) is not None:
+        agent.note_exit_code(code)
+    return code
+
+
+def _run_and_flush(arguments: Sequence[str] | None) -> int:
+    """Run one command; whatever becomes of its output."""
     if isinstance(sys.stdout, io.TextIOWrapper):  # a path need not be UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     with lossy_output("stderr"):
@@ -131,12 +140,16 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         parser = create_parser()
         options = parse(parser, arguments)
+        options.words_given = list(sys.argv[1:] if arguments is None else arguments)
         if options.command is None:
             parser.print_help()
             return ExitCode.DONE
         _start_debugging(options)
         process = launched_process()
-        if process is not None and process.rank > 0 and options.command in LED:
+        if options.command in TRAINS:
+            take_usr1_as_sigterm()
+            end_with_agent()
+        if process is not None and process.rank > 0 and options.command in TRAINS:
             return _compute_for_leader(process)
         if options.command in TRAINS:
             with lossy_output("stdout"):
@@ -146,7 +159,9 @@ def _run(arguments: Sequence[str] | None) -> int:
         if is_reader_gone(sys.stdout):  # as `temper … | head` does: nobody is to be told
             return ExitCode.READER_GONE
         return _fail(error, ExitCode.FAILED)
-    except (TrainingDivergedError, ProcessLostError, NoAnswerError, OSError) as error:
+    except ProcessLostError as error:
+        return _lost(error)
+    except (TrainingDivergedError, NoAnswerError, OSError) as error:
         return _fail(error, ExitCode.FAILED)
     except (ValueError, TemperError) as error:
         return _fail(error, ExitCode.WRONG_INPUT)
@@ -174,6 +189,16 @@ def _compute_for_leader(process: LaunchedProcess) -> int:
     from infrastructure.training.parallel.membership import by_launcher
 
     return follow(by_launcher(process))
+
+
+def _lost(error: ProcessLostError) -> ExitCode:
+    """Another process is gone: the agent says so, with what becomes of it, where there is one."""
+    agent = agent_folder()
+    if agent is None:
+        return _fail(error, ExitCode.PROCESS_LOST)
+    _show_traceback(error)
+    agent.note_loss(redact(f"{error}{_notes(error)}"))
+    return ExitCode.PROCESS_LOST
 
 
 def _fail(error: BaseException, code: ExitCode) -> ExitCode:

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from infrastructure.commands.arguments import accepted, add_accept, add_data
 from infrastructure.commands.output import loading_torch, show_in_flags
 from infrastructure.commands.questions import confirmed
+from infrastructure.commands.ranks import on_several_processes
 from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
@@ -34,7 +35,10 @@ def run(options: argparse.Namespace) -> int:
     config = configure(options, {"data.path": options.data})
     make_ready(config)
     check_given(config, accepted(options))
-    return (detach if options.detach else train)(config, accepted(options))
+    if options.detach:
+        return detach(config, accepted(options))
+    code = on_several_processes(config, options.words_given)
+    return train(config, accepted(options)) if code is None else code
 
 
 def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:

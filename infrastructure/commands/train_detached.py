@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from infrastructure.commands.output import show_in_flags
+from infrastructure.commands.ranks import on_several_processes
 from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.process_wide import take_effect
@@ -30,12 +31,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """What to train is on standard input."""
-    given = json.load(sys.stdin)
+    text = sys.stdin.read()
+    given = json.loads(text)
     config = DeploymentConfig.from_dict(given["configuration"])
     config.note_environment(given["environment_notes"])
     take_effect(config)
     run_path = None if given["run"] is None else Path(given["run"])
-    return train(Path(options.folder), config, given["accept"], run_path, given.get("trial"))
+    folder = Path(options.folder)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it outlives the terminal, that is what it is for
+    code = on_several_processes(
+        config,
+        options.words_given,
+        text.encode(),
+        lambda run_path: _move_output(folder / OUTPUT_NAME, run_path / OUTPUT_FILE),
+    )
+    if code is not None:
+        return code
+    return train(folder, config, given["accept"], run_path, given.get("trial"))
 
 
 def train(
@@ -58,7 +70,6 @@ def train(
         _move_output(folder / OUTPUT_NAME, run_path / OUTPUT_FILE)
         write_text(folder / RUN_NAME, str(run_path.absolute()))
 
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # it outlives the terminal, that is what it is for
     with interrupt_on_signals():
         observers = [] if trial is None else [trial_observer(trial)]
         deployment = TrainingDeployment(config, show_in_flags, accept, begun, observers=observers)
@@ -74,11 +85,12 @@ def _move_output(before: Path, after: Path) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         with after.open("ab") as output:
-            with before.open("rb") as earlier_output:
-                shutil.copyfileobj(earlier_output, output)
-            output.flush()
+            if before.exists():  # another process that had it may have moved it
+                with before.open("rb") as earlier_output:
+                    shutil.copyfileobj(earlier_output, output)
+                output.flush()
             for stream in (sys.stdout, sys.stderr):
                 os.dup2(output.fileno(), stream.fileno())
-        before.unlink()
+        before.unlink(missing_ok=True)
     except OSError as error:  # it goes on where it went until now
         log.warning("the output stays in %s: %s", before, error)

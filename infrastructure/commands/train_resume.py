@@ -1,10 +1,11 @@
 """`temper train-resume`: go on with a run, with the settings that it recorded."""
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from infrastructure.commands.arguments import accepted, add_accept, add_run
 from infrastructure.commands.output import loading_torch, show_in_flags
+from infrastructure.commands.ranks import on_several_processes
 from infrastructure.commands.settings import configure
 from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.merging.precedence import Layer, Setting
@@ -33,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
             or (key in CHANGED_BY_RESUMING and source.layer is not Layer.DEFAULT)
         )
     ]
-    return resume(options.run, config.output_dir, changes, accepted(options))
+    return resume(options.run, config.output_dir, changes, accepted(options), options.words_given)
 
 
 def resume(
@@ -41,12 +42,20 @@ def resume(
     output_dir: str,
     changes: Collection[Setting] = (),
     accept: Collection[str] = (),
+    words: Sequence[str] = (),
 ) -> int:
     """As `resume_with` of `infrastructure.deployment.one_call`; the exit code. A run that cannot go
-    on is refused before torch is loaded."""
+    on is refused before torch is loaded.
+
+    Args:
+        words: of the command line, for each of several processes.
+    """
     from infrastructure.deployment.resuming import find_to_resume
 
     chosen = find_to_resume(name, output_dir, changes, accept, show_in_flags)
+    code = on_several_processes(chosen.config, words)
+    if code is not None:
+        return code
     with loading_torch():
         from infrastructure.deployment.one_call import resume_run
 

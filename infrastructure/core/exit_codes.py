@@ -13,6 +13,7 @@ class ExitCode(IntEnum):
     FAILED = 1  # or damage was found
     WRONG_INPUT = 2
     NOT_CONFIRMED = 3  # finished here, but its copy is not confirmed where it was asked for
+    PROCESS_LOST = 75  # another process of the training is gone (EX_TEMPFAIL): it can go on
     HUNG_UP = 129  # SIGHUP
     INTERRUPTED = 130  # SIGINT, or a deadline
     READER_GONE = 141  # SIGPIPE: nobody reads what is printed any more, as after `| head`

@@ -58,18 +58,14 @@ class HelperProcess(subprocess.Popen[bytes]):
     ) -> None:
         self._words = b""
         self._reader: threading.Thread | None = None
-        found_at = {
-            helper_main.PATH_VARIABLE: "\n".join(module_path()),
-            PLUGINS_VARIABLE: registered_addresses(),
-        }
         super().__init__(
-            [sys.executable, "-P", helper_main.__file__, module, *arguments],
+            [sys.executable, *module_arguments(module), *arguments],
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
             pass_fds=pass_fds,
             start_new_session=own_session,
-            env={**os.environ, **(environment or {}), **found_at},
+            env={**os.environ, **(environment or {}), **module_variables()},
         )
         if self.stderr is not None:
             read = threading.Thread(
@@ -84,9 +80,7 @@ class HelperProcess(subprocess.Popen[bytes]):
         A Python that dies of an exception ends with its type and text."""
         if self._reader is not None and self.poll() is not None:
             self._reader.join(LAST_WORDS_SECONDS)
-        lines = self._words.decode(errors="replace").split("\n")
-        spoken = [line.strip() for line in lines if line.strip()]
-        return redact(spoken[-1])[:LONGEST_WORDS] if spoken else ""
+        return last_line(self._words)
 
     def ends_within(self, seconds: float) -> bool:
         """Wait for its end at most so long; whether it came."""
@@ -108,10 +102,7 @@ class HelperProcess(subprocess.Popen[bytes]):
         code = self.poll()
         if code is None:
             return None
-        if code < 0:
-            return f"it was killed by {signal.Signals(-code).name}"
-        words = f" ({self.last_words})" if self.last_words else ""
-        return f"it ended with exit code {code}{words}"
+        return fate_of(code, self.last_words)
 
     def _read(self, stream: IO[bytes], shows_words: bool) -> None:
         with stream, suppress(OSError, ValueError):  # ValueError: closed meanwhile
@@ -120,6 +111,33 @@ class HelperProcess(subprocess.Popen[bytes]):
                 if shows_words:
                     with suppress(OSError):  # a closed terminal
                         os.write(2, piece)
+
+
+def module_arguments(module: str) -> list[str]:
+    """What a Python is given to run `module`; it needs `module_variables`, too."""
+    return ["-P", helper_main.__file__, module]
+
+
+def module_variables() -> dict[str, str]:
+    """The environment variables by which a helper finds what this process has found."""
+    return {
+        helper_main.PATH_VARIABLE: "\n".join(module_path()),
+        PLUGINS_VARIABLE: registered_addresses(),
+    }
+
+
+def fate_of(code: int, words: str = "") -> str:
+    """How a process ended, by the code that `subprocess` has for it and its last words."""
+    if code < 0:
+        return f"it was killed by {signal.Signals(-code).name}"
+    return f"it ended with exit code {code}" + (f" ({words})" if words else "")
+
+
+def last_line(words: bytes) -> str:
+    """The last line that says something, without secrets; "" where there is none."""
+    lines = words.decode(errors="replace").split("\n")
+    spoken = [line.strip() for line in lines if line.strip()]
+    return redact(spoken[-1])[:LONGEST_WORDS] if spoken else ""
 
 
 def module_path() -> list[str]:

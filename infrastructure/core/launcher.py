@@ -31,3 +31,8 @@ def launched_process(environment: Mapping[str, str] = os.environ) -> LaunchedPro
     rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
     local_rank = int(environment.get("LOCAL_RANK") or rank)
     return LaunchedProcess(rank, size, local_rank, environment["MASTER_ADDR"]) if size > 1 else None
+
+
+def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher has started this process, alone or as one of several."""
+    return bool(environment.get("RANK"))

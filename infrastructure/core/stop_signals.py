@@ -54,7 +54,18 @@ def interrupt_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def take_usr1_as_sigterm() -> None:
+    """SIGUSR1, which Slurm's `--signal=USR1@300` sends before a job's limit, asks this process for
+    what SIGTERM does: by itself it would end it. For a command, which owns its process."""
+
+    def terminate(_number: int, _frame: FrameType | None) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGUSR1, terminate)
+
+
 def ignore_stop_signals() -> None:
     """For a helper: its parent is who stops, and tells it."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)

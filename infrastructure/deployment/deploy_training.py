@@ -10,11 +10,13 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from infrastructure.backup.format.store import Store
 from infrastructure.backup.run_backup import place_options
 from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig as DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.training_config import SFT
+from infrastructure.core.agent import agent_folder
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.console import Report, ShowLine, show
@@ -148,6 +150,9 @@ class TrainingDeployment:
         """
         make_ready(self.config)
         check_spelling(Path(self.config.output_dir))
+        agent = agent_folder()
+        if agent is not None and agent.run is not None:  # its processes were started again
+            return self.go_on(RunDirectory(agent.run))
         with lossy_output(), no_empty_folder_left(Path(self.config.output_dir)):
             return self._run()
 
@@ -208,7 +213,9 @@ class TrainingDeployment:
             return self._train_by_method(run, checkpoint)
         with lossy_output(), only_trainer_of(run.path):
             self._check_place(run)
-            self.begun(run.path)
+            if checkpoint is not None and _has_gone_on(run):
+                checkpoint = None
+            self._note_begun(run)
             repair_run(run, place_options(self.config), self.report)
             if checkpoint is None:
                 checkpoint = self._newest(run)
@@ -353,7 +360,7 @@ class TrainingDeployment:
                         (self.report if index == 0 else self.report.detail)(line)
                 record_run(run, self.config, trainer)
                 self._others_may_begin()
-                self.begun(run.path)
+                self._note_begun(run)
                 return self._train(run, trainer, self._measure(run, trainer))
 
     def _train_by_method(self, run: RunDirectory, checkpoint: Path | None = None) -> Summary:
@@ -398,6 +405,12 @@ class TrainingDeployment:
         """A stage in which nobody waits long without a word."""
         with self.stages.stage(name), self.report.waiting(what):
             yield
+
+    def _note_begun(self, run: RunDirectory) -> None:
+        """Whoever wants to know gets to know which run it is."""
+        if (agent := agent_folder()) is not None:
+            agent.note_run(run.path, _newest_version(run))
+        self.begun(run.path)
 
     def _others_may_begin(self) -> None:
         if self._beginning is not None:
@@ -542,6 +555,20 @@ class TrainingDeployment:
             ReportObserver(run.path),
         ]
         return [*hooks, *self.observers]
+
+
+def _newest_version(run: RunDirectory) -> str:
+    """Its name; "" where there is none."""
+    return next(iter(Store(run.checkpoints).versions()), "")
+
+
+def _has_gone_on(run: RunDirectory) -> bool:
+    """Whether this command has saved something in `run` before its processes were started again:
+    then that is gone on from, not the checkpoint that the command line names."""
+    agent = agent_folder()
+    if agent is None or agent.run != run.path.absolute():
+        return False
+    return agent.newest_at_first != _newest_version(run)
 
 
 def short_warmup(config: DeploymentConfig, total_steps: int) -> list[str]:

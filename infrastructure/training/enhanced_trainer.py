@@ -32,6 +32,7 @@ from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
 from infrastructure.config.sections.training_config import CURRICULUM, QUANTUM, TrainingConfig
+from infrastructure.core.agent import time_left
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject
@@ -201,7 +202,8 @@ class EnhancedTrainer:
         self.hooks = ExtensionManager([*extensions, *hooks, *early_stopping(training_config)])
         self.team: Team | None = None
         self.backend_sentence: str | None = None  # why this library loads the model
-        self.schedule = SaveSchedule(training_config.checkpoint_seconds, training_config.deadline)
+        deadline = time_left(training_config.deadline)
+        self.schedule = SaveSchedule(training_config.checkpoint_seconds, deadline)
         self.checkpoints: CheckpointManager | None = None
         if checkpoint_directory is not None:
             self.save_checkpoints_to(checkpoint_directory)

@@ -99,7 +99,7 @@ def test_only_the_command_that_is_called_gets_its_flags(monkeypatch: pytest.Monk
 def test_each_file_of_the_folder_is_a_command_or_a_part_of_all() -> None:
     files = (ROOT / "infrastructure/commands").glob("*.py")
     parts = {"__init__", "main", "parser", "arguments", "settings", "output", "unknown_words"}
-    parts |= {"short_help", "questions"}
+    parts |= {"short_help", "questions", "ranks"}
     commands = {path.stem.replace("_", "-") for path in files if path.stem not in parts}
     assert commands == {*COMMANDS, HIDDEN}
 

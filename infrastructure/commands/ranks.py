@@ -1,0 +1,42 @@
+"""A training on several processes: the command's own process is then the agent that starts them."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.training_config import SFT
+from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.launcher import is_launched
+
+
+def on_several_processes(
+    config: DeploymentConfig,
+    words: Sequence[str],
+    stdin: bytes | None = None,
+    before_restart: Callable[[Path], None] = do_nothing,
+) -> int | None:
+    """Train on as many processes as the configuration says, each of which gets this command line.
+
+    Args:
+        words: of the command line.
+        stdin, before_restart: see `Agent`.
+
+    Returns:
+        The exit code; None: nothing was done, because one process trains, or a launcher has
+        started this one.
+
+    Raises:
+        ConfigurationError: there are not so many GPUs.
+        StopSignal: a signal came before the training could stop in order.
+    """
+    if config.num_processes == 1 or config.training.method != SFT or is_launched():
+        return None
+    from infrastructure.training.core.precision import choose_device
+    from infrastructure.training.distributed.launch import Agent
+    from infrastructure.training.trainer_factory import num_processes_for, show_gpus
+
+    show_gpus(config.cuda_visible_devices)
+    size = num_processes_for(config, choose_device(config.device))
+    if size == 1:
+        return None
+    return Agent(words, size, stdin=stdin, before_restart=before_restart).run()

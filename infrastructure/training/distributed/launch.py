@@ -1,0 +1,355 @@
+"""`temper train` on several processes: this process is the agent, which starts them, and starts
+them again where one was lost.
+
+Each is the same command in a Python of its own, as torchrun would start it, and finds rank, size
+and store in its environment. What starts them, watches them and ends the rest when one has ended is
+torch's elastic agent. That one restarts whatever the reason was, so it gets one attempt each time,
+and what comes next is decided here: rank 0 has said how it ended (`core/agent.py`), or a process is
+lost. Signals go to rank 0 alone, which saves as long as it takes, and the others end with it.
+"""
+
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+import psutil
+import torch
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from infrastructure.backup.format.store import Store
+from infrastructure.core.agent import SPENT_VARIABLE, AgentFolder, agent_variable
+from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.console import ShowLine, show_beside
+from infrastructure.core.exit_codes import OF_SIGNALS, ExitCode
+from infrastructure.core.helper_process import (
+    KEPT_BYTES,
+    PACKAGE,
+    fate_of,
+    last_line,
+    module_arguments,
+    module_variables,
+)
+from infrastructure.core.redact import redact
+from infrastructure.core.stop_signals import StopSignal, stop_signals
+
+# Given up when so many processes were lost one after the other, and no version came between.
+MOST_LOST_IN_VAIN = 3
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+LOOPBACK = "127.0.0.1"
+# How rank 0 ends where torch's agent asks it to, because another rank has ended.
+STOPPED = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """How an attempt ended: with rank 0's exit code, or with the loss of a process."""
+
+    code: int
+    loss: str | None = None
+
+
+class Agent:
+    """Starts a command on several processes of this machine.
+
+    Args:
+        words: of the command line, as each process gets them.
+        size: how many processes.
+        show_line: shows a line to a person.
+        stdin: what each process finds on standard input; None: what this one does.
+        module: what runs in them.
+        before_restart: is given the directory of the run that goes on.
+    """
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        size: int,
+        show_line: ShowLine = show_beside,
+        stdin: bytes | None = None,
+        module: str = PACKAGE,
+        before_restart: Callable[[Path], None] = do_nothing,
+    ) -> None:
+        self.words, self.size, self.module = list(words), size, module
+        self.show_line, self.stdin, self.before_restart = show_line, stdin, before_restart
+        self._stop_number: int | None = None  # of the signal that came
+        self._started = time.monotonic()
+
+    def run(self) -> int:
+        """Train to the end; returns the exit code of rank 0, or PROCESS_LOST where processes are
+        lost again and again.
+
+        Raises:
+            StopSignal: a signal came while no rank was there to stop in order.
+        """
+        path = Path(tempfile.mkdtemp(prefix="temper-agent-"))
+        try:
+            with self._signals_forwarded():
+                return self._run(AgentFolder(path), path / "logs")
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _run(self, folder: AgentFolder, logs: Path) -> int:
+        newest, num_in_vain = _newest_version(folder), 0
+        attempt = 0
+        while True:
+            attempt_logs = logs / str(attempt)
+            folder.forget_end()
+            failures = self._attempt(folder, attempt_logs, attempt)
+            _keep_words(folder, attempt_logs, self.size)
+            ending = self._judged(folder, failures, attempt_logs)
+            if ending.loss is None:
+                return ending.code
+            if self._stop_number is not None:
+                self._tell(ending.loss)
+                return OF_SIGNALS + self._stop_number
+            before, newest = newest, _newest_version(folder)
+            num_in_vain = 1 if newest != before else num_in_vain + 1
+            if num_in_vain > MOST_LOST_IN_VAIN:
+                self._tell(
+                    f"{ending.loss}; given up, because {num_in_vain} were lost and nothing new was"
+                    " saved between: the same command goes on"
+                )
+                return ExitCode.PROCESS_LOST
+            attempt += 1
+            if folder.run is not None:
+                self.before_restart(folder.run)
+            name = "the training" if folder.run is None else f"run {folder.run.name}"
+            self._tell(f"note: {ending.loss}; {name} goes on (restart {attempt})")
+
+    def _attempt(
+        self, folder: AgentFolder, logs: Path, attempt: int
+    ) -> Mapping[int, ProcessFailure]:
+        """Have all ranks run until they have ended; those that did not end with exit code 0."""
+        variables = {**module_variables(), **agent_variable(folder)}
+        variables[THREADS_VARIABLE] = os.environ.get(THREADS_VARIABLE) or str(
+            max(1, torch.get_num_threads() // self.size)
+        )
+        if attempt:
+            variables[SPENT_VARIABLE] = str(time.monotonic() - self._started)
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=self.size,
+            run_id=f"temper-{os.getpid()}-{attempt}",
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr=LOOPBACK,
+            max_restarts=0,
+            signals_to_handle="SIGQUIT",  # the others are forwarded here
+            logs_specs=DefaultLogsSpecs(
+                log_dir=str(logs), redirects=dict.fromkeys(range(1, self.size), Std.ALL)
+            ),
+        )
+        arguments = [*module_arguments(self.module), *self.words]
+        with ExitStack() as inside:
+            inside.enter_context(_environment(variables))
+            inside.enter_context(_torch_is_silent())
+            if self.stdin is not None:
+                inside.enter_context(_standard_input(self.stdin))
+            try:
+                elastic_launch(config, sys.executable)(*arguments)
+            except ChildFailedError as error:
+                return error.failures
+        return {}
+
+    def _judged(
+        self, folder: AgentFolder, failures: Mapping[int, ProcessFailure], logs: Path
+    ) -> _Ending:
+        """Rank 0's own word counts, unless it ended because another had died before."""
+        code, own = folder.exit_code, failures.get(0)
+        if code is None and own is not None and own.exitcode > 0:
+            code = own.exitcode
+        died, failed = _died_before(failures, own), _failed_before(failures, own)
+        causes: dict[int, ProcessFailure | None] = {ExitCode.FAILED: died}
+        causes |= dict.fromkeys(STOPPED, died or failed)
+        if code is None and own is not None and -own.exitcode in STOPS:
+            code = OF_SIGNALS - own.exitcode  # before it could handle one
+        is_verdict = code is not None and code != ExitCode.PROCESS_LOST
+        if code is not None and is_verdict and causes.get(code) is None:
+            return _Ending(code)
+        return _Ending(ExitCode.PROCESS_LOST, self._loss(folder, failures, logs, died or failed))
+
+    def _loss(
+        self,
+        folder: AgentFolder,
+        failures: Mapping[int, ProcessFailure],
+        logs: Path,
+        cause: ProcessFailure | None,
+    ) -> str:
+        """Who is lost, and why: the one that ended by itself, or whom the others have lost."""
+        if cause is not None:
+            return self._fate(cause, logs)
+        others = [failure for rank, failure in sorted(failures.items()) if rank]
+        told = next((one for one in others if one.exitcode == ExitCode.PROCESS_LOST), None)
+        if folder.loss or told:
+            words = "" if told is None else last_line(_words(logs, told.local_rank))
+            return folder.loss or words.removeprefix("temper: ") or "the ranks lost each other"
+        own = failures.get(0)
+        return "rank 0 ended without an exit code" if own is None else self._fate(own, logs)
+
+    def _fate(self, failure: ProcessFailure, logs: Path) -> str:
+        rank = failure.local_rank
+        words = last_line(_words(logs, rank))
+        name = f"the process of rank {rank} (of {self.size}, pid {failure.pid})"
+        return f"{name} is gone: {fate_of(failure.exitcode, words)}"
+
+    def _tell(self, line: str) -> None:
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # a bar of rank 0 may stand there
+        self.show_line(redact(line))
+
+    @contextmanager
+    def _signals_forwarded(self) -> Iterator[None]:
+        """Inside, a signal that asks this process to stop asks rank 0: the ranks are in sessions of
+        their own, so a terminal's Ctrl-C comes to this process alone."""
+
+        def forward(number: int, _frame: FrameType | None) -> None:
+            is_usr1 = number == signal.SIGUSR1
+            self._stop_number = signal.SIGTERM if is_usr1 else number
+            first = _rank_0()
+            if first is None:
+                raise StopSignal(self._stop_number)
+            with suppress(psutil.NoSuchProcess):
+                first.send_signal(self._stop_number)
+
+        numbers = [*stop_signals(), signal.SIGUSR1]
+        before = {number: signal.signal(number, forward) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+# How a rank ends because another did: it was asked to, or lost the group.
+_ENDED_BY_OTHERS = (
+    *(ExitCode.PROCESS_LOST, ExitCode.TERMINATED),
+    *(-signal.SIGTERM, -signal.SIGKILL),
+)
+
+
+def _died_before(
+    failures: Mapping[int, ProcessFailure], own: ProcessFailure | None
+) -> ProcessFailure | None:
+    """The first rank that a signal ended, and not after rank 0 had ended: those that are left then,
+    torch's agent ends itself (SIGTERM, and half a minute later SIGKILL)."""
+    before = _others_before(failures, own)
+    died = (one for one in before if one.exitcode < 0 and one.exitcode != -signal.SIGTERM)
+    return next(died, None)
+
+
+def _failed_before(
+    failures: Mapping[int, ProcessFailure], own: ProcessFailure | None
+) -> ProcessFailure | None:
+    """The first rank that ended by an error of its own, and not after rank 0 had ended."""
+    failed = (f for f in _others_before(failures, own) if f.exitcode not in _ENDED_BY_OTHERS)
+    return next(failed, None)
+
+
+def _others_before(
+    failures: Mapping[int, ProcessFailure], own: ProcessFailure | None
+) -> list[ProcessFailure]:
+    others = (failure for rank, failure in failures.items() if rank)
+    before = (one for one in others if own is None or one.timestamp <= own.timestamp)
+    return sorted(before, key=lambda failure: failure.timestamp)
+
+
+def _rank_0() -> psutil.Process | None:
+    """The living child that is rank 0."""
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            is_alive = child.status() != psutil.STATUS_ZOMBIE
+            if is_alive and child.environ().get("RANK") == "0":
+                return child
+    return None
+
+
+def _newest_version(folder: AgentFolder) -> str:
+    """Of the run that rank 0 trains; "" where it has none."""
+    if folder.run is None:
+        return ""
+    return next(iter(Store(folder.run / "checkpoints").versions()), "")
+
+
+def _words(logs: Path, rank: int) -> bytes:
+    """The end of what a rank wrote to standard error in an attempt; rank 0 writes on the screen."""
+    for path in logs.glob(f"*/attempt_*/{rank}/stderr.log"):
+        with suppress(OSError), path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - KEPT_BYTES))
+            return file.read()
+    return b""
+
+
+def _keep_words(folder: AgentFolder, logs: Path, size: int) -> None:
+    """What the other ranks wrote to standard error stays in the run's logs, without secrets."""
+    if folder.run is None:
+        return
+    for rank in range(1, size):
+        words = _words(logs, rank).decode(errors="replace").strip()
+        path = folder.run / "logs" / f"rank-{rank}.txt"
+        with suppress(OSError):
+            if words and path.parent.is_dir():
+                with path.open("a") as file:
+                    file.write(f"{redact(words)}\n")
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Inside, processes are started with these variables."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ |= variables
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _torch_is_silent() -> Iterator[None]:
+    """Inside, torch's agent says nothing: what is to be said is said here, once."""
+    disabled = logging.root.manager.disable
+    if not logging.getLogger("temper").isEnabledFor(logging.DEBUG):
+        logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+
+
+@contextmanager
+def _standard_input(content: bytes) -> Iterator[None]:
+    """Inside, processes are started with `content` on standard input, which is on no disk."""
+    before = os.dup(0)
+    try:
+        with _unnamed_file() as file:
+            file.write(content)
+            file.seek(0)
+            os.dup2(file.fileno(), 0)
+            yield
+    finally:
+        os.dup2(before, 0)
+        os.close(before)
+
+
+def _unnamed_file() -> IO[bytes]:
+    """In memory where the system has such files."""
+    if hasattr(os, "memfd_create"):
+        return os.fdopen(os.memfd_create("temper-input"), "w+b")
+    return tempfile.TemporaryFile()

@@ -1,0 +1,49 @@
+"""What rank 0 and its agent learn from each other; the agent itself is in test_launch.py."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from infrastructure.core.agent import (
+    SPENT_VARIABLE,
+    AgentFolder,
+    agent_folder,
+    agent_variable,
+    time_left,
+)
+
+
+def test_rank_0_of_an_agent_alone_has_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it starts inherits the variable, and may run a command of its own."""
+    assert agent_folder() is None
+    for name, value in agent_variable(AgentFolder(tmp_path)).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("RANK", "0")
+    assert agent_folder() is None
+    pid = os.getpid()
+    monkeypatch.setattr(os, "getppid", lambda: pid)
+    assert agent_folder() == AgentFolder(tmp_path)
+    monkeypatch.setenv("RANK", "1")
+    assert agent_folder() is None
+
+
+def test_the_first_run_counts_and_the_last_end(tmp_path: Path) -> None:
+    folder = AgentFolder(tmp_path)
+    assert (folder.run, folder.newest_at_first, folder.exit_code, folder.loss) == (None,) * 4
+    folder.note_run(tmp_path / "first", "a version")
+    folder.note_run(tmp_path / "second", "another")
+    folder.note_exit_code(3)
+    folder.note_loss("rank 1 is gone")
+    assert (folder.run, folder.newest_at_first) == (tmp_path / "first", "a version")
+    assert (folder.exit_code, folder.loss) == (3, "rank 1 is gone")
+    folder.forget_end()
+    assert (folder.run, folder.exit_code, folder.loss) == (tmp_path / "first", None, None)
+
+
+def test_a_deadline_counts_from_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (time_left(None), time_left(60.0)) == (None, 60.0)
+    monkeypatch.setenv(SPENT_VARIABLE, "45.5")
+    assert (time_left(None), time_left(60.0)) == (None, 14.5)

@@ -1,0 +1,200 @@
+"""The agent: exit codes, restarts, signals. Its ranks are stand-ins, which import no torch."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.stop_signals import StopSignal
+from infrastructure.training.distributed import launch
+from infrastructure.training.distributed.launch import Agent
+
+# Torch's agent leaves the files that ranks write to for Python to close.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+STAND_IN = "tests.training.distributed.stand_in"
+KILL = f"kill={int(signal.SIGKILL)}"
+
+
+def agent_of(folder: Path, *deeds: str, size: int = 2) -> tuple[Agent, list[str]]:
+    lines: list[str] = []
+    return Agent([str(folder), *deeds], size, lines.append, module=STAND_IN), lines
+
+
+def started(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("rank-*"))
+
+
+@pytest.mark.parametrize(
+    ("deed", "code"),
+    [
+        ("end", 0),
+        ("exit=2", 2),  # wrong input
+        ("exit=1", 1),  # a training that diverged
+        ("exit=3", 3),
+        ("exit=130", 130),  # a deadline
+        (f"kill={int(signal.SIGTERM)}", 143),  # `temper stop` before a handler is there
+    ],
+)
+def test_how_rank_0_ends_is_how_the_command_ends(deed: str, code: int, tmp_path: Path) -> None:
+    agent, lines = agent_of(tmp_path, f"0@0:{deed}")
+    assert agent.run() == code
+    assert started(tmp_path) == ["rank-0@0", "rank-1@0"]
+    assert not lines
+
+
+def test_a_rank_that_dies_after_the_training_is_no_loss(tmp_path: Path) -> None:
+    agent, lines = agent_of(tmp_path, "1@0:exit=1")
+    assert agent.run() == ExitCode.DONE
+    assert not lines
+
+
+@pytest.mark.parametrize(
+    ("deeds", "words"),
+    [
+        (
+            ["1@0:" + KILL, "0@0:lose"],
+            "note: the process of rank 1 (of 2, pid PID) is gone: it was killed by SIGKILL;",
+        ),
+        # asked to end because of the other's death, it says that a signal has stopped it
+        (["1@0:" + KILL, "0@0:wait"], "rank 1 (of 2, pid PID) is gone: it was killed by SIGKILL;"),
+        (["0@0:" + KILL, "1@0:wait"], "rank 0 (of 2, pid PID) is gone: it was killed by SIGKILL;"),
+        (
+            ["1@0:exit=1", "0@0:lose"],
+            "rank 1 (of 2, pid PID) is gone: it ended with exit code 1 (temper: ends with 1);",
+        ),
+        # asked to end before it had a handler
+        (["1@0:exit=1", "0@0:hang"], "is gone: it ended with exit code 1 (temper: ends with 1);"),
+        (["0@0:exit=75"], "note: rank 1 does not answer;"),
+    ],
+)
+def test_a_lost_process_is_started_again_with_one_sentence(
+    deeds: list[str], words: str, tmp_path: Path
+) -> None:
+    agent, lines = agent_of(tmp_path, *deeds)
+    assert agent.run() == ExitCode.DONE
+    assert started(tmp_path) == ["rank-0@0", "rank-0@1", "rank-1@0", "rank-1@1"]
+    rank = words.partition("rank ")[2][:1]
+    pid = (tmp_path / f"rank-{rank}@0").read_text() if rank else ""
+    (line,) = lines
+    assert words.replace("PID", pid) in line
+    assert line.endswith("run run-of-test goes on (restart 1)")
+
+
+def test_what_is_lost_again_and_again_is_given_up(tmp_path: Path) -> None:
+    deeds = [f"1@{attempt}:exit=1" for attempt in range(9)]
+    agent, lines = agent_of(tmp_path, *deeds, *(f"0@{n}:exit=75" for n in range(9)))
+    assert agent.run() == ExitCode.PROCESS_LOST
+    assert len(lines) == 1 + launch.MOST_LOST_IN_VAIN
+    assert "given up, because 4 were lost and nothing new was saved between" in lines[-1]
+    assert not any(lines[-1] == line for line in lines[:-1])
+    kept = (tmp_path / "run-of-test/logs/rank-1.txt").read_text().splitlines()
+    assert kept == ["temper: ends with 1"] * len(lines)
+
+
+@pytest.mark.parametrize(
+    ("number", "arrives", "code"),
+    [
+        (signal.SIGINT, "SIGINT", 130),
+        (signal.SIGTERM, "SIGTERM", 143),
+        (signal.SIGUSR1, "SIGTERM", 143),
+    ],
+)
+def test_a_signal_comes_to_rank_0_once_and_nothing_is_restarted(
+    number: signal.Signals, arrives: str, code: int, tmp_path: Path
+) -> None:
+    agent, lines = agent_of(tmp_path, "0@0:wait")
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    _when(tmp_path / "ready@0", lambda: os.kill(os.getpid(), number))
+    assert agent.run() == code
+    assert (tmp_path / "signals").read_text() == f"{arrives}\n"
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
+    assert not lines
+
+
+def test_a_loss_after_a_stop_was_asked_for_is_not_gone_on_with(tmp_path: Path) -> None:
+    agent, lines = agent_of(tmp_path, "0@0:lose", "1@0:hang")
+    _when(tmp_path / "ready@0", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    _when(tmp_path / "asked", lambda: _kill(tmp_path / "rank-1@0"))
+    assert agent.run() == ExitCode.TERMINATED
+    assert started(tmp_path) == ["rank-0@0", "rank-1@0"]
+    assert len(lines) == 1
+
+
+def test_a_signal_before_there_is_a_rank_ends_the_agent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent, _ = agent_of(tmp_path)
+    monkeypatch.setattr(launch, "elastic_launch", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(StopSignal):
+        agent.run()
+
+
+def test_ranks_end_when_their_agent_is_killed(tmp_path: Path) -> None:
+    """Rank 0 is asked to stop, and nobody trains on unseen."""
+    script = (
+        "from infrastructure.training.distributed.launch import Agent; import sys\n"
+        f"sys.exit(Agent([{str(tmp_path)!r}, '0@0:wait'], 2, module={STAND_IN!r}).run())"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script])
+    _wait_for(tmp_path / "ready@0")
+    rank_0 = psutil.Process(int((tmp_path / "rank-0@0").read_text()))
+    process.kill()
+    process.wait()
+    psutil.wait_procs([rank_0], 20)
+    assert (tmp_path / "signals").read_text() == "SIGTERM\n"
+
+
+def test_ranks_get_their_number_threads_and_input(tmp_path: Path) -> None:
+    script = tmp_path / "shows.py"
+    script.write_text(
+        "import json, os, sys\n"
+        "from pathlib import Path\n"
+        "names = ('RANK', 'WORLD_SIZE', 'LOCAL_RANK', 'OMP_NUM_THREADS', '_TEMPER_SPENT_SECONDS')\n"
+        "given = {name: os.environ.get(name) for name in names}\n"
+        "given['stdin'] = sys.stdin.read() if given['RANK'] == '0' else ''\n"
+        "Path(sys.argv[1], given['RANK']).write_text(json.dumps(given))\n"
+        "Path(os.environ['_TEMPER_AGENT'].split()[1], 'exit_code').write_text('0')\n"
+    )
+    before = dict(os.environ)
+    sys.path.insert(0, str(tmp_path))
+    try:
+        agent = Agent([str(tmp_path)], 2, stdin=b"a secret", module="shows")
+        assert agent.run() == ExitCode.DONE
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert dict(os.environ) | {"TORCHELASTIC_SIGNALS_TO_HANDLE": ""} == before | {
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ""
+    }
+    first, second = (json.loads((tmp_path / rank).read_text()) for rank in "01")
+    assert (first["RANK"], first["WORLD_SIZE"], first["LOCAL_RANK"]) == ("0", "2", "0")
+    assert (second["RANK"], second["stdin"], first["stdin"]) == ("1", "", "a secret")
+    assert int(first["OMP_NUM_THREADS"]) >= 1
+    assert first["_TEMPER_SPENT_SECONDS"] is None
+
+
+def _when(path: Path, act: object) -> None:
+    def wait() -> None:
+        _wait_for(path)
+        act()  # type: ignore[operator]
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _kill(path: Path) -> None:
+    os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+def _wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
