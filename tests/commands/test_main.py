@@ -243,7 +243,9 @@ def resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, 
     """What `temper train-resume` asks the deployment to do, in an empty folder."""
     calls: list[tuple[Any, ...]] = []
 
-    def resume(name: str | None, output_dir: str, changes: Any, accept: list[str]) -> int:
+    def resume(
+        name: str | None, output_dir: str, changes: Any, accept: list[str], _words: list[str]
+    ) -> int:
         given = {setting.key: setting.value for setting in changes}
         calls.append((name, output_dir, given, accept))
         return ExitCode.DONE

@@ -4,5 +4,6 @@ Rank 0 is the run: its directory, its clocks and signals, what is saved and what
 alone. The others run the same loop over the same data, take their share of each batch, and hold the
 same weights and optimizer.
 
-`group`: how the ranks agree, decide and sum. This folder alone imports `torch.distributed`.
+`group`: how the ranks agree, decide and sum. `launch`: the agent that starts them. No other folder
+imports `torch.distributed`.
 """

@@ -113,12 +113,12 @@ class Agent:
             if ending.loss is None:
                 return ending.code
             if self._stop_number is not None:
-                self._tell(ending.loss)
+                self._show(ending.loss)
                 return OF_SIGNALS + self._stop_number
             before, newest = newest, _newest_version(folder)
             num_in_vain = 1 if newest != before else num_in_vain + 1
             if num_in_vain > MOST_LOST_IN_VAIN:
-                self._tell(
+                self._show(
                     f"{ending.loss}; given up, because {num_in_vain} were lost and nothing new was"
                     " saved between: the same command goes on"
                 )
@@ -127,7 +127,7 @@ class Agent:
             if folder.run is not None:
                 self.before_restart(folder.run)
             name = "the training" if folder.run is None else f"run {folder.run.name}"
-            self._tell(f"note: {ending.loss}; {name} goes on (restart {attempt})")
+            self._show(f"note: {ending.loss}; {name} goes on (restart {attempt})")
 
     def _attempt(
         self, folder: AgentFolder, logs: Path, attempt: int
@@ -193,9 +193,9 @@ class Agent:
         if cause is not None:
             return self._fate(cause, logs)
         others = [failure for rank, failure in sorted(failures.items()) if rank]
-        told = next((one for one in others if one.exitcode == ExitCode.PROCESS_LOST), None)
-        if folder.loss or told:
-            words = "" if told is None else last_line(_words(logs, told.local_rank))
+        loser = next((one for one in others if one.exitcode == ExitCode.PROCESS_LOST), None)
+        if folder.loss or loser:
+            words = "" if loser is None else last_line(_words(logs, loser.local_rank))
             return folder.loss or words.removeprefix("temper: ") or "the ranks lost each other"
         own = failures.get(0)
         return "rank 0 ended without an exit code" if own is None else self._fate(own, logs)
@@ -206,7 +206,7 @@ class Agent:
         name = f"the process of rank {rank} (of {self.size}, pid {failure.pid})"
         return f"{name} is gone: {fate_of(failure.exitcode, words)}"
 
-    def _tell(self, line: str) -> None:
+    def _show(self, line: str) -> None:
         if sys.stderr.isatty():
             print(file=sys.stderr)  # a bar of rank 0 may stand there
         self.show_line(redact(line))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -91,7 +92,7 @@ def test_a_lost_process_is_started_again_with_one_sentence(
 
 def test_what_is_lost_again_and_again_is_given_up(tmp_path: Path) -> None:
     deeds = [f"1@{attempt}:exit=1" for attempt in range(9)]
-    agent, lines = agent_of(tmp_path, *deeds, *(f"0@{n}:exit=75" for n in range(9)))
+    agent, lines = agent_of(tmp_path, *deeds, *(f"0@{n}:lose" for n in range(9)))
     assert agent.run() == ExitCode.PROCESS_LOST
     assert len(lines) == 1 + launch.MOST_LOST_IN_VAIN
     assert "given up, because 4 were lost and nothing new was saved between" in lines[-1]
@@ -120,7 +121,7 @@ def test_a_signal_comes_to_rank_0_once_and_nothing_is_restarted(
     assert not lines
 
 
-def test_a_loss_after_a_stop_was_asked_for_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_loss_after_a_stop_begins_nothing_again(tmp_path: Path) -> None:
     agent, lines = agent_of(tmp_path, "0@0:lose", "1@0:hang")
     _when(tmp_path / "ready@0", lambda: os.kill(os.getpid(), signal.SIGTERM))
     _when(tmp_path / "asked", lambda: _kill(tmp_path / "rank-1@0"))
@@ -181,15 +182,16 @@ def test_ranks_get_their_number_threads_and_input(tmp_path: Path) -> None:
     assert first["_TEMPER_SPENT_SECONDS"] is None
 
 
-def _when(path: Path, act: object) -> None:
+def _when(path: Path, act: Callable[[], None]) -> None:
     def wait() -> None:
         _wait_for(path)
-        act()  # type: ignore[operator]
+        act()
 
     threading.Thread(target=wait, daemon=True).start()
 
 
 def _kill(path: Path) -> None:
+    _wait_for(path)
     os.kill(int(path.read_text()), signal.SIGKILL)
 
 
