@@ -35,7 +35,7 @@ def on_several_processes(
     from infrastructure.training.distributed.launch import Agent
     from infrastructure.training.trainer_factory import num_processes_for, show_gpus
 
-    show_gpus(config.cuda_visible_devices)
+    show_gpus(config)
     size = num_processes_for(config, choose_device(config.device))
     if size == 1:
         return None

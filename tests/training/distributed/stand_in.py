@@ -31,6 +31,7 @@ def main() -> int:
         run = folder / "run-of-test"
         (run / "logs").mkdir(parents=True, exist_ok=True)
         agent.note_run(run, "")
+        _wait_for(folder / f"rank-1@{attempt}")
     code = _do(deeds.get(f"{rank}@{attempt}", "end"), folder, ready)
     if agent is not None:
         agent.note_exit_code(code)
