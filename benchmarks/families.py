@@ -117,10 +117,12 @@ METHODS = {
         PREFERENCE,
     ),
 }
+SEEING_LORA = {"lora": True, "lora_r": 8, "learning_rate": 2e-2}
 SEEING_METHODS = {
     "full": Method("all weights", "colours", {"learning_rate": 1e-2}),
     "seeing": Method("all weights, the vision part too", "colours", {"learning_rate": 5e-3}),
-    "lora": Method("LoRA", "colours", {"lora": True, "lora_r": 8, "learning_rate": 2e-2}),
+    "lora": Method("LoRA", "colours", SEEING_LORA),
+    "qlora": Method("LoRA on 4 bits", "colours", {**SEEING_LORA, "quantization": "4bit"}),
     "conversations": Method("conversations", "shown-talks", {"learning_rate": 1e-2}),
     "curriculum": Method(
         "curriculum",

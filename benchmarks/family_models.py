@@ -121,7 +121,7 @@ def save_seeing_model(name: str, folder: Path) -> Path:
         "idefics3": seeing_models.save_idefics3,
         "qwen2_vl": seeing_models.save_qwen_vl,
     }
-    return save[name](folder)
+    return save[name](folder, WIDTH)
 
 
 @cache

@@ -67,11 +67,6 @@ MISSING = [
         refused="reads pictures, and the methods here train models of text",
     ),
     Missing(
-        "not seen: on a CPU, bitsandbytes takes widths of 64 and more; these are narrower",
-        tuple(SEEING),
-        ("qlora",),
-    ),
-    Missing(
         "rounding is for models of text alone; refused",
         tuple(SEEING),
         ("int4",),

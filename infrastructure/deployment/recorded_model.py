@@ -18,7 +18,7 @@ from infrastructure.training.models.saved_model import (
 
 
 def recorded_model(run: RunDirectory) -> dict[str, Any]:
-    """The model of run.json. Of a training by TRL, Temper 0.2.0 wrote its name and size alone; its
+    """The model of run.json. Of a training by TRL, its name and size alone were once written; its
     kind and its LoRA are then those of the configuration. Which weights the base had is not known.
 
     Raises:

@@ -8,7 +8,8 @@ import torch
 
 from infrastructure.commands import main as commands
 from infrastructure.core.exit_codes import ExitCode
-from tests.training.seeing_models import save_text_model, save_tower, write_colours
+from tests.slow import slow
+from tests.training.seeing_models import save_llava, save_text_model, save_tower, write_colours
 
 TRAIN = (
     "train rows/colours.jsonl --model text --enabled-extensions multimodal"
@@ -92,6 +93,28 @@ def test_a_lora_and_its_projector_are_exported_as_one_model(
     facts = json.loads((here / "merged" / "export.json").read_text())
     assert facts["compared"][0]["read_by"] == "transformers"
     assert facts["compared"][0]["logits_distance"] < 1e-3
+
+
+@slow
+def test_a_lora_on_four_bits_of_a_model_that_sees_is_exported(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a LoRA, and added to the base that was rounded for it; that one has its own weights."""
+    save_llava(here / "llava", 64)  # bitsandbytes' CPU kernels take widths of 64 and more
+    words = TRAIN.partition(" --model")[0] + " --model llava" + TRAIN.partition(" tower")[2]
+    lora = "--lora --quantization 4bit --epochs 2 --validation-prompts 0 --name four"
+    code, _, err = call(f"{words} {lora}", capsys)
+    assert code == ExitCode.DONE, err
+    (run,) = (here / "runs").glob("*four*")
+    assert json.loads((run / "run.json").read_text())["model"]["quantization"] == "4bit"
+    for part in ("lora", "merged"):
+        code, _, err = call(f"export {run} four-{part} --as {part}", capsys)
+        assert code == ExitCode.DONE, err
+        (compared,) = json.loads((here / f"four-{part}" / "export.json").read_text())["compared"]
+        assert compared["logits_distance"] < 1e-3
+    picture = str(here / "rows" / "pictures" / "1.png")
+    code, _, err = call(f"ask four-merged red? --image {picture} --max-tokens 2", capsys)
+    assert code == ExitCode.DONE, err
 
 
 def same_answer_in_transformers(folder: Path, file: Path) -> None:

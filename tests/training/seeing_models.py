@@ -31,8 +31,9 @@ TEXT_TEMPLATE = (
     "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+WIDTH = 32
 TOWER = {
-    "hidden_size": 32,
+    "hidden_size": WIDTH,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
@@ -41,13 +42,21 @@ TOWER = {
 }
 TEXT = {
     "vocab_size": 400,
-    "hidden_size": 32,
+    "hidden_size": WIDTH,
     "intermediate_size": 64,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
 }
+
+
+def widened(sizes: dict[str, Any], width: int) -> dict[str, Any]:
+    """The same parts `width` wide; heads stay as they are."""
+    heads = width * sizes["num_attention_heads"] // sizes["hidden_size"]
+    of_text = {"num_key_value_heads": heads} if "num_key_value_heads" in sizes else {}
+    more = {"hidden_size": width, "intermediate_size": 2 * width, "num_attention_heads": heads}
+    return {**sizes, **more, **of_text}
 
 
 def tiny_tokenizer(*marks: str) -> PreTrainedTokenizerFast:
@@ -84,19 +93,19 @@ def llava_processor() -> Any:
     )
 
 
-def save_llava(folder: Path) -> Path:
+def save_llava(folder: Path, width: int = WIDTH) -> Path:
     """A Llava of two layers of each part, with its processor."""
     processor = llava_processor()
     config = LlavaConfig(
-        vision_config={"model_type": "clip_vision_model", **TOWER},
-        text_config={"model_type": "llama", **TEXT},
+        vision_config={"model_type": "clip_vision_model", **widened(TOWER, width)},
+        text_config={"model_type": "llama", **widened(TEXT, width)},
         image_token_index=processor.image_token_id,
         vision_feature_layer=-1,
     )
     return _saved(folder, config, processor)
 
 
-def save_qwen_vl(folder: Path) -> Path:
+def save_qwen_vl(folder: Path, width: int = WIDTH) -> Path:
     """A Qwen2-VL: as many tokens as a picture has patches, positions in three dimensions."""
     from transformers import Qwen2VLProcessor
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
@@ -118,15 +127,20 @@ def save_qwen_vl(folder: Path) -> Path:
     config = Qwen2VLConfig(
         vision_config={
             "depth": 2,
-            "embed_dim": 32,
-            "hidden_size": 32,
-            "num_heads": 2,
+            "embed_dim": width,
+            "hidden_size": width,
+            "num_heads": width // 16,
             "mlp_ratio": 2,
             "patch_size": 4,
             "temporal_patch_size": 2,
             "spatial_merge_size": 2,
         },
-        text_config={**TEXT, "rope_parameters": rope, "bos_token_id": 0, "eos_token_id": 0},
+        text_config={
+            **widened(TEXT, width),
+            "rope_parameters": rope,
+            "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
         image_token_id=ids["<|image_pad|>"],
         video_token_id=ids["<|video_pad|>"],
         vision_start_token_id=ids["<|vision_start|>"],
@@ -135,7 +149,7 @@ def save_qwen_vl(folder: Path) -> Path:
     return _saved(folder, config, processor)
 
 
-def save_idefics3(folder: Path) -> Path:
+def save_idefics3(folder: Path, width: int = WIDTH) -> Path:
     """What SmolVLM is built of: a picture cut into tiles, each with its row and column named."""
     from transformers import Idefics3Processor
     from transformers.models.idefics3.image_processing_idefics3 import Idefics3ImageProcessor
@@ -153,8 +167,8 @@ def save_idefics3(folder: Path) -> Path:
         chat_template=TEMPLATE.replace("MARK", "<image>"),
     )
     config = Idefics3Config(
-        vision_config=TOWER,
-        text_config=LlamaConfig(**TEXT, pad_token_id=0),
+        vision_config=widened(TOWER, width),
+        text_config=LlamaConfig(**widened(TEXT, width), pad_token_id=0),
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         scale_factor=2,
         pad_token_id=0,
