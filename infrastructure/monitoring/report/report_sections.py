@@ -12,6 +12,7 @@ from infrastructure.monitoring.drawing.html import (
     MAX_TEXT_CHARACTERS,
     Markup,
     as_json,
+    as_markup,
     clean_markup,
     element,
     facts,
@@ -268,8 +269,13 @@ def configuration(view: RunView) -> Markup:
 
 
 def _config_table(values: Mapping[str, tuple[object, str]]) -> Markup:
-    rows = [(key, _exact(value), source) for key, (value, source) in values.items()]
+    rows = [(_name(key), _exact(value), source) for key, (value, source) in values.items()]
     return table(("setting", "value", "comes from"), rows, "config stack")
+
+
+def _name(key: str) -> Markup:
+    """A setting's name, which a narrow screen breaks between its words."""
+    return raw_markup("<wbr>".join(map(as_markup, re.split(r"(?<=[._])", key))))
 
 
 def _exact(value: object) -> str:

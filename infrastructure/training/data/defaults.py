@@ -19,6 +19,8 @@ from infrastructure.core.json_text import JsonObject
 from infrastructure.monitoring.records.run_list import finished_model
 from infrastructure.training.data.samples import use_sample_data
 
+BY_POSITIONS = "by the model's positions"  # where a shorter length came from
+
 
 def make_ready(config: DeploymentConfig) -> None:
     """Give the sample data to a training that names none, shorten examples to what the model sees
@@ -55,6 +57,7 @@ def _fit_length(config: DeploymentConfig, *, may_fetch: bool) -> None:
         " positions"
     )
     config.data.max_length = positions
+    config.came_from("data.max_length", BY_POSITIONS)
 
 
 def num_positions(config: DeploymentConfig, *, may_fetch: bool) -> int | None:

@@ -114,6 +114,7 @@ def test_examples_are_as_long_as_the_model_sees_unless_a_length_is_given(
     for name in (model, lora, lora.parent):
         config = ready(**{"model.name": str(name)}, **rows)
         assert config.data.max_length == 128
+        assert config.source("data.max_length").place == "by the model's positions"
         [note] = config.notes()
         assert note.startswith("data.max_length is 128 instead of 512")
         make_ready(config)
