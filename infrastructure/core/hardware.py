@@ -143,6 +143,12 @@ def memory(root: Path = Path("/")) -> Memory:
     return Memory(limit.total_bytes, available, limited=True)
 
 
+def load_per_core() -> float:
+    """Programs that compute or wait for a core, in the mean of the last minute, for each core of
+    the whole machine; this process is among them."""
+    return psutil.getloadavg()[0] / (os.cpu_count() or 1)
+
+
 def disk_free_bytes(path: Path) -> int | None:
     """Bytes that this user can still write where `path` is, or would be made; None if unknown."""
     path = path.absolute()

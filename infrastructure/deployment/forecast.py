@@ -20,7 +20,7 @@ from infrastructure.core.checksums import write_record
 from infrastructure.core.console import details
 from infrastructure.core.error_place import caller_place
 from infrastructure.core.files import paths_below
-from infrastructure.core.hardware import disk_free_bytes
+from infrastructure.core.hardware import disk_free_bytes, load_per_core
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.price import parse_price
@@ -45,6 +45,7 @@ from infrastructure.training.setup.stack_outputs import (
 )
 from infrastructure.training.sizing.cost_measurement import StepCosts
 
+BUSY_LOAD = 1.5  # programs a core: more than this training and a little besides
 SMALL_BYTES = 1_000_000  # of a version: random states, run files, manifest
 
 log = logging.getLogger(__name__)
@@ -79,6 +80,7 @@ class Forecast:
         num_processes: that share each step; how long their exchange takes is not foretold.
         price_per_hour: of this machine; None: nobody gave one.
         has_smaller_pieces: a micro-batch that does not fit is done in smaller pieces.
+        load_per_core: of a processor that trains; see `hardware.load_per_core`.
         has_growing_answers: steps write answers, which may become longer than the measured ones.
     """
 
@@ -97,6 +99,7 @@ class Forecast:
     price_per_hour: str | None = None
     has_smaller_pieces: bool = True
     has_growing_answers: bool = False
+    load_per_core: float | None = None
 
     def lines(self) -> list[str]:
         """For people: what it takes, and whether that fits."""
@@ -117,6 +120,11 @@ class Forecast:
         )
         if self.has_growing_answers:
             summary += "; longer answers than the first ones take more time and memory"
+        if self.load_per_core is not None and self.load_per_core >= BUSY_LOAD:
+            summary += (
+                f"; other programs keep the processor busy now ({self.load_per_core:.1f} for each"
+                " core), and the time changes with them"
+            )
         problems = self.problems()
         if problems:
             return [summary, f"It does not fit into this session: {'; '.join(problems)}"]
@@ -346,6 +354,7 @@ def made_of(
         measure_seconds=measure_seconds,
         num_processes=trainer.num_processes,
         price_per_hour=config.price_per_hour,
+        load_per_core=load_per_core() if trainer.device.type == "cpu" else None,
     )
 
 

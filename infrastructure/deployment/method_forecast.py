@@ -8,6 +8,7 @@ from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.console import Report
+from infrastructure.core.hardware import load_per_core
 from infrastructure.deployment.forecast import (
     USUAL_SAVE_SECONDS,
     Forecast,
@@ -140,6 +141,7 @@ def _with_disk(
         price_per_hour=config.price_per_hour,
         has_smaller_pieces=False,
         has_growing_answers=costs.writes,
+        load_per_core=load_per_core() if training.device.type == "cpu" else None,
     )
 
 

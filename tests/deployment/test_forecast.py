@@ -175,6 +175,12 @@ def test_the_time_that_steps_do_not_take_is_explained() -> None:
     assert "the rest is" not in replace(short, seconds=2.0).lines()[0]
 
 
+def test_a_busy_machine_is_named() -> None:
+    [line] = replace(FITS, load_per_core=2.5).lines()
+    assert "other programs keep the processor busy now (2.5 for each core)" in line
+    assert replace(FITS, load_per_core=1.2).lines() == FITS.lines()
+
+
 def test_a_session_with_an_end_is_named() -> None:
     assert len(FITS.lines()) == 1, "where nobody knows of an end, nothing is said of one"
     line = replace(FITS, session_seconds=12 * 3600.0).lines()[-1]

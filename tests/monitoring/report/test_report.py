@@ -16,7 +16,7 @@ from infrastructure.monitoring.report.report import write_report
 from tests.slow import slow
 
 ATTACK = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>"
-VOID = {"meta", "br", "input"}
+VOID = {"meta", "br", "wbr", "input"}
 
 
 class Page(HTMLParser):
@@ -42,6 +42,8 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] not in ("style", "script"):
             self.text.append(data)
+            if self.tags[-1][0] == "wbr":  # a word may break there, and is one
+                self.text[-2:] = ["".join(self.text[-2:])]
 
     @property
     def all_text(self) -> str:
@@ -146,6 +148,12 @@ def test_the_report_of_a_finished_run_is_complete(tmp_path: Path) -> None:
         assert text in page.all_text, text
     assert "train-resume" not in page.all_text
     assert page.count("svg", "chart") == 5
+
+
+def test_a_narrow_screen_breaks_names_of_settings_between_their_words(tmp_path: Path) -> None:
+    write_run(tmp_path, run=RUN, summary=SUMMARY)
+    page_of(tmp_path)
+    assert "<td>training.<wbr>learning_<wbr>rate</td>" in (tmp_path / "report.html").read_text()
 
 
 def test_the_page_needs_nothing_but_itself(tmp_path: Path) -> None:
