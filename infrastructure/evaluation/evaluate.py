@@ -131,7 +131,7 @@ def _measure(
     places: Collection[str] | None = None,
 ) -> ModelRows:
     inherited = inherit_from_run(config)
-    lines = [f"{key} as in the run: {value}" for key, value in inherited.items()]
+    lines = [f"note: {key} = {value}, as in the run" for key, value in inherited.items()]
     notes += [line for line in lines if line not in notes]
     config.data.eval_path = config.data.path
     trainer = TrainerFactory().for_run(config, "transformers")
@@ -227,17 +227,18 @@ def _lines(
         if of_tasks:
             tables.append(render_table(by_names, of_tasks))
     if compared:
-        tables.append(render_table(*difference_table(compared, ("first", "second"))))
+        one, other = short_names([each.model for each in models])
+        tables.append(render_table(*difference_table(compared, (one, other))))
     measured_on = f"Measured on {config.data.path}"
     answered = f"({evaluation.num_questions} prompts answered)"
-    written = [f"side by side: {evaluation.page}"] if evaluation.page else []
+    written = [f"What was written is in {evaluation.page}"] if evaluation.page else []
     return [
         *notes,
         measured_on,
         "\n\n".join(tables),
         answered,
         *written,
-        f"written to {evaluation.file}",
+        f"The numbers are in {evaluation.file}",
     ]
 
 

@@ -73,18 +73,18 @@ def _comparison(compared: Mapping[str, Sequence[Difference]], names: Sequence[st
     return section(
         "The second against the first",
         element("p", explanation, css_class="soft"),
-        table(headings, rows, "numbers"),
+        table(headings, rows, "numbers measures"),
     )
 
 
 def _model_section(model: ModelRows, name: str) -> Markup:
     measured: dict[str, dict[str, Measured]] = by_task(model)
     headings, rows = overall_table("", measured[ALL])
-    parts: list[Markup] = [table(headings, rows, "numbers")] if rows else []
+    parts: list[Markup] = [table(headings, rows, "numbers measures")] if rows else []
     by_names, of_tasks = task_table(measured, with_intervals=True)
     if of_tasks:
         parts.append(element("h3", "By task"))
-        parts.append(table(by_names, of_tasks, "numbers"))
+        parts.append(table(by_names, of_tasks, "numbers measures"))
     return section(name, *parts)
 
 

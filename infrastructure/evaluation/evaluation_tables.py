@@ -1,6 +1,7 @@
 """What was measured as tables: headings and cells, for a terminal and for the page."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -31,13 +32,18 @@ LABELS = {
     "rouge2": "ROUGE-2",
     "rougeL": "ROUGE-L",
 }
+BEGAN_AT = re.compile(r"^\d{8}-\d{6}-(?=.)")
 PLAIN = (LOSS, PERPLEXITY)  # the others are shares
 
 
 def short_names(models: Sequence[str]) -> list[str]:
-    """What tables call models: a run or a folder by its last name, where that tells them apart."""
-    short = [_last_name(model) for model in models]
-    return short if len(set(short)) == len(short) else [*models]
+    """What tables call models: a run or a folder by its last name, a run without the time that it
+    began at, where that tells them apart."""
+    last = [_last_name(model) for model in models]
+    for short in ([BEGAN_AT.sub("", name) for name in last], last):
+        if len(set(short)) == len(short):
+            return short
+    return [*models]
 
 
 def _last_name(model: str) -> str:
@@ -84,7 +90,7 @@ def _cell(name: str, of: Measured | None, with_interval: bool) -> str:
 
 def difference_table(compared: Mapping[str, Sequence[Difference]], names: tuple[str, str]) -> Table:
     """The second model minus the first, task by task."""
-    headings = ["measure", "rows", *names, "difference", "95 % interval", "chance", ""]
+    headings = ["measure", "rows", *names, "difference", "95 % interval", ""]
     rows = []
     for task, differences in compared.items():
         for of in differences:
@@ -98,8 +104,7 @@ def difference_table(compared: Mapping[str, Sequence[Difference]], names: tuple[
                     shown(of.measure, of.second),
                     _signed(of.measure, change.value),
                     f"{_signed(of.measure, change.low)} to {_signed(of.measure, change.high)}",
-                    "" if of.chance is None else f"p = {of.chance:.2g}",
-                    of.verdict,
+                    of.verdict if of.chance is None else f"{of.verdict} (p = {of.chance:.2g})",
                 ]
             )
     return headings, rows

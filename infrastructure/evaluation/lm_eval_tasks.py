@@ -243,7 +243,7 @@ def _lines(
             for one in differences
         ]
         lines.append(render_table(["second minus first", "rows", "", "95 % interval", ""], cells))
-    return ["\n\n".join(lines), f"written to {file}"]
+    return ["\n\n".join(lines), f"The numbers are in {file}"]
 
 
 def _range(interval: Interval) -> str:

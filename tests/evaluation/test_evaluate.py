@@ -136,7 +136,7 @@ def test_a_saved_model_is_measured_by_task(saved_llama: Path, rows: Path, tmp_pa
     assert set(numbers["exact_match"]) == {"all", "even", "odd"}
     assert numbers["num_questions"] == 4
     assert numbers["example"]["prompt"] == "Reverse 10"
-    assert lines[-1] == f"written to {evaluation.file}"
+    assert lines[-1] == f"The numbers are in {evaluation.file}"
     assert any(line.startswith("4 of 9 prompts were answered") for line in lines)
     table = "\n".join(lines)
     assert "\neval_token_accuracy " in table  # a metric that was chosen stands under what always is
@@ -199,10 +199,12 @@ def test_two_models_are_compared_on_the_same_rows(
     assert differences["final_answer"]["num_rows"] == 9
     assert differences["exact_match"]["chance"] == 1.0
     assert any("first is better" in line for line in lines)
-    assert lines.count("data.train_on as in the run: last") == 1  # both have it of their run
+    assert (
+        lines.count("note: data.train_on = last, as in the run") == 1
+    )  # both have it of their run
     page = Path(evaluation.page).read_text()
     assert "The second against the first" in page
-    assert "--train-on as in the run: last" in page
+    assert "--train-on last, as in the run" in page
     assert page.count(str(saved_llama)) == page.count(str(worse)) == 1  # then by their short names
     assert {"tiny-llama", "model"} <= {line.split("  ")[0] for line in "\n".join(lines).split("\n")}
     assert page.count("<h3>Expected</h3>") == 9
@@ -215,6 +217,14 @@ def test_models_are_called_by_short_names_where_these_differ(tmp_path: Path) -> 
     assert short_names([one, two]) == ["one", "two"]
     assert short_names([one, "org/model"]) == ["one", "org/model"]
     assert short_names([one, again]) == [one, again]
+    runs = [
+        tmp_path / f"2026112{n}-101112-mine-{end}" for n, end in ((1, "ab"), (2, "ab"), (2, "c"))
+    ]
+    for run in runs:
+        run.mkdir()
+    first, second, other = map(str, runs)
+    assert short_names([first, other]) == ["mine-ab", "mine-c"]
+    assert short_names([first, second]) == [run.name for run in runs[:2]]
 
 
 def rows_of(model: str, *num_tokens: int) -> ModelRows:

@@ -88,7 +88,7 @@ def test_a_task_of_ones_own_is_measured(saved_llama: Path, tmp_path: Path) -> No
     [score] = [s for s in facts["models"][0]["scores"] if s["metric"] == "exact_match,none"]
     assert (score["task"], score["rows"], score["value"]) == ("backwards", 4, 0.0)
     assert facts["differences"][0]["value"] == 0.0
-    assert lines[-1] == f"written to {facts['file']}"
+    assert lines[-1] == f"The numbers are in {facts['file']}"
     assert json.loads(Path(facts["file"]).read_text())["limit"] == 4
     with pytest.raises(ValueError, match=r"task 'backward'.*backwards"):
         measure_tasks(config, TaskRequest(("backward",), tmp_path / "tasks"))

@@ -76,6 +76,7 @@ table.numbers th:not(:first-child), table.numbers td:not(:first-child) {
   text-align: right; white-space: nowrap; }
 table.numbers { width: auto; min-width: min(100%, 520px); }
 table.numbers td:first-child { padding-right: 40px; }
+table.numbers.measures td:first-child { padding-right: 16px; white-space: nowrap; }
 tr.total td { font-weight: 620; }
 tr.part td:first-child { padding-left: 18px; }
 table.phases td:first-child, table.names td:first-child,
