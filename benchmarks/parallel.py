@@ -1,10 +1,11 @@
-"""What several processes bring, and what they say to each other: two with one thread each against
+"""What several processes bring, and what moves between them: two with one thread each against
 one with one thread, the same batches of the same model, and torch's DDP beside them.
 
     python -m benchmarks.parallel [--steps 40] [--rounds 3]
 
 Prints one JSON line: seconds of a step (median over the rounds' medians), how much faster two
-processes are than one, and the bytes that all of them send in a step. Needs two free cores.
+processes are than one, and the bytes that each of them gives and takes in a step. Needs two free
+cores.
 """
 
 import argparse
@@ -26,9 +27,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.training.core.state import TrainingState
+from infrastructure.training.distributed.replicate import shares_of
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
-from infrastructure.training.parallel.shares import shares_of
 from infrastructure.training.trainer_factory import TrainerFactory
 
 WARM_UP = 5
@@ -78,13 +79,8 @@ def temper(folder: Path, num_steps: int, num_processes: int) -> dict[str, float]
     trainer = TrainerFactory().for_run(config_for(folder, num_steps, num_processes))
     watch = Stopwatch()
     trainer.add_hooks([watch])
-    loop = trainer.prepare()
-    exchange = None
-    if loop.team is not None:
-        loop.team.start()
-        exchange = loop.team.exchange
     trainer.train()
-    moved = 0 if exchange is None else exchange.moved_bytes
+    moved = 0 if trainer.ranks is None else trainer.ranks.moved_bytes
     return {"seconds": median(watch.seconds[WARM_UP:]), "bytes": moved / num_steps}
 
 

@@ -40,7 +40,7 @@ TRAINING_LAYERS: list[set[str]] = [
     {"stackwise"},
     {"model_adapters", "strategies", "extensions", "checkpoints"},
     {"forward"},
-    {"distributed", "parallel"},
+    {"distributed"},
     {"recovery"},
     {"loop", "observers"},
     {"resume"},
@@ -49,8 +49,9 @@ TRAINING_LAYERS: list[set[str]] = [
     {"enhanced_trainer"},
     {"setup"},
     {"unsloth_trainer", "unified_trainer"},
+    {"run_facts"},
     {"trainer_factory", "whole_config"},
-    {"context", "follower_process"},
+    {"context", "rank_process"},
 ]
 DATA_LAYERS: list[set[str]] = [
     {"samples", "store"},
@@ -253,6 +254,46 @@ def test_heavy_packages_are_imported_inside_functions() -> None:
             if roots & LAZY_PACKAGES:
                 eager.append(f"{name}:{node.lineno}")
     assert eager == []
+
+
+DISTRIBUTED = f"{PACKAGE}.training.distributed"
+# What a script of somebody's own, started by torchrun, calls: it makes a group of its own.
+OWN_GROUPS = {f"{PACKAGE}.optimization.replicas"}
+
+
+def imports_of_distributed(tree: ast.Module) -> list[int]:
+    """Lines that import `torch.distributed`, or a part of it."""
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        begin = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+        names = [f"{begin}{alias.name}." for alias in node.names]
+        if any(name.startswith("torch.distributed.") for name in names):
+            found.append(node.lineno)
+    return found
+
+
+def test_one_folder_knows_the_engine_of_several_processes() -> None:
+    importing = {
+        name
+        for name, tree in trees().items()
+        if imports_of_distributed(tree) and not name.startswith(f"{DISTRIBUTED}.")
+    }
+    assert importing == OWN_GROUPS
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import torch.distributed as dist",
+        "from torch import distributed",
+        "from torch.distributed.fsdp import fully_shard",
+    ],
+)
+def test_another_import_of_that_engine_is_seen(line: str) -> None:
+    assert imports_of_distributed(ast.parse(f"def f():\n    {line}")) == [2]
+    assert imports_of_distributed(ast.parse("import torch")) == []
 
 
 # Modules that start programs which are none of ours: pip, Python's venv, nvidia-smi, llama.cpp's.

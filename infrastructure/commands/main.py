@@ -150,7 +150,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             take_usr1_as_sigterm()
             end_with_agent()
         if process is not None and process.rank > 0 and options.command in TRAINS:
-            return _compute_for_leader(process)
+            return _train_with_first(process)
         if options.command in TRAINS:
             with lossy_output("stdout"):
                 return command(options.command).run(options)
@@ -183,12 +183,12 @@ def _start_debugging(options: argparse.Namespace) -> None:
         start_console_log("DEBUG")
 
 
-def _compute_for_leader(process: LaunchedProcess) -> int:
-    """Be one of the processes that a launcher started beside the one that leads the training."""
-    from infrastructure.training.follower_process import follow
-    from infrastructure.training.parallel.membership import by_launcher
+def _train_with_first(process: LaunchedProcess) -> int:
+    """Be another rank than 0, started by a launcher with the same command line."""
+    from infrastructure.training.distributed.members import by_launcher
+    from infrastructure.training.rank_process import train_as
 
-    return follow(by_launcher(process))
+    return train_as(by_launcher(process))
 
 
 def _lost(error: ProcessLostError) -> ExitCode:

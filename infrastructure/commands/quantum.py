@@ -77,9 +77,9 @@ def compare(config: DeploymentConfig, as_json: bool) -> ExitCode:
         ValueError: the training cannot be started as it is configured.
     """
     from infrastructure.deployment.quantum_compare import compared, table_of
-    from infrastructure.training.parallel.membership import followers_dismissed
+    from infrastructure.training.distributed.members import others_dismissed
 
-    with interrupt_on_signals(), followers_dismissed():
+    with interrupt_on_signals(), others_dismissed():
         rows, stopped = compared(config, partial(progress, as_json))
     if stopped is not None:
         progress(as_json, "Stopped: the same command goes on with the comparison")

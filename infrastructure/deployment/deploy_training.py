@@ -232,7 +232,7 @@ class TrainingDeployment:
                 self.report(f"note: {run.run_file.name} was lost: written anew as the run is now")
             elif trainer.adapter.tokenizer is not None and not run.tokenizer.is_dir():
                 save_tokenizer(run, trainer)
-            with with_followers(trainer), errors_and_output_kept(run):
+            with with_ranks(trainer), errors_and_output_kept(run):
                 return self._train(run, trainer, measured_before(run), checkpoint)
 
     def _newest(self, run: RunDirectory) -> Path:
@@ -354,7 +354,7 @@ class TrainingDeployment:
         make_directory(run.path)
         with only_trainer_of(run.path):
             trainer = trainer or self._prepare()
-            with with_followers(trainer), errors_and_output_kept(run):
+            with with_ranks(trainer), errors_and_output_kept(run):
                 with self._stage("fit", "measuring how many examples fit"):
                     for index, line in enumerate(trainer.batch_plan().lines()):
                         (self.report if index == 0 else self.report.detail)(line)
@@ -583,16 +583,16 @@ def short_warmup(config: DeploymentConfig, total_steps: int) -> list[str]:
 
 
 @contextmanager
-def with_followers(trainer: EnhancedTrainer) -> Iterator[None]:
+def with_ranks(trainer: EnhancedTrainer) -> Iterator[None]:
     """Inside, the other processes of a training start beside what comes before the first step."""
-    if trainer.team is None:
+    if trainer.ranks is None:
         yield
         return
     try:
-        trainer.team.launch()
+        trainer.ranks.launch()
         yield
     finally:
-        trainer.team.close()
+        trainer.ranks.close()
 
 
 @contextmanager

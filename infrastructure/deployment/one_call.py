@@ -26,7 +26,7 @@ from infrastructure.evaluation.lm_eval_tasks import measure_tasks
 from infrastructure.evaluation.request import Request, TaskRequest
 from infrastructure.run.record_types import Summary
 from infrastructure.training.data.defaults import make_ready
-from infrastructure.training.parallel.membership import followers_dismissed
+from infrastructure.training.distributed.members import others_dismissed
 
 
 def train(
@@ -96,7 +96,7 @@ def train_configured(
     config: DeploymentConfig, accept: Collection[str] = (), show_line: ShowLine = _show_in_keywords
 ) -> Summary:
     """As `train`, with a whole configuration; `show_line` shows a line to a person."""
-    with interrupt_on_signals(), followers_dismissed():
+    with interrupt_on_signals(), others_dismissed():
         return TrainingDeployment(config, show_line, accept).run()
 
 
@@ -152,7 +152,7 @@ def resume_run(
     is_over = checkpoint is None and not accept and run.is_finished()
     if is_over:
         repair_finished(run, place_options(config), show_line)
-    with interrupt_on_signals(), followers_dismissed():
+    with interrupt_on_signals(), others_dismissed():
         if is_over and run.is_finished():
             show_line(
                 f"Run {run.run_id} is finished: {run.final}; another RUN, or RUN@step, goes on"

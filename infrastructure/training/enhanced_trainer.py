@@ -53,6 +53,8 @@ from infrastructure.training.core.precision import Precision, choose_device, cho
 from infrastructure.training.core.state import Phase, RecoveryKind, TrainingState
 from infrastructure.training.curriculum.curriculum_extension import CurriculumExtension
 from infrastructure.training.data.encoding.tokenization import LABELS_VERSION
+from infrastructure.training.distributed.group import ALONE, Group
+from infrastructure.training.distributed.ranks import Ranks
 from infrastructure.training.extensions.extension_hooks import Extension, Hook
 from infrastructure.training.extensions.extension_manager import (
     ExtensionFactory,
@@ -84,7 +86,6 @@ from infrastructure.training.models.source import (
     starts_from_scratch,
 )
 from infrastructure.training.observers.early_stopping import early_stopping
-from infrastructure.training.parallel.team import Team
 from infrastructure.training.quantum.data_selection_step import limit_data
 from infrastructure.training.quantum.functional import (
     TrainerGradients,
@@ -148,6 +149,8 @@ class EnhancedTrainer:
 
     Attributes:
         answering: measures what the model writes, in each evaluation of the loop; None: nothing.
+        ranks: of this training, whose rank 0 is this process; None: it is alone, or another rank.
+        group: what this process has joined already as another rank than 0.
     """
 
     def __init__(  # noqa: PLR0913 (its first arguments are those of the specification)
@@ -200,7 +203,8 @@ class EnhancedTrainer:
             self.curriculum = CurriculumExtension(self)
             extensions.append(self.curriculum)
         self.hooks = ExtensionManager([*extensions, *hooks, *early_stopping(training_config)])
-        self.team: Team | None = None
+        self.ranks: Ranks | None = None
+        self.group: Group = ALONE
         self.backend_sentence: str | None = None  # why this library loads the model
         deadline = time_left(training_config.deadline)
         self.schedule = SaveSchedule(training_config.checkpoint_seconds, deadline)
@@ -331,8 +335,8 @@ class EnhancedTrainer:
 
     @property
     def num_processes(self) -> int:
-        """Processes that compute gradients for this training, this one included."""
-        return 1 if self.team is None else self.team.size
+        """Ranks of this training, this process included."""
+        return self.group.size if self.ranks is None else self.ranks.size
 
     def batch_plan(self) -> BatchPlan:
         """How a batch goes through the model; see `BatchPlanner.decide`."""
@@ -432,8 +436,8 @@ class EnhancedTrainer:
             scaler=scaler,
             losses=LossJudge(recovery, data, self.device, scaler is not None),
             recovery=recovery,
-            remember_limit=lambda size: self.planner.memory_limit().remember(size),
-            team=self.team,
+            remember_limit=self._remember_limit,
+            seed=config.seed,
         )
         failures = SaveRetryPolicy(recovery.max_failed_saves)
         checkpointer = Checkpointer(self.checkpoints, step, self.identity, self.schedule, failures)
@@ -446,7 +450,21 @@ class EnhancedTrainer:
             global_batch_size=global_batch_size,
             total_steps=total_steps,
             evaluate=self._evaluate_in_loop if holds_out(data) else None,
+            join=self._join,
+            leave=self.group.close if self.ranks is None else self.ranks.close,
         )
+
+    def _join(self) -> Group:
+        """All ranks, which have the model and the data of this training.
+
+        Raises:
+            ProcessLostError: a rank cannot be had.
+        """
+        return self.group if self.ranks is None else self.ranks.join()
+
+    def _remember_limit(self, micro_batch_size: int) -> None:
+        if self.group.is_first:
+            self.planner.memory_limit().remember(micro_batch_size)
 
     def check_length(self) -> int:
         """Look at the length of the training before anything of it is written down.
@@ -472,6 +490,7 @@ class EnhancedTrainer:
         num_epochs = num_epochs_for(config, from_scratch, steps_per_epoch, num_phases)
         self.strategy.steps_per_epoch = steps_per_epoch
         keeps = caches_trunk(config, num_epochs) and not self.data_config.streaming
+        keeps = keeps and self.group.is_first  # the others compute what their share needs
         if isinstance(self.strategy, StackwiseStrategy) and keeps:
             self.strategy.cache_source = self._cache_source(data)
         first = self.multimodal.first_phases(model) if self.multimodal is not None else []
@@ -560,7 +579,17 @@ class EnhancedTrainer:
         return numbers
 
     def train_step(self, batch: Sequence[object]) -> float:
-        """One optimizer step on a batch of examples outside the loop; returns the mean loss."""
+        """One optimizer step on a batch of examples outside the loop; returns the mean loss.
+
+        Raises:
+            ConfigurationError: several processes are to train, which go through the loop.
+        """
+        if self.num_processes > 1:
+            raise ConfigurationError(
+                f"num_processes = {self.num_processes}: several processes train in the loop (train"
+                " of this trainer, run of a context), and a loop of your own is one process: leave"
+                " it out"
+            )
         loop = self.prepare()
         assert self.state is not None
         return loop.single_step(self.state, batch)
@@ -652,6 +681,10 @@ class EnhancedTrainer:
         saved = self.checkpoints.checkpoints() if self.checkpoints is not None else []
         loop.checkpointer.start_is_saved = saved[-1:] == [checkpoint] and not accepted
         return agreed
+
+    def follow_length(self, total_steps: int) -> None:
+        """As another rank than 0: train for as many steps as rank 0 does."""
+        self._set_length(total_steps)
 
     def _set_length(self, total_steps: int) -> None:
         loop, state = self.prepare(), self.state

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ from infrastructure.core.launcher import LaunchedProcess, launched_process
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.data.defaults import make_ready
+from infrastructure.training.distributed.ranks import Ranks
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.models.backend_choice import Backend, choose_backend
 from infrastructure.training.models.registry import MODELS
-from infrastructure.training.parallel.team import Team
+from infrastructure.training.run_facts import welcome
 from infrastructure.training.setup.resource_limits import apply_resource_limits, caches_within
 from infrastructure.training.unsloth_trainer import UnslothTrainer
 
@@ -59,7 +61,9 @@ class TrainerFactory:
         )
         trainer = self.for_one_process(config, choice.backend, **options)
         trainer.backend_sentence = choice.sentence
-        trainer.team = self._team(config, trainer, options)
+        trainer.ranks = self._ranks(config, trainer, options)
+        if trainer.ranks is not None:
+            trainer.ranks.welcome = partial(welcome, trainer)
         return trainer
 
     def for_one_process(
@@ -90,15 +94,15 @@ class TrainerFactory:
         apply_resource_limits(trainer, config)
         return trainer
 
-    def _team(
+    def _ranks(
         self, config: DeploymentConfig, trainer: EnhancedTrainer, options: Mapping[str, object]
-    ) -> Team | None:
-        """The processes that the configuration or a launcher asks for; None: this one alone."""
+    ) -> Ranks | None:
+        """The ranks that the configuration or a launcher asks for; None: this process alone."""
         launch = launched_process()
         if launch is not None and launch.rank != 0:
             raise ConfigurationError(
                 f"this process is number {launch.rank} of {launch.size} that a launcher has"
-                " started, and only the first one leads a training: start `temper train` that way,"
+                " started, and only the first one decides: start `temper train` that way,"
                 " or give num_processes and start one process"
             )
         size = num_processes_for(config, trainer.device, launch)
@@ -116,7 +120,7 @@ class TrainerFactory:
             )
         if size > 1:
             require_shareable(config)
-        return Team(config, size, trainer.adapter, launch) if size > 1 else None
+        return Ranks(config, size, trainer.device, launch) if size > 1 else None
 
     def create_trainer(
         self,

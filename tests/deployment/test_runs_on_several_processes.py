@@ -119,9 +119,7 @@ def test_a_killed_run_leaves_nobody_and_goes_on_bit_for_bit(
 
 
 @pytest.mark.parametrize("launcher", slow_but([], LAUNCHERS))
-def test_a_launcher_starts_leader_and_followers(
-    launcher: str, tmp_path: Path, saved_llama: Path
-) -> None:
+def test_a_launcher_starts_all_ranks(launcher: str, tmp_path: Path, saved_llama: Path) -> None:
     """A second time all is finished already, which each process that it starts has to find."""
     settings = settings_with_dropout(tmp_path, saved_llama)
     settings["training"]["max_steps"] = 3

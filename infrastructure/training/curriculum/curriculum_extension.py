@@ -31,6 +31,7 @@ from infrastructure.training.curriculum.stages import (
 )
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.data.serving.example_order import Indices
+from infrastructure.training.distributed.group import ALONE
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
@@ -93,8 +94,12 @@ class CurriculumExtension(Extension):
     def epoch_start(self, state: TrainingState) -> None:
         data = self._data
         if self.stages is None or len(self.stages) != data.num_candidates:
-            self.stages = by_rank(self._measured(state), self.num_stages)
-            self._saved, state.must_save = packed(self.stages), True
+            loop = self.trainer.loop
+            group = ALONE if loop is None else loop.optimizer_step.group
+            self._saved = group.decide(
+                lambda: packed(by_rank(self._measured(state), self.num_stages))
+            )
+            self.stages, state.must_save = unpacked(self._saved), True
         ids = ids_of(self.stages, state.position.phase, keeps_easier=self.keeps_easier)
         if not np.array_equal(ids, data.selected):
             data.select(ids)

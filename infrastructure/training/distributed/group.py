@@ -36,8 +36,11 @@ POLL_SECONDS, LONGEST_PAUSE_SECONDS, LONG_SECONDS = 0.0005, 0.02, 5.0
 LAST_WORDS_SECONDS = 2.0  # until a rank that failed has given its reason
 # A process group ends what it waits for itself after so long; the group above is quicker.
 BACKSTOP = timedelta(minutes=30)
-DEFAULT_LIMIT_SECONDS = 300.0
+DEFAULT_LIMIT_SECONDS = 600.0
 MOST_SILENT_SECONDS = 30.0
+LONG_PAUSE_SECONDS = 5.0  # between two looks of one wait, which takes half a second
+# Who is asked to stop is often asked because another rank has died.
+SILENT_AT_STOP_SECONDS = 5.0
 # The others give rank 0 longer than it gives them: it is the one that says who is lost.
 PATIENCE_WITH_FIRST = 1.5
 
@@ -115,12 +118,18 @@ class Group:
     def note_progress(self) -> None:
         """For what takes long on one rank: the others need not fear that it is stuck."""
 
-    def close(self, reason: str | None = None) -> None:
-        """Leave; a second call does nothing.
+    def request_stop(self, reason: str) -> None:
+        """From now on, this rank's status is STOP at least; may be called in a signal's handler."""
+
+    def leave(self, reason: str | None = None) -> None:
+        """Tell the others that this rank comes no more; a second call does nothing.
 
         Args:
             reason: why this rank fails, which the others name; None: it has done its part.
         """
+
+    def close(self, reason: str | None = None) -> None:
+        """Leave, and give everything back; a second call does nothing."""
 
 
 ALONE = Group()
@@ -161,6 +170,8 @@ class JoinedGroup(Group):
         self.reason = ""
         self._store = store
         self._round, self._done_keys = 0, list[str]()
+        self._stop_reason: str | None = None
+        self.most_silent_seconds = MOST_SILENT_SECONDS
         self._is_open, self._has_process_group = True, False
         self._unfinished: dist.Work | None = None
         self._pulse = _Pulse(store, rank, on_orphaned)
@@ -180,6 +191,8 @@ class JoinedGroup(Group):
             raise
 
     def agree(self, status: Status, reason: str = "") -> Status:
+        if self._stop_reason is not None and status < Status.STOP:
+            status, reason = Status.STOP, self._stop_reason
         number = self._next_round()
         answer = f"agreed/{number}"
         if not self.is_first:
@@ -217,15 +230,23 @@ class JoinedGroup(Group):
     def note_progress(self) -> None:
         self._pulse.progress += 1
 
-    def close(self, reason: str | None = None) -> None:
+    def request_stop(self, reason: str) -> None:
+        self._stop_reason = reason
+        self.most_silent_seconds = SILENT_AT_STOP_SECONDS
+
+    def leave(self, reason: str | None = None) -> None:
         if not self._is_open:
             return
         self._is_open = False
         with suppress(RuntimeError):  # the store is gone with whoever held it
             self._store.set(f"left/{self.rank}", json.dumps(reason))
         self._pulse.stop()
+
+    def close(self, reason: str | None = None) -> None:
+        self.leave(reason)
         if not self._has_process_group:
             return
+        self._has_process_group = False
         if self._on_gpu:  # destroying waits for what is on its way
             dist.distributed_c10d._abort_process_group()
         elif self._unfinished is None or _is_done_within(self._unfinished, LAST_WORDS_SECONDS):
@@ -340,6 +361,12 @@ class JoinedGroup(Group):
     def _is_set(self, key: str) -> bool:
         return self._are_set([key])
 
+    def has_ended(self, rank: int) -> bool:
+        """Whether a rank has said that it comes no more; not where nobody can know any more."""
+        with suppress(RuntimeError):
+            return self.reason_of(rank) is not None
+        return False
+
     def reason_of(self, rank: int) -> str | None:
         """Why a rank has left, "" where it gave none; None: it is there."""
         key = f"left/{rank}"
@@ -416,6 +443,7 @@ class _Watch:
         self.group, self.ranks = group, list(ranks)
         self.limit = group.limit_seconds * (1.0 if group.is_first else PATIENCE_WITH_FIRST)
         self.seen: dict[int, _Seen] = {}
+        self.looked_at = time.monotonic()
         self.look()
 
     def look(self, ranks: Sequence[int] | None = None) -> None:
@@ -423,9 +451,19 @@ class _Watch:
         ProcessLostError: one of `ranks` (None: of all) has left, is silent, or does not come on.
         """
         self.group.watch()
+        self._forgive_pause()
         with self.group._named_errors():
             for rank in self.ranks if ranks is None else ranks:
                 self._look_at(rank)
+
+    def _forgive_pause(self) -> None:
+        """Where this process itself was stopped for a while, such as with its whole machine, the
+        others may have been, too."""
+        now = time.monotonic()
+        pause, self.looked_at = now - self.looked_at, now
+        if pause > LONG_PAUSE_SECONDS:
+            for seen in self.seen.values():
+                seen.heard_at, seen.came_on_at = seen.heard_at + pause, seen.came_on_at + pause
 
     def _look_at(self, rank: int) -> None:
         group, now = self.group, time.monotonic()
@@ -440,7 +478,7 @@ class _Watch:
         if progress != seen.progress:
             seen.progress, seen.came_on_at = progress, now
         silent, stuck = now - seen.heard_at, now - seen.came_on_at
-        if silent > min(self.limit, MOST_SILENT_SECONDS):
+        if silent > min(self.limit, group.most_silent_seconds):
             raise ProcessLostError(
                 f"{group.name_of(rank)} is gone: no sign of life for {silent:.0f} seconds"
             )
@@ -490,16 +528,20 @@ def _broadcast(flat: torch.Tensor, async_op: bool) -> dist.Work | None:
 
 
 def buckets_of(tensors: Iterable[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors of one type together, up to a size; the same for everybody who has the same ones."""
-    filling: dict[torch.dtype, list[torch.Tensor]] = {}
+    """Tensors of one type and device together, up to a size; the same for everybody who has the
+    same ones."""
+    filling: dict[tuple[torch.dtype, str], list[torch.Tensor]] = {}
+    sizes: dict[tuple[torch.dtype, str], int] = {}
     for tensor in tensors:
         if tensor.numel() == 0:
             continue
-        bucket = filling.setdefault(tensor.dtype, [])
-        if bucket and sum(t.nbytes for t in bucket) + tensor.nbytes > BUCKET_BYTES:
-            yield filling.pop(tensor.dtype)
-            bucket = filling.setdefault(tensor.dtype, [])
-        bucket.append(tensor)
+        kind = tensor.dtype, tensor.device.type
+        if kind in filling and sizes[kind] + tensor.nbytes > BUCKET_BYTES:
+            yield filling.pop(kind)
+        if kind not in filling:
+            filling[kind], sizes[kind] = [], 0
+        filling[kind].append(tensor)
+        sizes[kind] += tensor.nbytes
     yield from filling.values()
 
 

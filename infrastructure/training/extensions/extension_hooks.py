@@ -115,11 +115,14 @@ class Extension(Hook):
         requires: names of extensions that must be enabled with it, and are called before it.
         after: names of extensions that are called before it where they are enabled.
         adds_weights: whether `attach` adds weights. See `models.added_modules`.
+        is_of_first_rank: with several processes, rank 0 alone has it, and what it changes (the size
+            of micro-batches, compiling) is given to the others.
     """
 
     requires: ClassVar[tuple[str, ...]] = ()
     after: ClassVar[tuple[str, ...]] = ()
     adds_weights: ClassVar[bool] = False
+    is_of_first_rank: ClassVar[bool] = False
 
     def attach(self, model: torch.nn.Module) -> None:
         """Add weights to `model`, or take those over that it was loaded with.

@@ -20,6 +20,7 @@ from infrastructure.training.core.error_handlers import (
     release_traceback,
 )
 from infrastructure.training.core.state import RecoveryKind, TrainingState
+from infrastructure.training.distributed.replicate import mirror
 from infrastructure.training.loop.checkpointer import Checkpointer
 from infrastructure.training.loop.optimizer_step import OptimizerStep
 from infrastructure.training.recovery.bad_loss import (
@@ -58,6 +59,9 @@ class ErrorRecovery:
         """
         # Whatever happens from here on, this state is not saved as a good one.
         self.optimizer_step.safe_point = None
+        if not self.optimizer_step.group.is_first:
+            self._go_back_with_first(state)
+            return
         reason = rollback_refusal(state, bad, self.policy)
         losses = self.optimizer_step.losses
         was_searched = bad.step <= losses.watch.until_step
@@ -70,6 +74,7 @@ class ErrorRecovery:
         losses.watch.until_step = 0 if bad.is_exact else bad.step
         skip_batch(state, bad, began, was_searched)
         self.checkpointer.save_decision(state)
+        self._give_to_others(state)
 
     def _evidence(self, state: TrainingState, bad: BadStep, reason: str) -> str:
         """All that is known of a bad loss; the state is kept, and never gone on from."""
@@ -93,10 +98,14 @@ class ErrorRecovery:
         size = step.micro_batch_size(state)
         is_torn = step.safe_point is None and can_be_halved(error, size, size)
         may_shrink = self.policy.out_of_memory == "smaller"
-        if not (is_torn and may_shrink and self.checkpointer.manager is not None):
+        can_go_back = self.checkpointer.manager is not None or not step.group.is_first
+        if not (is_torn and may_shrink and can_go_back):
             raise error
         message, torn_step = str(error), state.step + 1
         release_traceback(error)
+        if not step.group.is_first:
+            self._go_back_with_first(state)
+            return
         try:
             began = self.roll_back(state)
         except CheckpointError as failure:
@@ -106,6 +115,23 @@ class ErrorRecovery:
         action = f"went back to step {began}, micro-batches of {state.micro_batch_size} from there"
         record_recovery(state, RecoveryKind.OUT_OF_MEMORY, action, message, step=torn_step)
         self.checkpointer.save_decision(state)
+        self._give_to_others(state)
+
+    def _give_to_others(self, state: TrainingState) -> None:
+        mirror(self.optimizer_step.group, state, self.optimizer_step)
+
+    def _go_back_with_first(self, state: TrainingState) -> None:
+        """Another rank than 0: be where rank 0 has gone back to.
+
+        Raises:
+            ProcessLostError: it could not.
+        """
+        step = self.optimizer_step
+        step.optimizer.zero_grad()
+        free_memory(step.device)
+        forget_unscaling(step.scaler, step.device)
+        state.metrics, state.output, state.batch = {}, None, ()
+        mirror(step.group, state, step)
 
     def roll_back(self, state: TrainingState) -> int:
         """Be where the newest good checkpoint was, and keep what was learnt since; its step.

@@ -3,8 +3,9 @@
 It walks phases, epochs and batches from any position, evaluates and saves when due. It knows
 neither files nor models: what it needs is given to it. Everything that can be saved is saved
 between two optimizer steps; a step that fails half-way is done again from its recorded random
-state. The step itself is in `optimizer_step`, the answers to errors are in `error_recovery`, and
-what saves and restores is in `checkpointer`.
+state. With several processes each rank runs it, over the same data; whatever depends on a clock, a
+signal, a file or an observer is decided by rank 0. The step itself is in `optimizer_step`, the
+answers to errors are in `error_recovery`, and what saves and restores is in `checkpointer`.
 """
 
 import math
@@ -13,14 +14,21 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.error_place import described
+from infrastructure.core.errors import ProcessLostError
+from infrastructure.optimization.compiling import is_compiled
 from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
 from infrastructure.training.core.error_handlers import free_memory, release_traceback
 from infrastructure.training.core.state import Phase, StopReason, TrainingState
+from infrastructure.training.distributed.group import ALONE, Group, Status
+from infrastructure.training.distributed.replicate import checksum, mirror
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner
 from infrastructure.training.loop.checkpointer import Checkpointer
 from infrastructure.training.loop.error_recovery import ErrorRecovery
@@ -40,6 +48,8 @@ class TrainingLoop:
         global_batch_size: examples of one optimizer step, over all processes.
         total_steps: optimizer steps of the whole training.
         evaluate: gives the held-out numbers, at least `eval_loss`; None when nothing is held out.
+        join: gives the group of ranks that train, once all of them are there.
+        leave: leaves it; its argument is why the training fails, None where it does not.
         is_ending: the last step is done; what is written still is waited for.
     """
 
@@ -51,7 +61,10 @@ class TrainingLoop:
     global_batch_size: int
     total_steps: int
     evaluate: Callable[[], dict[str, float]] | None = None
+    join: Callable[[], Group] = lambda: ALONE
+    leave: Callable[[str | None], None] = do_nothing
     is_ending: bool = field(default=False, init=False)
+    _is_stopped: bool = field(default=False, init=False)
 
     def run(self, state: TrainingState) -> TrainingState:
         """Train from `state.position` to the end, or until something asks to stop.
@@ -61,15 +74,15 @@ class TrainingLoop:
             DeviceFailedError: the GPU failed.
             BaseException: whatever went wrong, after the ERROR and TRAIN_END events.
         """
-        step, hooks, team = self.optimizer_step, self.hooks, self.optimizer_step.team
-        self.is_ending = False
+        step, hooks = self.optimizer_step, self.hooks
+        self.is_ending, self._is_stopped = False, False
         self.checkpointer.schedule.start(state.step)
         try:
-            if team is not None:
-                team.start()
-                state.num_processes = team.size
+            step.group = self.join()
+            state.num_processes = step.group.size
             step.first_states = FirstStates(hooks)
             hooks.fire(Event.TRAIN_START, state)
+            self._take_state_of_first(state)
             step.mark_safe(state)
             if not self.checkpointer.start_is_saved:
                 # There is something to go back to from the first step on.
@@ -90,9 +103,17 @@ class TrainingLoop:
             raise
         finally:
             hooks.fire_to_all(Event.TRAIN_END, state)
-            if team is not None:
-                team.close()
+            self.leave(None if state.error is None else described(state.error))
+            step.group = ALONE
         return state
+
+    def _take_state_of_first(self, state: TrainingState) -> None:
+        """Be where rank 0 is, and compute as it does."""
+        step = self.optimizer_step
+        mirror(step.group, state, step)
+        is_on = step.group.decide(lambda: is_compiled(state.model))
+        if not step.group.is_first and is_on != is_compiled(state.model):
+            step.adapter.set_compiled(is_on)
 
     def single_step(self, state: TrainingState, examples: Sequence[object]) -> float:
         """One optimizer step outside `run`, for one's own loop; returns the mean loss.
@@ -125,6 +146,7 @@ class TrainingLoop:
         Raises:
             KeyboardInterrupt: the training is to end; what called this is done again on resuming.
         """
+        self.optimizer_step.group.note_progress()
         self._check_deadline(state)
         if state.is_interrupted:
             raise KeyboardInterrupt(state.stop_message)
@@ -161,7 +183,9 @@ class TrainingLoop:
         return True
 
     def _is_over(self, state: TrainingState) -> bool:
-        return state.stop_reason is not None or state.step >= self.total_steps
+        is_alone = self.optimizer_step.group.size == 1
+        is_stopped = state.stop_reason is not None if is_alone else self._is_stopped
+        return is_stopped or state.step >= self.total_steps
 
     def _run_phase(self, state: TrainingState) -> None:
         """One phase, from the middle of it when resumed; PHASE_START fires then too."""
@@ -173,6 +197,8 @@ class TrainingLoop:
         step.strategy.enter_phase(state.model, step.optimizer, index)
         select_trainable(state.model, state.phase, step.optimizer)
         self.hooks.fire(Event.PHASE_START, state)
+        if len(self.phases) > 1:  # what a phase begins with may have been drawn
+            mirror(step.group, state, step)
         while state.position.phase == index and not self._is_over(state):
             self._run_epoch(state)
 
@@ -240,7 +266,7 @@ class TrainingLoop:
         # Saving comes last, so that a checkpoint holds what all hooks did; a hook may also have
         # asked for it, or for the end, just now.
         self.optimizer_step.mark_safe(state)
-        kind = self._kind_to_save(state, will_save)
+        kind = self._agreed_kind(state, will_save)
         if kind is not None:
             self.checkpointer.save(state, kind)
         # Of this checkpoint or an earlier one: another process writes them, and takes its time.
@@ -248,12 +274,58 @@ class TrainingLoop:
 
     def _evaluate(self, state: TrainingState, evaluate: Callable[[], dict[str, float]]) -> None:
         self.optimizer_step.losses.check_sums(state, self.optimizer_step.learning_rate)
-        state.evaluation = evaluate()
+        state.evaluation = self.optimizer_step.group.decide(evaluate)
         state.evaluated_step = state.step
         loss = state.evaluation.get("eval_loss", math.inf)
         if math.isfinite(loss):
             state.best_evaluation_loss = min(state.best_evaluation_loss, loss)
         self.hooks.fire(Event.EVAL_END, state)
+
+    def _agreed_kind(self, state: TrainingState, will_save: bool) -> SaveKind | None:
+        """The kind to save now, if any; every rank learns how rank 0 goes on.
+
+        Raises:
+            BadLossError: rank 0 refuses to save for this reason, and so does this rank.
+            ProcessLostError: a rank has other weights than rank 0.
+        """
+        step = self.optimizer_step
+        group = step.group
+        if group.size == 1:
+            return self._kind_to_save(state, will_save)
+        kind: SaveKind | None = None
+
+        def decide() -> dict[str, Any]:
+            nonlocal kind
+            kind = self._kind_to_save(state, will_save)
+            saves = kind is not None and self.checkpointer.manager is not None
+            return {
+                "is_stopped": state.stop_reason is not None,
+                "micro_batch_size": state.micro_batch_size,
+                "weights": checksum(state.model) if saves or state.step == 1 else None,
+                "saves": saves,
+            }
+
+        decided = group.decide(decide)
+        self._is_stopped = decided["is_stopped"]
+        state.micro_batch_size = decided["micro_batch_size"]
+        if decided["weights"] is not None:
+            self._compare(state, decided["weights"])
+        if decided["saves"] and not group.is_first:
+            step.losses.check_sums(state, step.learning_rate)
+        return kind
+
+    def _compare(self, state: TrainingState, weights: str) -> None:
+        """Before anything is saved: what one rank computes is of no use to weights of another."""
+        group = self.optimizer_step.group
+        differs = checksum(state.model) != weights
+        reason = f"rank {group.rank}" if differs else ""
+        if group.agree(Status.FAILED if differs else Status.FINE, reason) is Status.FAILED:
+            self.optimizer_step.safe_point = None
+            raise ProcessLostError(
+                f"after step {state.step} the weights of {group.reason} are others than those of"
+                " rank 0: what changes them there is no function of what all ranks have alike;"
+                " nothing of this step is saved"
+            )
 
     def _kind_to_save(self, state: TrainingState, will_save: bool) -> SaveKind | None:
         kind = self.checkpointer.schedule.kind_due(state.step)
@@ -265,7 +337,7 @@ class TrainingLoop:
         self.optimizer_step.losses.read(state, self.optimizer_step.learning_rate)
 
     def _check_deadline(self, state: TrainingState) -> None:
-        if self.checkpointer.schedule.deadline_is_near:
+        if self.optimizer_step.group.is_first and self.checkpointer.schedule.deadline_is_near:
             state.interrupt(DEADLINE_IS_NEAR, StopReason.DEADLINE)
 
     def _phase_ends_with(self, epoch: int) -> bool:

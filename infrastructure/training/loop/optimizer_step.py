@@ -1,5 +1,5 @@
-"""One optimizer step on one batch. A batch is split into micro-batches; running out of memory is
-answered by smaller ones.
+"""One optimizer step on one batch. A batch is split among the ranks, and then into micro-batches;
+running out of memory is answered by smaller ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,21 +9,38 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
-from infrastructure.backup.state.random_state import capture_random, restore_random
+from infrastructure.backup.state.random_state import (
+    capture_random,
+    restore_random,
+    seed_everything,
+)
 from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.integers import ceil_div
 from infrastructure.training.core.error_handlers import (
     can_be_halved,
     free_memory,
+    is_out_of_memory,
     release_traceback,
 )
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
-from infrastructure.training.core.state import RecoveryKind, StepOutput, TrainingState
+from infrastructure.training.core.state import (
+    RecoveryKind,
+    StepOutput,
+    StopReason,
+    TrainingState,
+)
+from infrastructure.training.distributed.group import ALONE, Group, Status
+from infrastructure.training.distributed.replicate import (
+    GroupOutOfMemoryError,
+    share_seed,
+    shares_of,
+    sum_gradients,
+)
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner
 from infrastructure.training.forward.gradient_accumulation import accumulate_gradients
 from infrastructure.training.loop.loss_judge import LossJudge
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
-from infrastructure.training.parallel.team import Team
 from infrastructure.training.recovery.bad_loss import advance, name_bad_rows, skipped_here
 from infrastructure.training.recovery.recovery_log import record_recovery
 from infrastructure.training.recovery.safe_point import FirstStates, SafePoint, forget_unscaling
@@ -40,7 +57,8 @@ class OptimizerStep:
         losses: sums and judges the losses.
         recovery: what is to be done where memory runs out.
         remember_limit: called with the micro-batch that is tried after running out of memory.
-        team: the other processes that compute gradients; None: this one is alone.
+        seed: of the training; other ranks than 0 draw their random numbers by it.
+        group: all ranks of this training.
         safe_point: from here the training can be saved as it is now; None while the weights are
             those of neither step.
         first_states: the hooks' states as this process began.
@@ -56,7 +74,8 @@ class OptimizerStep:
     losses: LossJudge
     recovery: RecoveryConfig
     remember_limit: Callable[[int], None] = do_nothing
-    team: Team | None = None
+    seed: int = 0
+    group: Group = ALONE
     safe_point: SafePoint | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -104,6 +123,8 @@ class OptimizerStep:
         if skipped_here(state) is not None:
             self._pass_over(state)
             return
+        if not self.group.is_first:
+            seed_everything(share_seed(self.seed, state.step, self.group.rank))
         random = capture_random(self.device)
         total_items = max(1, self.adapter.count_items(examples))
         while (window := self._gradients(state, examples, total_items)) is None:
@@ -125,7 +146,8 @@ class OptimizerStep:
             return window
         except Exception as error:
             size, message = self.micro_batch_size(state), str(error)
-            may_shrink = self.recovery.out_of_memory == "smaller"
+            is_shared = self.group.size == 1 or isinstance(error, GroupOutOfMemoryError)
+            may_shrink = is_shared and self.recovery.out_of_memory == "smaller"
             if not may_shrink or not can_be_halved(error, size, size):
                 raise
             release_traceback(error)
@@ -136,10 +158,7 @@ class OptimizerStep:
 
     def micro_batch_size(self, state: TrainingState) -> int:
         """How many examples one forward pass of the state's batch has at most."""
-        num_examples = len(state.batch)
-        if self.team is not None:
-            num_examples = self.team.largest_share(num_examples)
-        return min(state.micro_batch_size, num_examples)
+        return min(state.micro_batch_size, ceil_div(len(state.batch), self.group.size))
 
     def shrink(self, state: TrainingState, micro_batch_size: int) -> None:
         """Go on with smaller micro-batches: larger ones do not fit the memory."""
@@ -166,15 +185,38 @@ class OptimizerStep:
                 after_loss=after_loss,
             )
 
-        if self.team is None:
+        if self.group.size == 1:
             return own(examples)
-        return self.team.accumulate(state, examples, total_items, self.scaler, own)
+        if self.scaler is not None:  # it makes its tensors at the first use: a share may be empty
+            self.scaler.scale(torch.zeros((), device=self.device))
+        window, status, reason = MetricAccumulator(), Status.FINE, ""
+        try:
+            window = own(shares_of(examples, self.group.size)[self.group.rank])
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            status, reason = Status.OUT_OF_MEMORY, str(error)
+            release_traceback(error)
+        self._agree(state, status, reason)
+        sum_gradients(self.group, state.model, window)
+        return window
+
+    def _agree(self, state: TrainingState, status: Status, reason: str) -> None:
+        """Go on together.
+
+        Raises:
+            GroupOutOfMemoryError: a rank ran out of memory.
+            ProcessLostError: a rank failed, or is gone.
+        """
+        agreed = self.group.agree(status, reason)
+        if agreed is Status.OUT_OF_MEMORY:
+            raise GroupOutOfMemoryError(self.group.reason)
+        if agreed is Status.STOP and self.group.is_first:
+            state.interrupt(self.group.reason, StopReason.SIGNAL)
 
     def _update(self, state: TrainingState, window: MetricAccumulator, num_tokens: int) -> None:
         self.safe_point = None  # from here on the weights are those of neither step
-        window.grad_norm = self.strategy.update_parameters(
-            state.model, self.optimizer, self.scaler, self.scheduler
-        )
+        window.grad_norm = self._update_parameters(state)
         self.hooks.weights_updated()
         window.num_tokens = num_tokens
         self.losses.add(window)
@@ -182,10 +224,29 @@ class OptimizerStep:
         state.num_examples += len(state.batch)
         self._count_step(state)
 
+    def _update_parameters(self, state: TrainingState) -> torch.Tensor:
+        """Raises:
+        GroupOutOfMemoryError: a rank's update was broken off, which tears the step of all.
+        """
+        parts = state.model, self.optimizer, self.scaler, self.scheduler
+        if self.group.size == 1:
+            return self.strategy.update_parameters(*parts)
+        grad_norm, status, reason = torch.zeros(()), Status.FINE, ""
+        try:
+            grad_norm = self.strategy.update_parameters(*parts)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            status, reason = Status.OUT_OF_MEMORY, str(error)
+            release_traceback(error)
+        self._agree(state, status, reason)
+        return grad_norm
+
     def _pass_over(self, state: TrainingState) -> None:
         """A step without an update: the schedule and all rhythms go on as if there were one."""
         self.losses.pass_over()
-        name_bad_rows(state, self.data, self.adapter, self.strategy, self.losses.watch)
+        if self.group.is_first:
+            name_bad_rows(state, self.data, self.adapter, self.strategy, self.losses.watch)
         if self.scheduler is not None:
             advance(self.scheduler)
         self._count_step(state)

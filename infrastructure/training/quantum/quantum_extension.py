@@ -78,9 +78,7 @@ class QuantumExtension(Extension):
         if self.config.problem != DATA_SELECTION:
             return
         if state.position.example == 0:
-            self.session.collect(state)
-            if self._is_due(state):
-                self.session.run(state, lambda: self._select_data(state))
+            self._decided_by_first(lambda: self._decide_at_epoch(state))
         self.hold_selection(state)
 
     def train_start(self, state: TrainingState) -> None:
@@ -94,15 +92,16 @@ class QuantumExtension(Extension):
     def step_start(self, state: TrainingState) -> None:
         self.session.cost.step_begins()
         if self._is_in_loop and self.config.problem != DATA_SELECTION:
-            self.session.collect(state)
-            self._decides_in_step = self._is_due(state)
+            self._decided_by_first(lambda: self._look_before_step(state))
         if self.session.decisions.blocks is not None:
             all_of_them = self._decides_in_step and self.config.problem == BLOCK_SELECTION
             train_only(state, None if all_of_them else self.session.decisions.blocks)
 
     def after_backward(self, state: TrainingState) -> None:
         if self._decides_in_step:
-            self.session.run(state, lambda: self._decide_in_step(state))
+            self._decided_by_first(
+                lambda: self.session.run(state, lambda: self._decide_in_step(state))
+            )
             self._decides_in_step = False
             if self.config.problem == BLOCK_SELECTION:
                 train_only(state, self.session.decisions.blocks)
@@ -132,6 +131,34 @@ class QuantumExtension(Extension):
         close_chain(self.session.chain)
 
     # When
+
+    def _decided_by_first(self, work: Callable[[], None]) -> None:
+        """Let rank 0 do some work; every rank has what holds after it."""
+
+        def decide() -> dict[str, Any]:
+            before = self.session.decisions
+            work()
+            is_new = self.session.decisions is not before
+            return {
+                "decides_in_step": self._decides_in_step,
+                "decisions": self.session.decisions.state_dict() if is_new else None,
+            }
+
+        group = self.trainer.prepare().optimizer_step.group
+        decided = group.decide(decide)
+        if not group.is_first:
+            self._decides_in_step = decided["decides_in_step"]
+            if decided["decisions"] is not None:
+                self.session.decisions.load_state_dict(decided["decisions"])
+
+    def _decide_at_epoch(self, state: TrainingState) -> None:
+        self.session.collect(state)
+        if self._is_due(state):
+            self.session.run(state, lambda: self._select_data(state))
+
+    def _look_before_step(self, state: TrainingState) -> None:
+        self.session.collect(state)
+        self._decides_in_step = self._is_due(state)
 
     def _is_due(self, state: TrainingState) -> bool:
         if self.session.waiting is not None:

@@ -39,6 +39,8 @@ class CompileBenchmark(Extension):
         decision: what was measured; None where it was decided before, or could not be.
     """
 
+    is_of_first_rank = True
+
     def __init__(self, get_loop: Callable[[], TrainingLoop]) -> None:
         self.get_loop = get_loop
         self.decision: CompileDecision | None = None

@@ -67,6 +67,8 @@ class MemoryExtension(Extension):
         leak_seconds: between two readings that are looked at for a leak.
     """
 
+    is_of_first_rank = True
+
     def __init__(
         self,
         settings: MemorySettings,

@@ -375,36 +375,3 @@ def test_what_a_broken_off_step_has_left_moves_nothing() -> None:
     unused.grad = torch.ones(2)
     training.run()
     assert unused.tolist() == [1.0, 1.0]
-
-
-class OnlyThisProcess:
-    """In place of `Team`: what the loop calls of it, in order."""
-
-    size = 1
-
-    def __init__(self) -> None:
-        self.calls: list[Any] = []
-
-    def start(self) -> None:
-        self.calls.append("start")
-
-    def largest_share(self, num_examples: int) -> int:
-        return num_examples
-
-    def accumulate(
-        self, state: TrainingState, examples: Any, total_items: int, scaler: Any, own: Any
-    ) -> Any:
-        self.calls.append((state.step, len(examples), total_items, scaler))
-        return own(examples)
-
-    def close(self) -> None:
-        self.calls.append("close")
-
-
-def test_a_team_is_there_for_the_training_and_gives_the_gradients_of_each_step() -> None:
-    alone = Training(max_steps=2).run()
-    training = Training(max_steps=2)
-    training.step.team = team = OnlyThisProcess()  # type: ignore[assignment]
-    training.run()
-    assert [call[:2] for call in team.calls] == ["st", (0, 6), (1, 6), "cl"]
-    assert torch.equal(training.weights, alone.weights)

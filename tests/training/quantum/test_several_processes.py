@@ -1,4 +1,4 @@
-"""A quantum step is the leader's alone: with several processes it chooses the same."""
+"""A quantum step is rank 0's alone: with several processes all do what it has chosen."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.slow import slow_but
-from tests.training.parallel.small_teams import small_config, trained, weights_of
+from tests.training.distributed.small_groups import small_config, trained, weights_of
 from tests.training.quantum.quantum_runs import records
 
 # Sums in another order, through a few steps of AdamW.

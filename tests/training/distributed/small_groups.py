@@ -1,4 +1,4 @@
-"""Trainings of a tiny model, led by this process."""
+"""Trainings of a tiny model, with this process as rank 0."""
 
 import json
 from collections.abc import Callable

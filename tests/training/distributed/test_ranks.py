@@ -1,4 +1,4 @@
-"""A leader and its followers come to what one process comes to; real processes, gloo on the CPU."""
+"""Ranks are started, joined and ended by rank 0; what they cannot train is refused."""
 
 import os
 import signal
@@ -16,12 +16,14 @@ from infrastructure.core.launcher import LaunchedProcess
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.state import TrainingState
+from infrastructure.training.distributed import members
+from infrastructure.training.distributed.group import ALONE
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.parallel import membership
+from infrastructure.training.extensions.extension_hooks import Extension, Observer
+from infrastructure.training.run_facts import welcome
 from infrastructure.training.trainer_factory import TrainerFactory, num_processes_for
 from tests.slow import slow
-from tests.training.parallel.small_teams import small_config, trained, weights_of
+from tests.training.distributed.small_groups import small_config, trained, weights_of
 from tests.training.seeing_models import (
     save_llava,
     save_text_model,
@@ -34,20 +36,16 @@ LORA = {"model.lora_config": {"r": 4, "dropout": 0.0}}
 CLOSE = {"rtol": 2e-5, "atol": 1e-5}
 
 
-def pids_of(trainer: EnhancedTrainer) -> list[int]:
-    assert trainer.team is not None
-    return [process.pid for process in trainer.team._processes.values()]
-
-
 class Watch(Observer):
-    """Remembers which followers there were, and may kill one."""
+    """Remembers which processes there were, and may kill one."""
 
     def __init__(self, trainer: EnhancedTrainer, kill_at: int = -1) -> None:
         self.trainer, self.kill_at = trainer, kill_at
         self.pids: list[int] = []
 
     def step_end(self, state: TrainingState) -> None:
-        self.pids = pids_of(self.trainer)
+        assert self.trainer.ranks is not None
+        self.pids = self.trainer.ranks.pids
         if state.step == self.kill_at:
             os.kill(self.pids[-1], signal.SIGKILL)
 
@@ -105,23 +103,7 @@ def test_rows_with_pictures_are_learnt_as_by_one(has_tower: bool, tmp_path: Path
 
 
 @slow
-def test_a_follower_that_runs_out_of_memory_makes_the_pieces_smaller(
-    tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = {"training.max_steps": 4}
-    alone, _ = trained(small_config(tmp_path, saved_llama, **settings))
-    monkeypatch.setattr(membership, "FOLLOWER_MODULE", "tests.training.parallel.failing_follower")
-    together, several = trained(small_config(tmp_path, saved_llama, num_processes=2, **settings))
-    torch.testing.assert_close(torch.tensor(together), torch.tensor(alone), **CLOSE)
-    assert several.state is not None
-    (recovery,) = several.state.recoveries
-    assert (recovery["kind"], recovery["step"]) == ("out_of_memory", 1)
-    assert "planted in a follower" in recovery["message"]
-    assert recovery["action"] == "the same batch in micro-batches of 1"
-
-
-@slow
-def test_a_follower_that_is_killed_ends_the_training_after_it_is_saved(
+def test_a_rank_that_is_killed_ends_the_training_after_it_is_saved(
     tmp_path: Path, saved_llama: Path
 ) -> None:
     config = small_config(tmp_path, saved_llama, num_processes=3)
@@ -144,10 +126,10 @@ def test_a_follower_that_is_killed_ends_the_training_after_it_is_saved(
     assert not torch.distributed.is_initialized()
 
 
-def test_a_follower_that_cannot_begin_gives_the_reason(
+def test_a_rank_that_cannot_begin_gives_the_reason(
     tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "FOLLOWER_MODULE", "no_such_module_anywhere")
+    monkeypatch.setattr(members, "RANK_MODULE", "no_such_module_anywhere")
     with pytest.raises(ProcessLostError, match=r"rank 1 .* is gone: it ended with exit code 1"):
         trained(small_config(tmp_path, saved_llama, num_processes=2))
 
@@ -182,6 +164,21 @@ def test_parts_of_ones_own_cannot_be_given_to_other_processes(
     config = small_config(tmp_path, saved_llama, num_processes=2)
     with pytest.raises(ConfigurationError, match="training_strategy of your own cannot be given"):
         TrainerFactory().for_run(config, training_strategy=own)
+
+
+def test_an_extension_that_one_process_has_alone_is_refused(
+    tmp_path: Path, saved_llama: Path
+) -> None:
+    class Own(Extension):
+        """One that the others could not build."""
+
+    trainer = TrainerFactory().for_run(small_config(tmp_path, saved_llama, num_processes=2))
+    trainer.add_hooks([Own()])
+    trainer.prepare()
+    with pytest.raises(ConfigurationError, match="the extension Own was added to this one alone"):
+        welcome(trainer, ALONE)
+    with pytest.raises(ConfigurationError, match="a loop of your own is one process"):
+        trainer.train_step([])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,128 @@
+"""How the ranks of one training find each other: started by a launcher, or by rank 0 itself.
+
+A rank that others start waits until rank 0 needs it. What they meet in is a store of
+`torch.distributed`: the launcher's, or one that rank 0 holds on this machine alone.
+"""
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+from infrastructure.core.helper_process import HelperProcess
+from infrastructure.core.launcher import LaunchedProcess, launched_process
+
+RANK_MODULE = "infrastructure.training.rank_process"
+SECRET_VARIABLE = "TEMPER_GROUP_SECRET"
+CALL, NOT_NEEDED = "rank 0", "not needed"
+LOOPBACK = "127.0.0.1"
+POLL_SECONDS = 0.05
+STORE_TIMEOUT = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class Member:
+    """This process among those of one training.
+
+    Attributes:
+        local_rank: its number on this machine: its GPU.
+        store: what all of them read and write.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    store: dist.Store
+
+    def call_others(self, device_type: str) -> None:
+        """Rank 0 needs the others now, on devices of this type."""
+        self.store.set(CALL, device_type)
+
+    def called(self) -> str | None:
+        """Wait until rank 0 needs this process, and give the type of its device; None where it
+        never will, or is gone."""
+        try:
+            while not self.store.check([CALL]):
+                time.sleep(POLL_SECONDS)
+            device_type = self.store.get(CALL).decode()
+        except RuntimeError:  # the store went away with whoever held it
+            return None
+        return None if device_type == NOT_NEEDED else device_type
+
+
+def by_launcher(launch: LaunchedProcess) -> Member:
+    """The member that a launcher started."""
+    store, rank, size = next(rendezvous("env://"))
+    return Member(rank, size, launch.local_rank, dist.PrefixStore("temper", store))
+
+
+class StartedRanks:
+    """The processes of the ranks from 1 on, which this process starts on its machine.
+
+    Args:
+        size: ranks, this process included.
+        num_threads: for each; None: as many as it likes.
+
+    Attributes:
+        member: rank 0.
+        processes: by rank.
+    """
+
+    def __init__(self, size: int, num_threads: int | None) -> None:
+        secret = secrets.token_hex(16)
+        with socket.create_server((LOOPBACK, 0)) as server:
+            port = server.getsockname()[1]
+            host = dist.TCPStore(
+                *(LOOPBACK, port, None, True, STORE_TIMEOUT),
+                wait_for_workers=False,
+                master_listen_fd=server.detach(),
+            )
+        self.member = Member(0, size, 0, dist.PrefixStore(secret, host))
+        environment = {SECRET_VARIABLE: secret}
+        if num_threads is not None:
+            environment["OMP_NUM_THREADS"] = str(num_threads)
+        self.processes = {
+            rank: HelperProcess(
+                RANK_MODULE,
+                *(str(port), str(rank), str(size)),
+                environment=environment,
+                shows_words=True,
+            )
+            for rank in range(1, size)
+        }
+
+    def end(self, patience_seconds: float) -> None:
+        """Wait for processes that have done their part; kill those that do not end."""
+        end_all([*self.processes.values()], patience_seconds)
+
+
+def started_by_rank_0(port: int, rank: int, size: int) -> Member:
+    """A member that rank 0 started."""
+    host = dist.TCPStore(LOOPBACK, port, None, False, STORE_TIMEOUT, wait_for_workers=False)
+    return Member(rank, size, rank, dist.PrefixStore(os.environ.pop(SECRET_VARIABLE), host))
+
+
+@contextmanager
+def others_dismissed() -> Iterator[None]:
+    """Afterwards no rank waits any more for a rank 0 that has trained nothing, such as one whose
+    run was finished before. Does nothing without a launcher."""
+    yield
+    launch = launched_process()
+    if launch is not None and launch.rank == 0:
+        by_launcher(launch).store.compare_set(CALL, "", NOT_NEEDED)
+
+
+def end_all(processes: Sequence[HelperProcess], patience_seconds: float) -> None:
+    """Wait for processes that have been told to end; kill those that do not."""
+    deadline = time.monotonic() + patience_seconds
+    for process in processes:
+        if not process.ends_within(max(0.0, deadline - time.monotonic())):
+            process.kill()
+            process.wait()

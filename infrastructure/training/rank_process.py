@@ -1,0 +1,141 @@
+"""Another rank than 0 of a training: `python -m infrastructure.training.rank_process`.
+
+It runs the same loop as rank 0, over the same data, and shows and keeps nothing. Told the port of
+rank 0's store and its own number where rank 0 started it; by a launcher's environment variables
+otherwise.
+"""
+
+import logging
+import math
+import os
+import signal
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.error_place import described
+from infrastructure.core.errors import ProcessLostError
+from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.redact import redact
+from infrastructure.core.stop_signals import ignore_stop_signals, reason_of
+from infrastructure.optimization.size_grid import SizeGrid
+from infrastructure.training.distributed.group import JoinedGroup
+from infrastructure.training.distributed.members import Member, started_by_rank_0
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.extensions.extension_manager import ExtensionManager
+from infrastructure.training.run_facts import compare, facts_of_first
+from infrastructure.training.trainer_factory import TrainerFactory
+
+
+def train_as(member: Member) -> int:
+    """Train with rank 0 as long as it does; the exit code.
+
+    It is DONE too where rank 0 never needed this process, or has ended by itself: how is its to
+    say.
+    """
+    device_type = member.called()
+    if device_type is None:
+        return ExitCode.DONE
+    logging.disable(logging.WARNING)  # rank 0 says the same
+    warnings.simplefilter("ignore")
+    try:
+        group = JoinedGroup(
+            member.store,
+            member.rank,
+            member.size,
+            torch.device(f"cuda:{member.local_rank}" if device_type == "cuda" else device_type),
+            local_rank=member.local_rank,
+            limit_seconds=math.inf,
+            on_orphaned=lambda: os._exit(ExitCode.DONE),
+        )
+    except ProcessLostError as error:
+        return _lost(member, error)
+    _stop_all_on_signals(group)
+    try:
+        facts, tokenizer = facts_of_first(group)
+        trainer = trainer_of(group, facts, tokenizer)
+        compare(group, trainer)
+        group.limit_seconds = facts["limit_seconds"]
+        trainer.train()
+    except ProcessLostError as error:
+        is_over = group.has_ended(0)
+        group.close(str(error))
+        return ExitCode.DONE if is_over else _lost(member, error)
+    except BaseException as error:
+        text = redact(described(error))
+        group.close(text)
+        print(f"temper: rank {member.rank}: {text}", file=sys.stderr)
+        return ExitCode.FAILED
+    group.close()
+    return ExitCode.DONE
+
+
+def _lost(member: Member, error: ProcessLostError) -> int:
+    print(f"temper: rank {member.rank}: {redact(str(error))}", file=sys.stderr)
+    return ExitCode.PROCESS_LOST
+
+
+def trainer_of(
+    group: JoinedGroup, facts: Mapping[str, Any], tokenizer: Mapping[str, bytes]
+) -> EnhancedTrainer:
+    """The same training as rank 0's, prepared on this rank's device; nothing of it is shown, saved
+    or decided here."""
+    config = DeploymentConfig.from_dict(facts["configuration"])
+    config.model.revision = facts["revision"] or config.model.revision
+    if group.device.type == "cuda":
+        config.device = str(group.device)
+        torch.cuda.set_device(group.device)
+    trainer = TrainerFactory().for_one_process(config)
+    trainer.group = group
+    trainer.answering = _measured_by_rank_0
+    trainer.hooks = ExtensionManager(
+        extension for extension in trainer.hooks.extensions if not extension.is_of_first_rank
+    )
+    trainer.planner.repeat(facts["resolved"])
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in tokenizer.items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        if tokenizer:
+            trainer.adapter.saved_tokenizer = Path(folder)
+        trainer.initialize_model()
+        trainer.adapter.size_grid = SizeGrid(facts["size_grid"])
+        trainer.prepare()
+    trainer.follow_length(facts["total_steps"])
+    return trainer
+
+
+def _stop_all_on_signals(group: JoinedGroup) -> None:
+    """A signal that asks this rank to stop asks all of them, after the step that they are at."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def request(number: int, _frame: FrameType | None) -> None:
+        group.request_stop(reason_of(number))
+
+    ignore_stop_signals()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, request)
+
+
+def _measured_by_rank_0(*_: Any) -> Mapping[str, float]:
+    raise AssertionError("rank 0 measures what the model writes")
+
+
+def main() -> int:
+    """Be the rank that this process was started as."""
+    port, rank, size = map(int, sys.argv[1:])
+    return train_as(started_by_rank_0(port, rank, size))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

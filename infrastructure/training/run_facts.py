@@ -1,0 +1,105 @@
+"""What rank 0 tells the other ranks of a training, and how they build the same trainer from it."""
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from infrastructure.config.base import ConfigurationError
+from infrastructure.training.distributed.group import Group, Status
+from infrastructure.training.distributed.replicate import fingerprint
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Facts = dict[str, Any]
+
+
+def welcome(trainer: EnhancedTrainer, group: Group) -> None:
+    """On rank 0, with a trainer that is prepared: have the others build what it has, and wait until
+    they have.
+
+    Raises:
+        ConfigurationError: the training has parts that other processes cannot build.
+        ProcessLostError: a rank cannot train this, or has other weights or data; says which.
+    """
+    assert trainer.ranks is not None
+    _refuse_own_extensions(trainer)
+    loop, model = trainer.prepare(), trainer.model
+    assert model is not None
+    files = _tokenizer_files(trainer.adapter.tokenizer)
+    group.decide(
+        lambda: {
+            "configuration": trainer.ranks.config.to_dict() if trainer.ranks else {},
+            "revision": trainer.adapter.describe().get("revision"),
+            "size_grid": trainer.adapter.size_grid.value,
+            "resolved": trainer.batch_plan().resolved(),
+            "total_steps": loop.total_steps,
+            "tokenizer": {name: content.numel() for name, content in files.items()},
+            "limit_seconds": trainer.ranks.limit_seconds if trainer.ranks else 0.0,
+        }
+    )
+    group.broadcast(content.to(trainer.device) for content in files.values())
+    compare(group, trainer)
+
+
+def facts_of_first(group: Group) -> tuple[Facts, dict[str, bytes]]:
+    """On another rank: what `welcome` says, and the files of the tokenizer."""
+    facts: Facts = group.decide(dict)
+    sizes: dict[str, int] = facts["tokenizer"]
+    device = getattr(group, "device", torch.device("cpu"))
+    contents = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes.values()]
+    group.broadcast(contents)
+    return facts, {
+        name: content.cpu().numpy().tobytes() for name, content in zip(sizes, contents, strict=True)
+    }
+
+
+def compare(group: Group, trainer: EnhancedTrainer) -> None:
+    """Whether this rank trains what rank 0 does: the weights that never change, and the data.
+
+    Raises:
+        ValueError: it does not.
+        ProcessLostError: another rank does not.
+    """
+    assert trainer.model is not None
+    assert trainer.data is not None
+    own = {
+        "weights": fingerprint(trainer.model),
+        "data": [trainer.data.fingerprint, trainer.data.num_examples],
+    }
+    first = group.decide(lambda: own)
+    for what in own:
+        if own[what] != first[what]:
+            raise ValueError(
+                f"it has loaded other {what} than rank 0: give all machines the same model and data"
+            )
+    group.agree(Status.FINE)
+
+
+def _refuse_own_extensions(trainer: EnhancedTrainer) -> None:
+    named = {*trainer.training_config.extensions, "curriculum"}
+    for extension in trainer.hooks.extensions:
+        if extension.name not in named and not extension.is_of_first_rank:
+            raise ConfigurationError(
+                f"num_processes = {trainer.num_processes}: the other processes build their parts"
+                f" from the configuration, and the extension {extension.name} was added to this one"
+                " alone: name it in training.enabled_extensions"
+            )
+
+
+def _tokenizer_files(tokenizer: "PreTrainedTokenizerBase | None") -> dict[str, torch.Tensor]:
+    """The files of a tokenizer as bytes, for machines that do not see this disk."""
+    if tokenizer is None:
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        tokenizer.save_pretrained(folder)
+        return {
+            str(file.relative_to(folder)): torch.frombuffer(
+                bytearray(file.read_bytes()), dtype=torch.uint8
+            )
+            for file in sorted(Path(folder).rglob("*"))
+            if file.is_file() and file.stat().st_size
+        }

@@ -1,0 +1,277 @@
+"""Two ranks come to what one comes to, and get over the same errors; real ranks, gloo on the CPU.
+
+One pair of processes does all the quick cases, one after another.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.training.core.metric_accumulator import MetricAccumulator
+from infrastructure.training.distributed.group import ALONE
+from infrastructure.training.distributed.replicate import (
+    checksum,
+    fingerprint,
+    share_seed,
+    shares_of,
+    sum_gradients,
+)
+from tests.slow import slow
+from tests.training.distributed.trainings import DROPOUT, LORA, Case, results
+
+QUANTUM: dict[str, Any] = {
+    "training.enabled_extensions": ["quantum"],
+    "training.optimization_frequency": 3,
+    "quantum.problem": "block_selection",
+    "quantum.num_blocks": 1,
+    "quantum.max_overhead_percent": 1e6,
+}
+SAVES: dict[str, Any] = {"training.checkpoint_frequency": 1, "training.keep_checkpoints": 9}
+SHORT: dict[str, Any] = {"training.max_steps": 6, "training.recovery.max_failed_saves": 0}
+# What one and two ranks are compared by: name, settings, model.
+QUICK = [
+    ("full", {"data.packing": True, "training.gradient_accumulation": 3}, "tied"),
+    ("lora", {**LORA, "data.packing": False, "data.validation_split": 0.2}, "model"),
+    ("quantum", {**QUANTUM, "training.max_steps": 8}, "model"),
+    (
+        "stages by loss",
+        {
+            "training.strategy": "curriculum",
+            "training.curriculum_by": "loss",
+            "training.curriculum_stages": 2,
+            "training.num_epochs": 2,
+            "training.max_steps": None,
+        },
+        "model",
+    ),
+    (
+        "stack-wise",
+        {
+            "training.strategy": "progressive",
+            "training.progressive": {"target_stacks": 2},
+            "training.num_epochs": 1,
+            "training.max_steps": None,
+        },
+        "model",
+    ),
+]
+ALL_OF_THEM = [
+    (
+        f"{kind} {model} {'packed' if packing else 'padded'} {accumulation} {quantum}",
+        {
+            **(LORA if kind == "lora" else {}),
+            **(QUANTUM if quantum else {}),
+            "data.packing": packing,
+            "training.gradient_accumulation": accumulation,
+            "training.max_steps": 12,
+        },
+        model,
+    )
+    for kind in ("full", "lora")
+    for model in ("model", "tied")
+    for packing in (True, False)
+    for accumulation in (3, 4)
+    for quantum in (False, True)
+]
+
+
+def pairs_of(cases: list[tuple[str, dict[str, Any], str]]) -> list[Case]:
+    return [
+        Case(f"{name} {size}", {**SHORT, **settings}, size, model=model)
+        for name, settings, model in cases
+        for size in (1, 2)
+    ]
+
+
+ERRORS = [
+    Case("no memory", SHORT, planted={1: "no memory for two"}),
+    Case("torn", {**SHORT, **SAVES}, planted={1: "no memory in the update"}),
+    Case("bad loss", {**SHORT, **SAVES}, planted={1: "a loss that is none"}),
+    Case("stopped", {**SHORT, **SAVES}, planted={1: "SIGTERM"}),
+    Case(
+        "other weights", {**SHORT, "training.checkpoint_frequency": 3}, planted={1: "other weights"}
+    ),
+    Case("failed", {**SHORT, **SAVES}, planted={1: "an error"}),
+]
+RESUMED = [
+    Case("whole", {**SHORT, **SAVES, **DROPOUT}),
+    Case("again", {**SHORT, **SAVES, **DROPOUT}, goes_on_from=("whole", 3)),
+    Case("one", {**SHORT, **SAVES}, 1),
+    Case("one then two", {**SHORT, **SAVES}, 2, goes_on_from=("one", 3)),
+    Case("two", {**SHORT, **SAVES}, 2),
+    Case("two then one", {**SHORT, **SAVES}, 1, goes_on_from=("two", 3)),
+]
+
+
+def folder_of(tmp: Path, model: Path) -> Path:
+    """A folder with a model, and one whose head is its embedding."""
+    shutil.copytree(model, tmp / "model")
+    shutil.copytree(model, tmp / "tied")
+    config = tmp / "tied/config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "tie_word_embeddings": True}))
+    return tmp
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory, saved_llama: Path) -> dict[str, dict[str, Any]]:
+    folder = folder_of(tmp_path_factory.mktemp("ranks"), saved_llama)
+    return results(folder, [*pairs_of(QUICK), *ERRORS, *RESUMED])
+
+
+def check_same(one: dict[str, Any], two: dict[str, Any]) -> None:
+    assert one["error"] is None, one["stderr"]
+    assert two["error"] is None, two["stderr"]
+    assert len(one["losses"]) >= 4
+    assert two["rows"] == one["rows"]  # the same batches, in this order
+    assert two["losses"] == pytest.approx(one["losses"], abs=1e-5)
+    assert two["weights"] == pytest.approx(one["weights"], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in QUICK])
+def test_two_ranks_learn_what_one_learns(name: str, found: dict[str, dict[str, Any]]) -> None:
+    check_same(found[f"{name} 1"], found[f"{name} 2"])
+
+
+@slow
+def test_two_ranks_learn_what_one_learns_in_every_kind(tmp_path: Path, saved_llama: Path) -> None:
+    """32 pairs of trainings."""
+    found = results(folder_of(tmp_path, saved_llama), pairs_of(ALL_OF_THEM))
+    for name, _, _ in ALL_OF_THEM:
+        check_same(found[f"{name} 1"], found[f"{name} 2"])
+
+
+def test_a_rank_that_lacks_memory_makes_the_pieces_of_all_smaller(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    case = found["no memory"]
+    assert case["error"] is None
+    assert case["recoveries"] == [
+        [
+            "out_of_memory",
+            "the same batch in micro-batches of 1",
+            "CUDA out of memory: planted",
+        ]
+    ]
+    assert case["micro_batch_size"] == 1
+    assert case["losses"] == pytest.approx(found["two"]["losses"], abs=1e-5)
+
+
+def test_a_step_that_is_torn_on_one_rank_is_gone_back_from_on_all(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    case = found["torn"]
+    assert case["error"] is None
+    ((kind, action, message),) = case["recoveries"]
+    assert (kind, action) == ("out_of_memory", "went back to step 2, micro-batches of 1 from there")
+    assert message == "CUDA out of memory: planted in the update"
+    assert case["losses"] == pytest.approx(found["two"]["losses"], abs=1e-5)
+    assert case["weights"] == pytest.approx(found["two"]["weights"], abs=1e-4)
+
+
+def test_a_bad_loss_of_one_rank_rolls_all_back(found: dict[str, dict[str, Any]]) -> None:
+    case = found["bad loss"]
+    assert case["error"] is None
+    assert case["recoveries"][0][0] == "not_finite"
+    assert case["recoveries"][0][1].startswith("went back to step 2")
+    assert case["step"] == 6
+    assert all(loss == loss for loss in case["losses"])
+
+
+def test_a_signal_to_another_rank_stops_all_after_the_same_step(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    case = found["stopped"]
+    assert case["error"] is None
+    assert case["stop"] == ["signal", "SIGTERM received"]
+    assert case["step"] == 3
+    assert case["versions"][-1] == 3
+
+
+def test_ranks_of_other_weights_are_found_before_they_are_saved(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    case = found["other weights"]
+    assert case["error"].startswith(
+        "ProcessLostError: after step 3 the weights of rank 1 are other"
+    )
+    assert case["versions"] == [0]
+
+
+def test_a_rank_that_fails_ends_the_training_after_it_is_saved(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    case = found["failed"]
+    assert case["error"].startswith(
+        "ProcessLostError: the process of rank 1 (of 2) failed: ValueError: planted in a rank"
+    )
+    assert case["versions"][-1] == 2
+
+
+def test_as_many_ranks_go_on_bit_for_bit(found: dict[str, dict[str, Any]]) -> None:
+    """With dropout, which each rank draws for itself."""
+    whole, again = found["whole"], found["again"]
+    assert again["error"] is None, again["stderr"]
+    assert again["bits"] == whole["bits"]
+    assert again["losses"] == whole["losses"][3:]
+    assert again["rows"] == whole["rows"][3:]
+    assert whole["bits"] != found["two"]["bits"]
+
+
+@pytest.mark.parametrize("name", ["one then two", "two then one"])
+def test_another_number_of_ranks_goes_on_with_the_same_batches(
+    name: str, found: dict[str, dict[str, Any]]
+) -> None:
+    case, one = found[name], found["one"]
+    assert case["error"] is None, case["stderr"]
+    assert case["rows"] == one["rows"][3:]
+    assert case["losses"] == pytest.approx(one["losses"][3:], abs=1e-5)
+    assert case["weights"] == pytest.approx(one["weights"], abs=1e-4)
+
+
+@pytest.mark.parametrize("num_examples", [0, 1, 2, 7, 8, 9])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_shares_are_the_whole_batch_in_order_and_almost_equal(num_examples: int, size: int) -> None:
+    shares = shares_of(range(num_examples), size)
+    assert [example for share in shares for example in share] == list(range(num_examples))
+    lengths = [len(share) for share in shares]
+    assert len(shares) == size
+    assert max(lengths) - min(lengths) <= 1
+    assert lengths == sorted(lengths, reverse=True)  # rank 0 is never idle
+
+
+def test_each_share_draws_its_own_random_numbers_the_same_ones_each_time() -> None:
+    seeds = {share_seed(seed, step, rank) for seed in (0, 1) for step in (0, 1) for rank in (1, 2)}
+    assert len(seeds) == 8
+    assert share_seed(3, 4, 1) == share_seed(3, 4, 1)
+    assert all(0 <= seed < 1 << 32 for seed in seeds)
+
+
+def layers() -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+
+
+def test_a_gradient_that_no_rank_has_is_none_again() -> None:
+    model = layers()
+    model[0].requires_grad_(False)
+    model[1].weight.grad = torch.ones(1, 2)
+    window = MetricAccumulator(loss_sum=torch.tensor(2.5), num_items=3)
+    sum_gradients(ALONE, model, window)
+    assert [p.grad is None for p in model.parameters()] == [True, True, False, True]
+    assert (float(window.loss_sum), window.num_items) == (2.5, 3)
+
+
+def test_other_frozen_weights_or_shapes_have_another_fingerprint() -> None:
+    one, same = layers(), layers()
+    assert fingerprint(one) == fingerprint(same)
+    assert checksum(one) == checksum(same)
+    with torch.no_grad():  # all of a plain model changes while it trains
+        same[0].weight.add_(1)
+    assert fingerprint(one) == fingerprint(same)
+    assert checksum(one) != checksum(same)
+    wider = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+    assert fingerprint(one) != fingerprint(wider)
