@@ -19,6 +19,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import CheckpointMan
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
+from tests.slow import slow
 from tests.training.extensions.test_key_value_memory import Poison
 from tests.training.model_adapters.test_multimodal_adapter import (
     Kill,
@@ -153,6 +154,7 @@ def test_the_projector_first_then_all_killed_in_each_phase(
         trainer_of(finished, tmp_path / "twice").prepare()
 
 
+@slow  # the memory's own test is quick
 def test_a_bad_loss_goes_back_into_the_phase_of_the_projector(
     parts: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:
