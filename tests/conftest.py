@@ -74,6 +74,16 @@ def _set_aside() -> None:
     gc.freeze()
     # To count a million objects takes a tenth of a second, at the start of each training.
     gc.get_freeze_count = functools.partial(int, count_frozen())  # type: ignore[assignment]
+    _write_as_one_logger()
+
+
+def _write_as_one_logger() -> None:
+    """Let PyTorch's eighty loggers write by their parent's handler, which does the same. Six times a
+    test pytest looks for loggers that do not propagate, and attaches itself to each."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger):
+            logger.handlers.clear()
+            logger.propagate = True
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
