@@ -78,8 +78,8 @@ def _set_aside() -> None:
 
 
 def _write_as_one_logger() -> None:
-    """Let PyTorch's eighty loggers write by their parent's handler, which does the same. Six times a
-    test pytest looks for loggers that do not propagate, and attaches itself to each."""
+    """Let PyTorch's eighty loggers write by their parent's handler, which does the same. pytest
+    attaches itself to each logger that does not propagate, six times a test."""
     for name, logger in logging.root.manager.loggerDict.items():
         if name.startswith("torch.") and isinstance(logger, logging.Logger):
             logger.handlers.clear()
