@@ -25,6 +25,8 @@ from infrastructure.run.configuration_judge import canonical_name
 from infrastructure.run.output_dir import no_empty_folder_left, writable
 from infrastructure.training.data.defaults import num_positions
 from infrastructure.training.data.preparation.plan import (
+    first_rows,
+    look_at_pictures,
     look_at_rows,
     no_pictures,
     pictures_in,
@@ -160,6 +162,7 @@ def check_paths(config: DeploymentConfig) -> None:
         if config.training.multimodal.vision_tower is not None:  # else a sentence is there
             check_tower(config.training.multimodal.vision_tower)
         if sources and not pictures_in(config.data):
+            first_rows(config.data)  # what is wrong with the rows themselves comes first
             raise ValueError(no_pictures(str(config.data.path)))
     if config.model.adapter in PLAIN_ADAPTERS:
         _check_settings(config, path)
@@ -237,6 +240,7 @@ def _check_rows(sources: list[list[DataFile]], config: DeploymentConfig) -> None
     if not sources or not _reads_texts(config.model):
         return
     if config.model.adapter != "standard" and pictures_in(config.data):
+        look_at_pictures(sources[0], config.data)
         return
     for files in sources:
         if all(file.format != HUGGINGFACE for file in files):

@@ -42,6 +42,7 @@ ROWS = (
     "4 bits of the small model",
     "weights of 4 bits that train",
     "flash attention on a CPU",
+    "pictures that are not there",
     "longer than the model sees",
     "hub model offline",
     "a data set of the Hub that is nowhere",

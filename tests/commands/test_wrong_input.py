@@ -2037,6 +2037,7 @@ def seeing(
         "m/config.json": json.dumps(LLAMA),
         "m/model.safetensors": NO_TENSORS,
         **TOWER,
+        "1.png": encoded(picture("red")),
         **(files or {}),
     }
     model = "" if "--model " in flags else " --model m"
@@ -2126,6 +2127,25 @@ PICTURES = [
         "hidden tokens beside pictures",
         "--time-step-masking",
         ["hides tokens of text, and the rows hold pictures"],
+    ),
+    seeing(
+        "pictures that are not there",
+        GIVEN_A_TOWER,
+        ["the first 9 rows cannot be used; d.jsonl:1: there is no picture '2.png'"],
+        data=SHOWN.replace("1.png", "2.png"),
+        speaks=Language.WORDS,
+    ),
+    seeing(
+        "broken pictures alone",
+        GIVEN_A_TOWER,
+        ["the first 9 rows cannot be used; d.jsonl:1: the picture '1.png' is none of BMP"],
+        {"1.png": b"GIF?"},
+        speaks=Language.WORDS,
+    ),
+    seeing(
+        "a column of pictures that is not there",
+        f"{GIVEN_A_TOWER} --image-column photo",
+        ["photo"],
     ),
     Wrong(
         "a picture for a model of text",
@@ -2370,8 +2390,9 @@ SAME_CAUSE = {
     "measures of tasks": "rows of no task",
     "another number of bits": "flag without value",
     "qs sampler": "an unknown measure",
+    "broken pictures alone": "pictures that are not there",
 }
-LEAST_CAUSES = 192
+LEAST_CAUSES = 194
 KEYS = [key for key in schema_of(DeploymentConfig).fields if "." in key]
 OF_A_FILE = re.compile(r"\.ya?ml\b")
 

@@ -23,6 +23,7 @@ from infrastructure.training.data.encoding.schema_detection import (
 from infrastructure.training.data.encoding.tokenization import LABELS_VERSION, ConversationEncoder
 from infrastructure.training.data.preparation.preparation import PreparationPlan
 from infrastructure.training.data.preparation.quarantine import Quarantine
+from infrastructure.training.data.readers.pictures import PictureError, read_picture
 from infrastructure.training.data.readers.row_limits import in_chunks
 from infrastructure.training.data.readers.rows import BadRow, Row, excerpt
 from infrastructure.training.data.readers.sources import DataFile, files_of, held_out_beside
@@ -42,6 +43,7 @@ MAX_PROCESSES = 8
 MAX_TOKENIZER_ROWS = 200_000
 TABLE_FORMATS = ("csv", "tsv", "excel")
 LONG_NAME = 40
+PICTURES_TRIED = 10  # rows whose pictures are read before anything is loaded
 MOST_BYTES_AT_ONCE = 1 << 20  # of the files; read in far less time than torch is loaded in
 TEXT_ONLY = (
     "the rows hold pictures ({shown}), and this model reads text only: give a model that sees, such"
@@ -114,6 +116,33 @@ def pictures_in(config: DataConfig) -> str:
     except Exception:  # whatever reading raises is told where the data is prepared
         return ""
     return picture_words(rows, schema)
+
+
+def look_at_pictures(files: list[DataFile], config: DataConfig) -> None:
+    """Refuse rows whose pictures are not there or broken, where that holds for all of the first
+    ones; single ones are set aside while the data is prepared.
+
+    Raises:
+        ValueError: names the first, and why it cannot be used.
+    """
+    schema, faults = find_shape(files, config), list[str]()
+    folder = files[0].path if files[0].path.is_dir() else files[0].path.parent
+    for row in _first_good_rows(files[:1])[:PICTURES_TRIED]:
+        converted = schema.convert(row)
+        if isinstance(converted, BadRow):
+            faults.append(str(converted))
+            continue
+        try:
+            if [read_picture(source, folder) for source in converted.pictures]:
+                return
+        except PictureError as error:
+            faults.append(f"{converted.place}: {error}")
+    if faults:
+        count = f"the first {len(faults)} rows" if len(faults) > 1 else "the only row"
+        raise ValueError(
+            f"{config.path}: the pictures of {count} cannot be used; {faults[0]}; a path counts"
+            " from the data's folder"
+        )
 
 
 def no_pictures(path: str) -> str:
