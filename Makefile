@@ -98,6 +98,10 @@ notebooks: environment ## make notebooks/*.ipynb from notebooks/src/*.py
 prove-durability: environment ## kills, power cuts, refusing disks, damage, lies; one JSON line
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.prove
 
+.PHONY: storm-ranks
+storm-ranks: environment ## ranks of a training, their agent, or all of them killed 60 times at random; one JSON line
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.rank_kills
+
 .PHONY: mutants
 mutants: environment ## which planted defects the quick tests find; hours; goes on where it was; JOBS=processes
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.mutants.run --jobs "$${GIVEN_JOBS:-1}"
