@@ -88,6 +88,7 @@ WORKERS = ["-n", "4", "--dist", "worksteal", "--durations", "25"]
             ["gpu-check", "GPU_PYTHON=.venv-colab/bin/python"],
             [".venv-colab/bin/python", "-m", "benchmarks.gpu_check", "--json", "gpu-check.json"],
         ),
+        (["storm-ranks"], [".venv/bin/python", "-m", "tests.faults.rank_kills"]),
         (
             ["mutants", "JOBS=2"],
             [".venv/bin/python", "-m", "tests.mutants.run", "--jobs", "2"],

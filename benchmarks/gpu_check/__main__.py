@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_check import memory, numerics, speed
+from benchmarks.gpu_check import memory, numerics, several, speed
 from benchmarks.gpu_check.bench import Bench, SkippedError
 from benchmarks.gpu_check.numerics import Figures
 
@@ -40,6 +40,7 @@ CHECKS: dict[str, Callable[[Bench], Figures]] = {
         numerics.unsloth,
         memory.memory_is_predicted,
         memory.out_of_memory_is_recovered,
+        several.two_gpus_equal_one,
         speed.checkpoint_stall,
         speed.monitor_overhead,
         speed.speed_llama,

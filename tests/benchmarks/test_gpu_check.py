@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu_check import __main__ as gpu_check
-from benchmarks.gpu_check import bench, numerics
+from benchmarks.gpu_check import bench, numerics, several
 from benchmarks.gpu_check.bench import Bench, largest_difference
 from tests.slow import slow
 
@@ -43,6 +43,24 @@ def test_a_resume_is_checked_on_any_device_and_other_numbers_would_show(
 def test_what_needs_a_gpu_is_skipped_without_one(name: str, tmp_path: Path) -> None:
     found = gpu_check.run_here(name, Bench(tmp_path, "cpu"))
     assert found == {"verdict": "skipped", "why": "there is no GPU"}
+
+
+def test_two_gpus_are_skipped_with_a_word_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    found = gpu_check.run_here("two_gpus_equal_one", Bench(tmp_path, "cuda"))
+    assert found == {"verdict": "skipped", "why": "there is one GPU"}
+
+
+@slow
+def test_two_processes_of_a_cpu_are_compared_as_two_gpus_are(
+    small: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = gpu_check.run_here("two_gpus_equal_one", small)
+    assert (found["verdict"], found["devices"]) == ("pass", ["cpu", "cpu"])
+    monkeypatch.setattr(several, "largest_difference", lambda *_: 0.01)
+    assert gpu_check.run_here("two_gpus_equal_one", small)["verdict"] == "fail"
 
 
 @slow

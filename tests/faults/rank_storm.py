@@ -179,7 +179,7 @@ class Training:
     def give_command(self, num_processes: int = NUM_PROCESSES) -> None:
         words = ["train", "--num-processes", str(num_processes)]
         self.num_given += 1
-        output = self.folder / f"said-{self.num_given}"
+        output = self.folder / f"output-{self.num_given}"
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = Fork(words, environment, output, output, self.folder)
 
@@ -206,8 +206,8 @@ class Training:
             return [agent, *agent.children(recursive=True)]
         return []
 
-    def said(self) -> str:
-        files = sorted(self.folder.glob("said-*"), key=lambda path: path.stat().st_mtime)
+    def output(self) -> str:
+        files = sorted(self.folder.glob("output-*"), key=lambda path: path.stat().st_mtime)
         return "".join(path.read_text(errors="replace") for path in files)
 
     def num_versions(self) -> int:
@@ -233,7 +233,7 @@ def storm(directory: Path, num_kills: int, seed: int) -> Outcome:
     reference = Training(directory / "reference")
     began = time.monotonic()
     train_to_the_end(reference, outcome)
-    assert not outcome.failed, reference.said()[-3000:]
+    assert not outcome.failed, reference.output()[-3000:]
     print(f"undisturbed: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     while outcome.kills < num_kills and outcome.failed < 3:
         number += 1
@@ -247,7 +247,7 @@ def storm(directory: Path, num_kills: int, seed: int) -> Outcome:
         others = OTHER_NUMBERS[number // 3 % 2] if is_other else NUM_PROCESSES
         train_to_the_end(disturbed, outcome, others)
         compare(reference, disturbed, others, outcome)
-        outcome.restarts += disturbed.said().count("(restart ")
+        outcome.restarts += disturbed.output().count("(restart ")
         print(json.dumps(asdict(outcome)), file=sys.stderr, flush=True)
         if not outcome.failed + outcome.differing + outcome.lost + outcome.damaged:
             shutil.rmtree(disturbed.folder)
@@ -325,7 +325,7 @@ def train_to_the_end(
         training.process.wait(LONGEST_SECONDS)
     if training.exit_code != 0:
         outcome.failed += 1
-        print(training.said()[-3000:], file=sys.stderr, flush=True)
+        print(training.output()[-3000:], file=sys.stderr, flush=True)
 
 
 def look(folder: Path, newest_before: int, outcome: Outcome) -> int:
