@@ -12,7 +12,10 @@ from infrastructure.config.merging.precedence import Layer, Setting
 from infrastructure.config.sources.flags import add_config_flags
 
 # What a run that goes on is told anew by file and environment too; the rest by flags alone.
-CHANGED_BY_RESUMING = ("log_level", "cuda_visible_devices", "num_processes")
+CHANGED_BY_RESUMING = (
+    *("log_level", "cuda_visible_devices"),
+    *("num_processes", "process_timeout"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

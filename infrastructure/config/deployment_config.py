@@ -147,6 +147,10 @@ class DeploymentConfig(ConfigSection):
         default=1,
         description="Processes that train together, each with its GPU; auto: one for each GPU.",
     )
+    process_timeout: Duration = Field(
+        default=600.0,
+        description="Time without progress after which the others give up one of these processes.",
+    )
     price_per_hour: PriceText | None = Field(
         default=None,
         description='What an hour costs here, such as 2.5, "2.5 EUR": a run\'s cost is forecast.',

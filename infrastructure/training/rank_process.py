@@ -14,6 +14,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -41,6 +42,7 @@ def train_as(member: Member) -> int:
     It is DONE too where rank 0 never needed this process, or has ended by itself: how is its to
     say.
     """
+    _import_what_takes_long()
     device_type = member.called()
     if device_type is None:
         return ExitCode.DONE
@@ -76,6 +78,13 @@ def train_as(member: Member) -> int:
         return ExitCode.FAILED
     group.close()
     return ExitCode.DONE
+
+
+def _import_what_takes_long() -> None:
+    """While rank 0 prepares model and data, nothing else is to be done here."""
+    with suppress(ImportError):
+        import peft  # noqa: F401
+        import transformers.modeling_utils  # noqa: F401
 
 
 def _lost(member: Member, error: ProcessLostError) -> int:

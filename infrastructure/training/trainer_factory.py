@@ -120,7 +120,9 @@ class TrainerFactory:
             )
         if size > 1:
             require_shareable(config)
-        return Ranks(config, size, trainer.device, launch) if size > 1 else None
+        if size == 1:
+            return None
+        return Ranks(config, size, trainer.device, launch, config.process_timeout)
 
     def create_trainer(
         self,

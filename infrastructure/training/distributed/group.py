@@ -36,7 +36,7 @@ POLL_SECONDS, LONGEST_PAUSE_SECONDS, LONG_SECONDS = 0.0005, 0.02, 5.0
 LAST_WORDS_SECONDS = 2.0  # until a rank that failed has given its reason
 # A process group ends what it waits for itself after so long; the group above is quicker.
 BACKSTOP = timedelta(minutes=30)
-DEFAULT_LIMIT_SECONDS = 600.0
+LIMIT_SECONDS = 600.0
 MOST_SILENT_SECONDS = 30.0
 LONG_PAUSE_SECONDS = 5.0  # between two looks of one wait, which takes half a second
 # Who is asked to stop is often asked because another rank has died.
@@ -159,7 +159,7 @@ class JoinedGroup(Group):
         device: torch.device,
         *,
         local_rank: int | None = None,
-        limit_seconds: float = DEFAULT_LIMIT_SECONDS,
+        limit_seconds: float = LIMIT_SECONDS,
         watch: Callable[[], None] = do_nothing,
         on_orphaned: Callable[[], None] = do_nothing,
     ) -> None:

@@ -1,6 +1,5 @@
 """Rank 0's side of a group: when the other ranks start, join and end."""
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -8,11 +7,12 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.launcher import LaunchedProcess
-from infrastructure.training.distributed.group import DEFAULT_LIMIT_SECONDS, Group, JoinedGroup
+from infrastructure.training.distributed.group import LIMIT_SECONDS, Group, JoinedGroup
 from infrastructure.training.distributed.members import Member, StartedRanks, by_launcher
 
 # A process that was told to end, or whose connection broke, is gone after so long.
 PATIENCE_SECONDS = 5.0
+LOADING_TIMES = 6.0  # so much longer may loading the model take than anything later
 HOW_TO_GO_ON = "the same command goes on from the last checkpoint"
 
 
@@ -38,7 +38,7 @@ class Ranks:
         size: int,
         device: torch.device,
         launched_as: LaunchedProcess | None = None,
-        limit_seconds: float = DEFAULT_LIMIT_SECONDS,
+        limit_seconds: float = LIMIT_SECONDS,
     ) -> None:
         self.config, self.size, self.device = config, size, device
         self.launched_as, self.limit_seconds = launched_as, limit_seconds
@@ -85,7 +85,7 @@ class Ranks:
                 self.size,
                 self.device,
                 local_rank=self._member.local_rank,
-                limit_seconds=math.inf,  # until all have loaded what they train
+                limit_seconds=LOADING_TIMES * self.limit_seconds,
                 watch=self._refuse_dead,
             )
             if self.welcome is not None:

@@ -178,7 +178,7 @@ SETTINGS: dict[str, Treatment] = {
     "verbose": _RUN,
     "device": _argument("use_cpu"),
     "cuda_visible_devices": _RUN,
-    "num_processes": _refused(_ONE_PROCESS),
+    **dict.fromkeys(("num_processes", "process_timeout"), _refused(_ONE_PROCESS)),
     "price_per_hour": _RUN,
     "enable_gpu_optimization": _argument("tf32"),
     "enable_memory_optimization": _nothing("nothing of Temper's is in the loop to release"),

@@ -166,6 +166,13 @@ def test_parts_of_ones_own_cannot_be_given_to_other_processes(
         TrainerFactory().for_run(config, training_strategy=own)
 
 
+def test_the_time_limit_of_the_configuration_holds(tmp_path: Path, saved_llama: Path) -> None:
+    config = small_config(tmp_path, saved_llama, num_processes=2, process_timeout="2min")
+    ranks = TrainerFactory().for_run(config).ranks
+    assert ranks is not None
+    assert ranks.limit_seconds == 120.0
+
+
 def test_an_extension_that_one_process_has_alone_is_refused(
     tmp_path: Path, saved_llama: Path
 ) -> None:

@@ -97,6 +97,19 @@ ERRORS = [
     ),
     Case("failed", {**SHORT, **SAVES}, planted={1: "an error"}),
 ]
+LIMIT_SECONDS = 3.0
+NUM_ROUNDS = 25  # of a training of two steps, up to the end of the last one
+
+
+def hung(rank: int, number: int) -> Case:
+    settings = {**SAVES, "training.max_steps": 2}
+    name = f"rank {rank} hangs in {number}"
+    return Case(name, settings, planted={rank: number}, limit_seconds=LIMIT_SECONDS)
+
+
+# Rank 1 in the first exchange of gradients; rank 0 where it decides after the first step.
+HUNG = [hung(1, 11), hung(0, 14)]
+EACH_HUNG = [hung(rank, number) for rank in (0, 1) for number in range(1, NUM_ROUNDS)]
 RESUMED = [
     Case("whole", {**SHORT, **SAVES, **DROPOUT}),
     Case("again", {**SHORT, **SAVES, **DROPOUT}, goes_on_from=("whole", 3)),
@@ -119,7 +132,7 @@ def folder_of(tmp: Path, model: Path) -> Path:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory, saved_llama: Path) -> dict[str, dict[str, Any]]:
     folder = folder_of(tmp_path_factory.mktemp("ranks"), saved_llama)
-    return results(folder, [*pairs_of(QUICK), *ERRORS, *RESUMED])
+    return results(folder, [*pairs_of(QUICK), *ERRORS, *HUNG, *RESUMED])
 
 
 def check_same(one: dict[str, Any], two: dict[str, Any]) -> None:
@@ -209,6 +222,58 @@ def test_a_rank_that_fails_ends_the_training_after_it_is_saved(
         "ProcessLostError: the process of rank 1 (of 2) failed: ValueError: planted in a rank"
     )
     assert case["versions"][-1] == 2
+
+
+def check_hung(case: Case, result: dict[str, Any]) -> None:
+    """Who hangs is named, and what was committed is there: by rank 0, which has the versions; where
+    that one hangs, the other ends."""
+    (hanging,) = case.planted
+    if hanging == 1:
+        assert result["error"].startswith("ProcessLostError: "), (case, result["error"])
+        assert "rank 1 (of 2" in result["error"]
+    else:
+        assert "rank 0 (of 2) hangs: the others have waited" in result["stderr"][1]
+    assert result["seconds"] < 30 * LIMIT_SECONDS
+    is_in_loop = next(iter(case.planted.values())) > 10  # type: ignore[operator]
+    assert not is_in_loop or result["versions"][:1] == [0]
+
+
+@pytest.mark.parametrize("case", HUNG, ids=[case.name for case in HUNG])
+def test_a_rank_that_hangs_ends_the_training_in_time(
+    case: Case, found: dict[str, dict[str, Any]]
+) -> None:
+    check_hung(case, found[case.name])
+
+
+@slow
+def test_a_rank_that_hangs_in_any_round_ends_the_training(
+    tmp_path: Path, saved_llama: Path
+) -> None:
+    whole = Case("whole", {**SAVES, "training.max_steps": 2})
+    found = results(folder_of(tmp_path, saved_llama), [whole, *EACH_HUNG])
+    assert found["whole"]["rounds"] <= NUM_ROUNDS
+    for case in EACH_HUNG:
+        check_hung(case, found[case.name])
+
+
+@slow
+def test_four_ranks_and_one_go_on_with_each_others_versions(
+    tmp_path: Path, saved_llama: Path
+) -> None:
+    cases = [
+        Case("one", {**SHORT, **SAVES}, 1),
+        Case("one then four", {**SHORT, **SAVES}, 4, goes_on_from=("one", 3)),
+        Case("four then two", {**SHORT, **SAVES}, 2, goes_on_from=("one then four", 4)),
+        Case("four then one", {**SHORT, **SAVES}, 1, goes_on_from=("one then four", 4)),
+    ]
+    found = results(folder_of(tmp_path, saved_llama), cases)
+    one = found["one"]
+    for case in cases[1:]:
+        result = found[case.name]
+        assert result["error"] is None, result["stderr"]
+        begin = len(one["losses"]) - len(result["losses"])
+        assert result["rows"] == one["rows"][begin:]
+        assert result["losses"] == pytest.approx(one["losses"][begin:], abs=1e-5)
 
 
 def test_as_many_ranks_go_on_bit_for_bit(found: dict[str, dict[str, Any]]) -> None:

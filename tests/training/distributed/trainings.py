@@ -9,9 +9,10 @@ import json
 import os
 import signal
 import subprocess
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from infrastructure.core.errors import ProcessLostError
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.state import TrainingState
+from infrastructure.training.distributed.group import JoinedGroup
 from infrastructure.training.distributed.members import CALL, NOT_NEEDED, Member
 from infrastructure.training.distributed.replicate import checksum
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.loop.optimizer_step import OptimizerStep
 from infrastructure.training.model_adapters.base_adapter import LossOutput
@@ -46,7 +50,8 @@ class Case:
     Attributes:
         settings: of the configuration, besides those of `small_config`.
         size: ranks.
-        planted: by rank: what goes wrong there, see `PLANTS`.
+        planted: by rank: what goes wrong there, see `PLANTS`, or the number of the group's round
+            that it hangs in.
         goes_on_from: the case and the step of the version that this one begins with.
         model: the name of a folder beside the rows.
     """
@@ -54,19 +59,24 @@ class Case:
     name: str
     settings: dict[str, Any] = field(default_factory=dict)
     size: int = 2
-    planted: dict[int, str] = field(default_factory=dict)
+    planted: dict[int, str | int] = field(default_factory=dict)
     goes_on_from: tuple[str, int] | None = None
     model: str = "model"
+    limit_seconds: float = 20.0
 
 
 class Seen(Observer):
-    """The loss of each step, and the rows of its batch."""
+    """The loss of each step, the rows of its batch, and the rounds of the group until then."""
 
-    def __init__(self) -> None:
+    def __init__(self, trainer: EnhancedTrainer) -> None:
+        self.trainer, self.rounds = trainer, 0
         self.losses: list[float] = []
         self.rows: list[int] = []
 
     def step_end(self, state: TrainingState) -> None:
+        ranks = self.trainer.ranks
+        if ranks is not None and ranks.group is not None:
+            self.rounds = ranks.group._round
         self.losses.append(state.loss)
         self.rows.append(sum(hash(tuple(e.input_ids.tolist())) for e in state.batch))  # type: ignore[attr-defined]
 
@@ -77,13 +87,14 @@ def of_first(folder: Path, case: Case, member: Member | None) -> dict[str, Any]:
     settings = {**case.settings, **cache}  # what has fitted is remembered there
     config = small_config(folder, folder / case.model, num_processes=case.size, **settings)
     trainer = TrainerFactory().for_run(config, checkpoint_directory=folder / case.name)
-    seen = Seen()
+    seen = Seen(trainer)
     trainer.add_hooks([seen])
     if member is not None:
         assert trainer.ranks is not None
         trainer.ranks._member = member
-        trainer.ranks.limit_seconds = 20.0
+        trainer.ranks.limit_seconds = case.limit_seconds
     found: dict[str, Any] = {"error": None}
+    started = time.monotonic()
     try:
         if case.goes_on_from is not None:
             assert trainer.checkpoints is not None
@@ -107,6 +118,8 @@ def of_first(folder: Path, case: Case, member: Member | None) -> dict[str, Any]:
         "recoveries": [[r["kind"], r["action"], r["message"]] for r in state.recoveries],
         "stop": [state.stop_reason, state.stop_message],
         "step": state.step,
+        "rounds": seen.rounds,
+        "seconds": time.monotonic() - started,
         "micro_batch_size": state.micro_batch_size,
         "versions": [step_of(path) for path in trainer.checkpoints.checkpoints()],
     }
@@ -213,6 +226,22 @@ def _fail(_: OptimizerStep) -> None:
     raise ValueError("planted in a rank")
 
 
+@contextmanager
+def hanging_in(number: int) -> Iterator[None]:
+    """The rank lives and does nothing, from the middle of a step on, until the other has ended."""
+    next_round = JoinedGroup._next_round
+
+    def counted(self: JoinedGroup) -> int:
+        if self._round + 1 == number:
+            while not self.has_ended(1 - self.rank):
+                time.sleep(0.05)
+            raise ProcessLostError("it does not hang any more")
+        return next_round(self)
+
+    with _replaced(JoinedGroup, "_next_round", counted):
+        yield
+
+
 PLANTS: dict[str, Callable[[], Any]] = {
     "no memory for two": no_memory_for_two,
     "no memory in the update": no_memory_in_update,
@@ -231,7 +260,7 @@ def _be(rank: int, port: int, folder: Path, cases: Sequence[Case]) -> None:
     for case in cases:
         prefix = dist.PrefixStore(case.name, store)
         member = Member(rank, case.size, rank, prefix) if case.size > 1 else None
-        with PLANTS[case.planted[rank]]() if rank in case.planted else _nothing():
+        with _planted(case.planted.get(rank)):
             if rank == 0:
                 found = of_first(folder, case, member)
                 (folder / f"{case.name}.json").write_text(json.dumps(found))
@@ -241,9 +270,13 @@ def _be(rank: int, port: int, folder: Path, cases: Sequence[Case]) -> None:
                 (folder / f"{case.name} rank {rank}.json").write_text(json.dumps(code))
 
 
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
+def _planted(what: str | int | None) -> AbstractContextManager[None]:
+    if what is None:
+        return nullcontext()
+    planted: AbstractContextManager[None] = (
+        hanging_in(what) if isinstance(what, int) else PLANTS[what]()
+    )
+    return planted
 
 
 def results(folder: Path, cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
@@ -260,7 +293,8 @@ def results(folder: Path, cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
         Forked(functools.partial(_be, rank, port, folder, cases), **pipes) for rank in range(size)
     ]
     try:
-        errors = [rank.communicate(timeout=2 * TEST_SECONDS)[1] for rank in ranks]
+        limit = 2 * TEST_SECONDS + 10 * len(cases)
+        errors = [rank.communicate(timeout=limit)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
