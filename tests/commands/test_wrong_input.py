@@ -2391,8 +2391,9 @@ SAME_CAUSE = {
     "another number of bits": "flag without value",
     "qs sampler": "an unknown measure",
     "broken pictures alone": "pictures that are not there",
+    "a column of pictures that is not there": "a prompt column that is not there",
 }
-LEAST_CAUSES = 194
+LEAST_CAUSES = 193
 KEYS = [key for key in schema_of(DeploymentConfig).fields if "." in key]
 OF_A_FILE = re.compile(r"\.ya?ml\b")
 
