@@ -33,6 +33,7 @@ from infrastructure.config.merging.stackwise_cross_checks import stackwise_costs
 from infrastructure.config.schema import schema_of, value_at
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.memory_settings import MEMORY
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.config.sections.resource_config import (
@@ -282,7 +283,12 @@ class DeploymentConfig(ConfigSection):
             *plugin_names.unknown_plugins(self, self.source, self._plugins),
             *contradictions(self),
             *refused_without_effect(self, self.source),
-            *several_processes(self.num_processes, self.device, self.cuda_visible_devices),
+            *several_processes(
+                self.num_processes,
+                self.device,
+                self.cuda_visible_devices,
+                [MEMORY] if self.training.enables(MEMORY) else [],
+            ),
             *place_among_runs(self.backup.place, self.output_dir),
             *testing_off(self.enable_testing, self.testing_interval),
             *self._lora_in_passing(),

@@ -11,6 +11,7 @@ import torch
 
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig, check_sections
+from infrastructure.config.merging.added_weights import on_several_processes
 from infrastructure.config.merging.plugin_names import require_shareable
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.process_wide import no_such_gpu, wants_gpus_by_number
@@ -108,11 +109,7 @@ class TrainerFactory:
         size = num_processes_for(config, trainer.device, launch)
         given = [name for name in ("model_adapter", "training_strategy") if options.get(name)]
         if size > 1 and trainer.hooks.adding_weights:
-            raise ConfigurationError(
-                f"num_processes = {size}: {', '.join(trainer.hooks.adding_weights)} of"
-                " training.enabled_extensions may learn besides by gradients, which are all that"
-                " processes share: give num_processes = 1, or leave it out"
-            )
+            raise ConfigurationError(on_several_processes(trainer.hooks.adding_weights, size))
         if size > 1 and given:
             raise ConfigurationError(
                 f"num_processes = {size}: the other processes build their parts from the"

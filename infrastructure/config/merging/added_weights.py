@@ -31,6 +31,15 @@ def added_weights_refusals(
     yield from _in_a_model(key, model, training)
 
 
+def on_several_processes(names: Collection[str], num_processes: object) -> str:
+    """Why extensions of these names, which add weights, train in one process only."""
+    return (
+        f"num_processes = {num_processes}: {', '.join(names)} of training.enabled_extensions may"
+        " learn besides by gradients, which are all that processes share: give num_processes = 1,"
+        " or leave it out"
+    )
+
+
 def saved_weights_refusals(
     names: Collection[str], model: ModelConfig, training: TrainingConfig
 ) -> Iterator[str]:

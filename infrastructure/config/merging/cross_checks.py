@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Protocol
@@ -11,7 +11,10 @@ from infrastructure.config.auto import attention_for
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.field_help import format_value
 from infrastructure.config.measures import MEASURES, OF_TORCHMETRICS
-from infrastructure.config.merging.added_weights import added_weights_refusals
+from infrastructure.config.merging.added_weights import (
+    added_weights_refusals,
+    on_several_processes,
+)
 from infrastructure.config.merging.stackwise_cross_checks import stackwise_contradictions
 from infrastructure.config.merging.vision_tower import vision_tower_refusals
 from infrastructure.config.sampler_needs import check_sampler
@@ -68,9 +71,12 @@ def contradictions(config: HasSections) -> Iterator[str]:
 
 
 def several_processes(
-    num_processes: int | str, device: str, cuda_visible_devices: str | None
+    num_processes: int | str, device: str, cuda_visible_devices: str | None, adding: Sequence[str]
 ) -> Iterator[str]:
-    """A sentence where there cannot be a GPU for each of several processes."""
+    """A sentence where there cannot be a GPU for each of several processes, or for extensions that
+    add weights, `adding`."""
+    if adding and num_processes not in (1, "auto"):
+        yield on_several_processes(adding, num_processes)
     if num_processes in (1, "auto") or device == "cpu":
         return
     if device.startswith("cuda:"):

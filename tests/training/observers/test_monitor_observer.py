@@ -12,6 +12,7 @@ from infrastructure.monitoring.training_monitor import TrainingMonitor
 from infrastructure.training.core.flops import arithmetic_of
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.observers import monitor_observer
 from infrastructure.training.observers.monitor_observer import MonitorObserver, RunLogObserver
 from tests.monitoring.scripted_machine import ScriptedGpus, ScriptedMachine
@@ -56,7 +57,12 @@ def test_each_logged_step_is_passed_to_the_monitor() -> None:
 def test_utilization_is_of_the_devices_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor_observer, "measure_operations_per_second", lambda *_: 1e15)
     training, monitor = watched()
-    training.state.num_processes = 4
+
+    class OfFour(Observer):
+        def train_start(self, state: TrainingState) -> None:
+            state.num_processes = 4
+
+    training.loop.hooks.hooks.insert(0, OfFour())
     training.run()
     newest = monitor.recent_metrics[-1]
     assert newest.tokens_per_second is not None
