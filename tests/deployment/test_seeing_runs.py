@@ -83,7 +83,7 @@ def test_a_run_that_gets_a_tower_is_used_like_any_other(
     facts = json.loads((here / "whole" / "export.json").read_text())
     assert facts["compared"][0]["logits_distance"] < 1e-3
     same_answer_in_transformers(here / "whole", here / "rows" / "pictures" / "1.png")
-    for refused in ("--format onnx", "--bits 4"):
+    for refused in ("--format torch-export", "--bits 4"):
         code, out, err = call(f"export {run} small --as merged {refused}", capsys)
         assert code == ExitCode.WRONG_INPUT
         assert "sees pictures, which is exported as safetensors" in err

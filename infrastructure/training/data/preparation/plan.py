@@ -373,7 +373,8 @@ def read_chat_template(setting: str) -> str:
         path = shipped[setting]
     if not path.is_file():
         ready = f"the name of one that TRL ships ({', '.join(shipped)})" if shipped else ""
-        ready = ready or "the name of one that TRL ships, which is not installed"
+        lack = "is older and keeps none by name" if find_spec("trl") else "is not installed"
+        ready = ready or f"the name of one that TRL ships, which {lack}"
         raise ValueError(
             f"data.chat_template: {setting!r} is no file and no Jinja template; give either, or"
             f" {ready}"
