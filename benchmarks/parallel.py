@@ -1,11 +1,13 @@
-"""What several processes bring, and what moves between them: two with one thread each against
-one with one thread, the same batches of the same model, and torch's DDP beside them.
+"""What several processes bring, and what moves between them: two with one thread each, beside one,
+beside plain loops with torch's DDP and FSDP2, on the same batches of the same model.
 
-    python -m benchmarks.parallel [--steps 40] [--rounds 3]
+    python -m benchmarks.parallel [--cycles 12] [--before CHECKOUT]
 
-Prints one JSON line: seconds of a step (median over the rounds' medians), how much faster two
-processes are than one, and the bytes that each of them gives and takes in a step. Needs two free
-cores.
+All systems are there at once and do a few steps in turn, so that whatever else the machine does is
+done to all of them alike; a ratio is the median over the cycles. Prints one JSON line: seconds of a
+step, how many times as fast as each plain loop Temper is, and the bytes that each process sends in
+a step. Needs two free cores. CHECKOUT is a folder with another state of this project, which is
+measured, too.
 """
 
 import argparse
@@ -16,10 +18,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -27,32 +30,49 @@ from torch.nn.parallel import DistributedDataParallel
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.distributed.replicate import shares_of
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.trainer_factory import TrainerFactory
 
-WARM_UP = 5
+NUM_STEPS, WARM_UP = 8, 2  # of a turn; the first ones are not counted
 BATCH_SIZE = 32
-SYSTEMS = ("one process", "two processes", "DDP")
+ONE, TWO, DDP, SHARDED, FSDP2, BEFORE = (
+    *("one process", "two processes", "DDP"),
+    *("two processes, sharded", "FSDP2", "two processes before"),
+)
+PLAIN_LOOPS = (DDP, FSDP2)
+SYSTEMS = (ONE, TWO, DDP, SHARDED, FSDP2)
+# What is compared with what.
+PAIRS = ((TWO, ONE), (TWO, DDP), (SHARDED, FSDP2), (TWO, BEFORE))
 
 
-class Stopwatch(Observer):
-    """Seconds of each step."""
+class Turns(Observer):
+    """Seconds of each step; waits for the next turn before every few."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        self.num_steps = 0
         self.started = 0.0
 
     def step_start(self, state: TrainingState) -> None:
+        if self.num_steps % NUM_STEPS == 0 and not next_turn(self.seconds):
+            state.interrupt("measured")
         self.started = time.perf_counter()
 
     def step_end(self, state: TrainingState) -> None:
         self.seconds.append(time.perf_counter() - self.started)
+        self.num_steps += 1
+
+
+def next_turn(seconds: list[float]) -> bool:
+    """Write what the steps of this turn took, and wait for the next one; False: there is none."""
+    print(json.dumps(seconds), flush=True)
+    seconds.clear()
+    return bool(sys.stdin.readline().strip())
 
 
 class Loss(torch.nn.Module):
-    """A model as DDP wants it: its forward is all that is done."""
+    """A model as DDP and FSDP2 want it: its forward is all that is done."""
 
     def __init__(self, adapter: ModelAdapter) -> None:
         super().__init__()
@@ -63,102 +83,206 @@ class Loss(torch.nn.Module):
         return self.adapter.compute_loss(self.model, batch).loss_sum
 
 
-def config_for(folder: Path, num_steps: int, num_processes: int = 1) -> DeploymentConfig:
+def config_for(folder: Path, num_processes: int = 1, **settings: Any) -> DeploymentConfig:
     """The embedded model on the sample tasks, in fp32."""
     settings = {
         "training.batch_size": BATCH_SIZE,
-        "training.max_steps": num_steps,
+        "training.num_epochs": 1000,
+        "training.validation_frequency": 10**6,
         "training.mixed_precision": False,
         "cache.directory": str(folder),
+        **settings,
     }
     return DeploymentConfig(num_processes=num_processes, device="cpu", **settings)
 
 
-def temper(folder: Path, num_steps: int, num_processes: int) -> dict[str, float]:
-    """A training by Temper: seconds of a step, and the bytes that move in it."""
-    trainer = TrainerFactory().for_run(config_for(folder, num_steps, num_processes))
-    watch = Stopwatch()
-    trainer.add_hooks([watch])
+def temper(config: DeploymentConfig) -> float:
+    """A training by Temper; the bytes that each process sends in a step."""
+    trainer = TrainerFactory().for_run(config)
+    turns = Turns()
+    trainer.add_hooks([turns])
     trainer.train()
-    moved = 0 if trainer.ranks is None else trainer.ranks.moved_bytes
-    return {"seconds": median(watch.seconds[WARM_UP:]), "bytes": moved / num_steps}
+    ranks = getattr(trainer, "ranks", None)
+    return 0.0 if ranks is None else ranks.moved_bytes / turns.num_steps
 
 
-def ddp(folder: Path, num_steps: int) -> dict[str, float]:
-    """The same steps by DistributedDataParallel, as a process of torchrun."""
+def plain_loop(
+    folder: Path, distribute: Callable[[Loss], torch.nn.Module], *, takes_mean: bool
+) -> float:
+    """The same steps by a loop of a few lines, as a process of torchrun."""
+    from infrastructure.training.distributed.replicate import shares_of
+
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    trainer = TrainerFactory().for_one_process(config_for(folder, num_steps))
+    trainer = TrainerFactory().for_one_process(config_for(folder))
     model, data = trainer.initialize_model().train(), trainer.initialize_data()
     strategy = trainer.bind_strategy()
+    num_bytes = float(sum(p.nbytes for p in model.parameters()))
+    distributed = distribute(Loss(trainer.adapter))
     optimizer = strategy.create_optimizer(model, 1e-3)
-    replicas = DistributedDataParallel(Loss(trainer.adapter))
-    seconds: list[float] = []
-    with closing(data.train_batches(0, 0, BATCH_SIZE)) as batches:
-        for _, examples in zip(range(num_steps), batches, strict=False):
-            started = time.perf_counter()
-            batch = trainer.adapter.prepare_batch(shares_of(examples, size)[rank])
-            loss_sum = replicas(batch) * size  # it takes the mean
-            (loss_sum / trainer.adapter.count_items(examples)).backward()
-            strategy.update_parameters(model, optimizer, None, None)
-            seconds.append(time.perf_counter() - started)
-    moved = sum(p.nbytes for p in model.parameters()) * 2 * (size - 1)
-    del replicas  # which holds the process group
+    factor = size if takes_mean else 1
+    with closing(endless_batches(data)) as batches:
+        seconds: list[float] = []
+        while _all_take_turns(rank, seconds):
+            for _ in range(NUM_STEPS):
+                examples = next(batches)
+                started = time.perf_counter()
+                batch = trainer.adapter.prepare_batch(shares_of(examples, size)[rank])
+                loss_sum = distributed(batch) * factor
+                (loss_sum / trainer.adapter.count_items(examples)).backward()
+                strategy.update_parameters(model, optimizer, None, None)
+                seconds.append(time.perf_counter() - started)
+    del distributed  # which holds the process group
     gc.collect()
     dist.barrier()
     dist.destroy_process_group()
-    return {"seconds": median(seconds[WARM_UP:]), "bytes": float(moved)}
+    return num_bytes * (size - 1) / size
 
 
-def measured(system: str, folder: Path, num_steps: int) -> dict[str, float]:
-    """One system in processes of its own, each with one thread."""
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"] if system == "DDP" else []
-    command = [sys.executable, *launcher, "-m", "benchmarks.parallel", "--system", system]
-    done = subprocess.run(
-        [*command, "--steps", str(num_steps), "--folder", str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    figures: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    print(system, figures, file=sys.stderr, flush=True)
-    return figures
+def endless_batches(data: Any) -> Iterator[Any]:
+    """As the training has them, epoch by epoch."""
+    epoch = 0
+    while True:
+        with closing(data.train_batches(epoch, 0, BATCH_SIZE)) as batches:
+            yield from batches
+        epoch += 1
 
 
-def compared(rounds: int, num_steps: int) -> dict[str, Any]:
-    """All systems, one after the other, round by round."""
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in SYSTEMS}
-    with tempfile.TemporaryDirectory() as folder:
-        for _ in range(rounds):
-            for system in SYSTEMS:
-                runs[system].append(measured(system, Path(folder), num_steps))
-    seconds = {name: median(one["seconds"] for one in runs[name]) for name in SYSTEMS}
+def _all_take_turns(rank: int, seconds: list[float]) -> bool:
+    go_on = torch.zeros(())
+    if rank == 0:
+        go_on += next_turn(seconds)
+    dist.broadcast(go_on, 0)
+    seconds.clear()
+    return bool(go_on)
+
+
+def in_replicas(loss: Loss) -> torch.nn.Module:
+    return cast(torch.nn.Module, DistributedDataParallel(loss))
+
+
+def in_shards(loss: Loss) -> torch.nn.Module:
+    """Each layer by itself, and the rest; as its documentation does it."""
+    from torch.distributed.fsdp import fully_shard
+
+    from infrastructure.training.distributed.shard import blocks_of
+
+    assert loss.model is not None
+    for block in blocks_of(loss.model):
+        fully_shard(block)
+    return cast(torch.nn.Module, fully_shard(loss))
+
+
+def be(system: str, folder: Path) -> float:
+    """Take this system's turns until there is no more; the bytes that are sent in a step."""
+    if system == DDP:
+        return 2 * plain_loop(folder, in_replicas, takes_mean=True)
+    if system == FSDP2:  # gathered for forward and backward, and its gradients scattered
+        return 3 * plain_loop(folder, in_shards, takes_mean=True)
+    settings = {"training.shard": "yes"} if system == SHARDED else {}
+    return temper(config_for(folder, 1 if system == ONE else 2, **settings))
+
+
+class Measured:
+    """A system in processes of its own, each with one thread."""
+
+    def __init__(self, system: str, folder: Path, checkout: Path) -> None:
+        launcher = (
+            ["-m", "torch.distributed.run", "--nproc-per-node=2"] if system in PLAIN_LOOPS else []
+        )
+        name = TWO if system == BEFORE else system
+        self.seconds: list[float] = []
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, *launcher, __file__, "--system", name),
+                *("--folder", str(folder / system.replace(" ", "-"))),
+            ],
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "CUDA_VISIBLE_DEVICES": "",
+                "PYTHONPATH": str(checkout),
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._read()  # it is ready
+
+    def turn(self) -> float:
+        """Do a few steps; the median seconds of one."""
+        _pipe(self.process.stdin).write("go\n")
+        _pipe(self.process.stdin).flush()
+        self.seconds.append(median(self._read()[WARM_UP:]))
+        return self.seconds[-1]
+
+    def end(self) -> float:
+        """The bytes that each process has sent in a step."""
+        with suppress(OSError):
+            _pipe(self.process.stdin).close()
+        (num_bytes,) = self._read() or self._read()
+        self.process.wait()
+        return num_bytes
+
+    def _read(self) -> list[float]:
+        while line := _pipe(self.process.stdout).readline():
+            if line.startswith("["):
+                return [float(number) for number in json.loads(line)]
+        raise ChildProcessError(f"it ended with {self.process.wait()}")
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    assert pipe is not None
+    return pipe
+
+
+def compared(names: Sequence[str], num_cycles: int, before: Path | None) -> dict[str, Any]:
+    """These systems in turn, cycle by cycle."""
+    here = Path(__file__).resolve().parents[1]
+    checkouts = {**dict.fromkeys(names, here), **({BEFORE: before} if before else {})}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as at_the_end:
+        systems: dict[str, Measured] = {}
+        for name, checkout in checkouts.items():
+            systems[name] = Measured(name, Path(folder), checkout)
+            at_the_end.callback(systems[name].process.kill)
+        for number in range(num_cycles + 1):
+            seconds = {name: system.turn() for name, system in systems.items()}
+            print({name: round(value, 4) for name, value in seconds.items()}, file=sys.stderr)
+            if number == 0:  # memory is allocated, kernels are chosen
+                for system in systems.values():
+                    system.seconds.clear()
+        sent = {name: round(system.end()) for name, system in systems.items() if name != BEFORE}
+    pairs = [(one, other) for one, other in PAIRS if one in systems and other in systems]
     return {
         "benchmark": "parallel",
-        "step_seconds": {name: round(value, 4) for name, value in seconds.items()},
-        "faster_than_one": round(seconds["one process"] / seconds["two processes"], 2),
-        "DDP_faster_than_one": round(seconds["one process"] / seconds["DDP"], 2),
-        "bytes_in_a_step": {name: round(runs[name][-1]["bytes"]) for name in SYSTEMS[1:]},
+        "step_seconds": {n: round(median(s.seconds), 4) for n, s in systems.items()},
+        "times_as_fast": {
+            f"{one} of {other}": round(ratio(systems[one].seconds, systems[other].seconds), 3)
+            for one, other in pairs
+        },
+        "bytes_sent_in_a_step": sent,
     }
 
 
+def ratio(seconds: list[float], of_other: list[float]) -> float:
+    """How many times as fast the first is; of each cycle, and the median of those."""
+    return median(other / own for own, other in zip(seconds, of_other, strict=True))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--system", choices=SYSTEMS, help="measure this one, in this process")
-    parser.add_argument("--folder", type=Path, help="of what is kept between them")
+    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
+    parser.add_argument("--cycles", type=int, default=12)
+    parser.add_argument("--only", choices=SYSTEMS, nargs="+", default=SYSTEMS)
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT")
+    parser.add_argument("--system", choices=SYSTEMS, help="be this one, in this process")
+    parser.add_argument("--folder", type=Path, help="of what it keeps")
     options = parser.parse_args()
     if options.system is None:
-        print(json.dumps(compared(options.rounds, options.steps)))
-    elif options.system == "DDP":
-        figures = ddp(options.folder, options.steps)
-        if os.environ["LOCAL_RANK"] == "0":
-            print(json.dumps(figures))
-    else:
-        count = 1 + (options.system == "two processes")
-        print(json.dumps(temper(options.folder, options.steps, count)))
+        print(json.dumps(compared(options.only, options.cycles, options.before)))
+        return
+    num_bytes = be(options.system, options.folder)
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        print(json.dumps([num_bytes]), flush=True)
 
 
 if __name__ == "__main__":
