@@ -45,7 +45,7 @@ NUM_PROCESSES = 2
 MOST_KILLS_OF_A_RUN = 6
 SHARE_ANYWHERE = 0.2  # of the kills: also while model and data are loaded
 LONGEST_SECONDS = 240.0  # of whatever is waited for
-GONE_SECONDS = 60.0  # until who is left of a killed training has ended by itself
+GONE_SECONDS = 120.0  # until who is left of a killed training has ended by itself
 # What the held-out loss may differ by after sums that were rounded otherwise (bf16 is not used).
 ROUNDING = 1e-3
 SETTINGS: dict[str, Any] = {

@@ -10,6 +10,7 @@ lost. Signals go to rank 0 alone, which saves as long as it takes, and the other
 
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -196,7 +197,8 @@ class Agent:
         loser = next((one for one in others if one.exitcode == ExitCode.PROCESS_LOST), None)
         if folder.loss or loser:
             words = "" if loser is None else last_line(_words(logs, loser.local_rank))
-            return folder.loss or words.removeprefix("temper: ") or "the ranks lost each other"
+            words = re.sub(r"^temper: (rank \d+: )?", "", words)
+            return folder.loss or words or "the ranks lost each other"
         own = failures.get(0)
         return "rank 0 ended without an exit code" if own is None else self._fate(own, logs)
 

@@ -16,6 +16,7 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.launcher import LaunchedProcess, launched_process
 
@@ -25,6 +26,7 @@ CALL, NOT_NEEDED = "rank 0", "not needed"
 LOOPBACK = "127.0.0.1"
 POLL_SECONDS = 0.05
 STORE_TIMEOUT = timedelta(minutes=5)
+AGENT_TIMEOUT = timedelta(seconds=30)  # no signal is handled meanwhile
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,18 @@ class Member:
 
 
 def by_launcher(launch: LaunchedProcess) -> Member:
-    """The member that a launcher started."""
-    store, rank, size = next(rendezvous("env://"))
+    """The member that a launcher started.
+
+    Raises:
+        ProcessLostError: the launcher is gone.
+    """
+    has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    # An agent's store is there before its ranks. Rank 0's own comes when it needs the others.
+    patience = AGENT_TIMEOUT if has_agent else dist.default_pg_timeout
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=patience))
+    except RuntimeError as error:
+        raise ProcessLostError("the process that started this training is gone") from error
     return Member(rank, size, launch.local_rank, dist.PrefixStore("temper", store))
 
 

@@ -3,20 +3,24 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pytest
 
+from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.launcher import launched_process
 from infrastructure.core.stop_signals import StopSignal
-from infrastructure.training.distributed import launch
-from infrastructure.training.distributed.launch import Agent
+from infrastructure.training.distributed import launch, members
+from infrastructure.training.distributed.launch import LOOPBACK, Agent
 
 # Torch's agent leaves the files that ranks write to for Python to close.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -75,6 +79,7 @@ def test_a_rank_that_dies_after_the_training_is_no_loss(tmp_path: Path) -> None:
         # asked to end before it had a handler
         (["1@0:exit=1", "0@0:hang"], "is gone: it ended with exit code 1 (temper: ends with 1);"),
         (["0@0:exit=75"], "note: rank 1 does not answer;"),
+        # it hangs, and says nothing
     ],
 )
 def test_a_lost_process_is_started_again_with_one_sentence(
@@ -152,6 +157,22 @@ def test_ranks_end_when_their_agent_is_killed(tmp_path: Path) -> None:
     process.wait()
     psutil.wait_procs([rank_0], 20)
     assert (tmp_path / "signals").read_text() == "SIGTERM\n"
+
+
+def test_a_rank_does_not_wait_long_for_an_agent_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While it looks for the agent's store, it hears no signal."""
+    with socket.create_server((LOOPBACK, 0)) as server:
+        port = server.getsockname()[1]
+    variables = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": LOOPBACK, "MASTER_PORT": str(port)}
+    for name, value in {**variables, "TORCHELASTIC_USE_AGENT_STORE": "True"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(members, "AGENT_TIMEOUT", timedelta(seconds=1))
+    launched = launched_process()
+    assert launched is not None
+    with pytest.raises(ProcessLostError, match="the process that started this training is gone"):
+        members.by_launcher(launched)
 
 
 def test_ranks_get_their_number_threads_and_input(tmp_path: Path) -> None:
