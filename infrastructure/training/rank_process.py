@@ -6,7 +6,6 @@ otherwise.
 """
 
 import logging
-import math
 import os
 import signal
 import sys
@@ -55,7 +54,6 @@ def train_as(member: Member) -> int:
             member.size,
             torch.device(f"cuda:{member.local_rank}" if device_type == "cuda" else device_type),
             local_rank=member.local_rank,
-            limit_seconds=math.inf,
             on_orphaned=lambda: os._exit(ExitCode.DONE),
         )
     except ProcessLostError as error:
@@ -63,9 +61,10 @@ def train_as(member: Member) -> int:
     _stop_all_on_signals(group)
     try:
         facts, tokenizer = facts_of_first(group)
-        trainer = trainer_of(group, facts, tokenizer)
-        compare(group, trainer)
         group.limit_seconds = facts["limit_seconds"]
+        with group.busy():
+            trainer = trainer_of(group, facts, tokenizer)
+        compare(group, trainer)
         trainer.train()
     except ProcessLostError as error:
         is_over = group.has_ended(0)

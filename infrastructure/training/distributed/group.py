@@ -10,7 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import IntEnum
@@ -37,6 +37,7 @@ LAST_WORDS_SECONDS = 2.0  # until a rank that failed has given its reason
 # A process group ends what it waits for itself after so long; the group above is quicker.
 BACKSTOP = timedelta(minutes=30)
 LIMIT_SECONDS = 600.0
+BUSY_TIMES = 6.0  # so much longer may take what has no steps to count, such as loading a model
 MOST_SILENT_SECONDS = 30.0
 LONG_PAUSE_SECONDS = 5.0  # between two looks of one wait, which takes half a second
 # Who is asked to stop is often asked because another rank has died.
@@ -118,6 +119,11 @@ class Group:
     def note_progress(self) -> None:
         """For what takes long on one rank: the others need not fear that it is stuck."""
 
+    def busy(self) -> AbstractContextManager[None]:
+        """Inside, this rank is at something that has no steps to count, such as loading a model:
+        the others wait several times as long for it."""
+        return nullcontext()
+
     def request_stop(self, reason: str) -> None:
         """From now on, this rank's status is STOP at least; may be called in a signal's handler."""
 
@@ -172,12 +178,14 @@ class JoinedGroup(Group):
         self._round, self._done_keys = 0, list[str]()
         self._stop_reason: str | None = None
         self.most_silent_seconds = MOST_SILENT_SECONDS
+        self.is_joining = True  # who imports packages still is silent
         self._is_open, self._has_process_group = True, False
         self._unfinished: dist.Work | None = None
         self._pulse = _Pulse(store, rank, on_orphaned)
         self._on_gpu = device.type == "cuda" and dist.is_nccl_available()
         try:
             self.agree(Status.FINE)  # all are there: the process group is made within a moment
+            self.is_joining = False
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if self._on_gpu else "gloo",
                 store=dist.PrefixStore("process-group", store),
@@ -214,7 +222,8 @@ class JoinedGroup(Group):
     def decide(self, make: Callable[[], Any]) -> Any:
         key = f"decided/{self._next_round()}"
         if self.is_first:
-            text = json.dumps(make())
+            with self.busy():
+                text = json.dumps(make())
             self._set(key, text)
             self._done_keys.append(key)
             return json.loads(text)
@@ -229,6 +238,15 @@ class JoinedGroup(Group):
 
     def note_progress(self) -> None:
         self._pulse.progress += 1
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        was_busy, self._pulse.is_busy = self._pulse.is_busy, True
+        try:
+            yield
+        finally:
+            self._pulse.is_busy = was_busy
+            self._pulse.progress += 1
 
     def request_stop(self, reason: str) -> None:
         self._stop_reason = reason
@@ -374,17 +392,26 @@ class JoinedGroup(Group):
             return None
         return json.loads(self._store.get(key)) or ""
 
-    def pulse_of(self, rank: int) -> tuple[int, int]:
-        """How often a rank has shown that it lives, and that it comes on."""
+    def pulse_of(self, rank: int) -> "Pulse":
+        """What a rank has shown of itself last."""
         key = f"pulse/{rank}"
         if not self._store.check([key]):
-            return 0, 0
-        beats, progress = self._store.get(key).decode().split()
-        return int(beats), int(progress)
+            return Pulse(0, 0, is_busy=True)  # it is not there yet
+        beats, progress, is_busy = map(int, self._store.get(key).decode().split())
+        return Pulse(beats, progress, bool(is_busy))
 
     def name_of(self, rank: int) -> str:
         """For people."""
         return f"the process of rank {rank} (of {self.size})"
+
+
+@dataclass(frozen=True)
+class Pulse:
+    """How often a rank has shown that it lives, and that it comes on; `is_busy`: see `busy`."""
+
+    beats: int
+    progress: int
+    is_busy: bool
 
 
 class _NamedErrors:
@@ -446,6 +473,12 @@ class _Watch:
         self.looked_at = time.monotonic()
         self.look()
 
+    @property
+    def _most_silent_seconds(self) -> float:
+        if self.group.is_joining:
+            return BUSY_TIMES * self.limit
+        return min(self.limit, self.group.most_silent_seconds)
+
     def look(self, ranks: Sequence[int] | None = None) -> None:
         """Raises:
         ProcessLostError: one of `ranks` (None: of all) has left, is silent, or does not come on.
@@ -471,18 +504,18 @@ class _Watch:
         if reason is not None:
             what = f"failed: {reason}" if reason else "has left"
             raise ProcessLostError(f"{group.name_of(rank)} {what}")
-        beats, progress = group.pulse_of(rank)
-        seen = self.seen.setdefault(rank, _Seen(beats, progress, now, now))
-        if beats != seen.beats:
-            seen.beats, seen.heard_at = beats, now
-        if progress != seen.progress:
-            seen.progress, seen.came_on_at = progress, now
+        pulse = group.pulse_of(rank)
+        seen = self.seen.setdefault(rank, _Seen(pulse.beats, pulse.progress, now, now))
+        if pulse.beats != seen.beats:
+            seen.beats, seen.heard_at = pulse.beats, now
+        if pulse.progress != seen.progress:
+            seen.progress, seen.came_on_at = pulse.progress, now
         silent, stuck = now - seen.heard_at, now - seen.came_on_at
-        if silent > min(self.limit, group.most_silent_seconds):
+        if silent > self._most_silent_seconds:
             raise ProcessLostError(
                 f"{group.name_of(rank)} is gone: no sign of life for {silent:.0f} seconds"
             )
-        if stuck > self.limit:
+        if stuck > self.limit * (BUSY_TIMES if pulse.is_busy else 1.0):
             raise ProcessLostError(
                 f"{group.name_of(rank)} hangs: the others have waited for it for {stuck:.0f}"
                 " seconds, in which it has done nothing"
@@ -493,7 +526,7 @@ class _Pulse:
     """Shows the other ranks that this process lives, and whether it comes on, from a thread."""
 
     def __init__(self, store: dist.Store, rank: int, on_orphaned: Callable[[], None]) -> None:
-        self.progress = 0
+        self.progress, self.is_busy = 0, False
         self._store, self._key, self._on_orphaned = store, f"pulse/{rank}", on_orphaned
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, daemon=True, name="group-pulse")
@@ -508,7 +541,7 @@ class _Pulse:
         while not self._stopped.is_set():
             beats += 1
             try:
-                self._store.set(self._key, f"{beats} {self.progress}")
+                self._store.set(self._key, f"{beats} {self.progress} {int(self.is_busy)}")
             except RuntimeError:
                 if not self._stopped.is_set():
                     self._on_orphaned()

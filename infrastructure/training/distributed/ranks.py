@@ -12,7 +12,6 @@ from infrastructure.training.distributed.members import Member, StartedRanks, by
 
 # A process that was told to end, or whose connection broke, is gone after so long.
 PATIENCE_SECONDS = 5.0
-LOADING_TIMES = 6.0  # so much longer may loading the model take than anything later
 HOW_TO_GO_ON = "the same command goes on from the last checkpoint"
 
 
@@ -85,12 +84,11 @@ class Ranks:
                 self.size,
                 self.device,
                 local_rank=self._member.local_rank,
-                limit_seconds=LOADING_TIMES * self.limit_seconds,
+                limit_seconds=self.limit_seconds,
                 watch=self._refuse_dead,
             )
             if self.welcome is not None:
                 self.welcome(self.group)
-            self.group.limit_seconds = self.limit_seconds
         except BaseException as error:
             self.close(str(error))
             raise

@@ -97,7 +97,7 @@ class Checkpointer:
         state.must_save = False
         started, self.is_saving = time.perf_counter(), True
         try:
-            with self.failures.tolerated(state):
+            with self.failures.tolerated(state), self.optimizer_step.group.busy():
                 self.begin(state, kind)
         finally:
             self.is_saving = False
@@ -132,7 +132,7 @@ class Checkpointer:
     def announce(self, state: TrainingState, wait: bool = False) -> None:
         """Fire CHECKPOINT_SAVED for what is committed: the call to save it proves nothing."""
         committed: list[Path] = []
-        with self.failures.tolerated(state):
+        with self.failures.tolerated(state), self.optimizer_step.group.busy():
             committed = self.collect(wait)
         for checkpoint in committed:
             self.failures.reset()

@@ -170,6 +170,7 @@ class OptimizerStep:
     ) -> MetricAccumulator:
         def after_loss(output: StepOutput) -> None:
             state.output = output
+            self.group.note_progress()
             self.hooks.fire(Event.AFTER_LOSS, state)
 
         def own(share: Sequence[object]) -> MetricAccumulator:
