@@ -1,5 +1,6 @@
 """The agent: exit codes, restarts, signals. Its ranks are stand-ins, which import no torch."""
 
+import inspect
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +29,23 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 STAND_IN = "tests.training.distributed.stand_in"
 KILL = f"kill={int(signal.SIGKILL)}"
+
+
+def names_of_stack() -> list[inspect.FrameInfo]:
+    """As `inspect.stack`, without looking for sources."""
+    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe(1))]
+    codes = [frame.f_code for frame in frames]
+    return [
+        inspect.FrameInfo(frame, code.co_filename, frame.f_lineno, code.co_name, None, None)
+        for frame, code in zip(frames, codes, strict=True)
+    ]
+
+
+@pytest.fixture(autouse=True)
+def no_sources_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's agent notes its caller by `inspect.stack`, which looks for the source of each of
+    pytest's frames among thousands of modules: four seconds for each time that ranks start."""
+    monkeypatch.setattr(inspect, "stack", names_of_stack)
 
 
 def agent_of(folder: Path, *deeds: str, size: int = 2) -> tuple[Agent, list[str]]:
