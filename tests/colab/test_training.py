@@ -104,6 +104,7 @@ def test_interrupting_the_cell_saves_and_shows_where_and_the_cell_goes_on(
     assert f"going on from step {steps}" in shown.text
 
 
+@slow
 def test_a_detached_training_outlives_its_kernel_and_the_next_kernel_looks_on(
     kernel: Kernel, tmp_path: Path
 ) -> None:

@@ -67,7 +67,7 @@ def test_an_interrupted_run_goes_on_where_it_was(folder: Path) -> None:
     assert others or {path.name for path in (folder / "cache/tokens").iterdir()} == prepared
 
 
-@pytest.mark.parametrize("folder", slow_but(["stack_wise"], KILLED), indirect=True)
+@pytest.mark.parametrize("folder", slow_but([], KILLED), indirect=True)
 def test_a_run_comes_back_from_its_place_alone(folder: Path) -> None:
     [run] = runs_of(folder)
     accepted = other_versions(run)

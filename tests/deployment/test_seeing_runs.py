@@ -42,6 +42,7 @@ def call(words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]
     return code, out, err
 
 
+@slow
 def test_a_run_that_gets_a_tower_is_used_like_any_other(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

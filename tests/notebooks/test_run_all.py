@@ -24,8 +24,9 @@ tests.forks.share_server({name!r})
 tests.deployment.runs.detached_trainings_are_forks().start()
 """
 EACH = pytest.mark.parametrize("path", NOTEBOOKS[1:], ids=lambda path: path.stem)
-# Of what these do, other tests run the long parts: stacks, a search, measuring and exporting.
-LONG = [path for path in NOTEBOOKS if path.stem[:2] in ("04", "05", "07")]
+# Of what these do, other tests run the long parts: quantum steps, stacks, a search, measuring and
+# exporting.
+LONG = [path for path in NOTEBOOKS if path.stem[:2] in ("03", "04", "05", "07")]
 QUICK = [path for path in NOTEBOOKS[1:] if path not in LONG]
 
 
@@ -109,6 +110,7 @@ def weights_in(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.rglob("final/*.safetensors")}
 
 
+@slow
 def test_a_cell_whose_assertion_fails_fails_the_notebook(tmp_path: Path) -> None:
     """Or all of this would show nothing."""
     text = NOTEBOOKS[0].read_text(encoding="utf-8")

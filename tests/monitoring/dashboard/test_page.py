@@ -25,6 +25,7 @@ from tests.monitoring.written_run import (
     system_file,
     write_run,
 )
+from tests.slow import slow
 
 ATTACK = "<img src=x onerror=document.title='taken'>"
 NAMED_LOSS = "document.querySelector('#tiles .tile .value').textContent"
@@ -250,6 +251,7 @@ def proxy_to(port: int) -> Iterator[str]:
         thread.join()
 
 
+@slow
 def test_behind_a_proxy_with_a_path_and_another_name_the_page_goes_on(
     runs: Path, browser: Browser
 ) -> None:

@@ -121,6 +121,7 @@ def killed_at(step: int, parts: tuple[Path, Path, Path], folder: Path) -> Enhanc
     return again
 
 
+@slow
 def test_the_projector_first_then_all_killed_in_each_phase(
     parts: tuple[Path, Path, Path], tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from infrastructure.run.finalize import read_summary
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
 from infrastructure.training.methods.trl_training import TrlTraining
 from tests.conftest import save_tiny_llama
-from tests.slow import slow_but
+from tests.slow import slow, slow_but
 from tests.training.methods.method_runs import (
     begin_anew,
     configuration,
@@ -167,6 +167,7 @@ def test_temper_changes_no_bit_of_what_trl_trains(
     assert forecast["step_seconds"] > 0
 
 
+@slow
 def test_what_may_differ_is_named_by_a_flag(tmp_path: Path, saved_llama: Path) -> None:
     """In the words of the command line, and it goes on where it is accepted."""
     config = configuration("dpo", tmp_path, saved_llama)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.slow import slow_but
+from tests.slow import slow
 from tests.training.distributed.small_groups import small_config, trained, weights_of
 from tests.training.quantum.quantum_runs import records
 
@@ -35,7 +35,8 @@ def blocks_chosen(
     return losses, records(trainer), weights_of(trainer)
 
 
-@pytest.mark.parametrize("answer", slow_but(["sampler"], ["sampler", "cyclic"]))
+@pytest.mark.parametrize("answer", ["sampler", "cyclic"])
+@slow
 def test_two_processes_train_the_blocks_that_one_trains(
     saved_llama: Path, tmp_path: Path, answer: str
 ) -> None:

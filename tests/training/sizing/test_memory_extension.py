@@ -39,6 +39,7 @@ class Leaking(Extension):
         self.held.append(torch.ones(3 * MIB))  # the line that leaks
 
 
+@slow
 def test_a_run_whose_memory_grows_names_the_line_that_holds_it() -> None:
     watch = LeakWatch(window=10, min_growth_bytes=16 * MIB)
     memory = MemoryExtension(MemorySettings(), CPU, leak_seconds=0.0, leak_watch=watch)
