@@ -29,6 +29,7 @@ from infrastructure.config.merging.precedence import (
     nested,
     overridden_by_preset,
 )
+from infrastructure.config.merging.sharding import sharding_refusals
 from infrastructure.config.merging.stackwise_cross_checks import stackwise_costs
 from infrastructure.config.schema import schema_of, value_at
 from infrastructure.config.sections.backup_config import BackupConfig
@@ -61,6 +62,7 @@ from infrastructure.config.types import (
     Percent,
     PriceText,
 )
+from infrastructure.core.launcher import launched_process
 from infrastructure.core.redact import redact, redact_mapping
 from infrastructure.core.registry import adopt_origins, note_origins
 
@@ -289,10 +291,21 @@ class DeploymentConfig(ConfigSection):
                 self.cuda_visible_devices,
                 [MEMORY] if self.training.enables(MEMORY) else [],
             ),
+            *sharding_refusals(
+                self.model,
+                self.training,
+                has_others=self.has_others,
+                testing_interval=self.testing_interval,
+            ),
             *place_among_runs(self.backup.place, self.output_dir),
             *testing_off(self.enable_testing, self.testing_interval),
             *self._lora_in_passing(),
         ]
+
+    @property
+    def has_others(self) -> bool:
+        """Whether several processes train, as far as can be known without looking at GPUs."""
+        return self.num_processes != 1 or launched_process() is not None
 
     def _lora_in_passing(self) -> Iterable[str]:
         """A preset that takes the embedded model instead of a large one has said so itself."""
@@ -429,7 +442,8 @@ def check_sections(
     sections: dict[str, object] = {"model": model, "training": training, "data": data}
     if quantum is not None and QUANTUM in training.extensions:
         sections["quantum"] = quantum
-    DeploymentConfig(**sections).check_supported()
+    # How many processes train is no part of them.
+    DeploymentConfig(**sections, num_processes="auto").check_supported()
 
 
 def _keyword_source(path: str) -> Source:

@@ -447,6 +447,9 @@ class TrainingDeployment:
         data_lines = data_report.lines(self.report.is_verbose, positions) if data_report else []
         if data_report and data_report.shape != TEXT and config.data.chat_template is None:
             data_lines += without_template(trainer.adapter.tokenizer)
+        if trainer.sharding_sentence:
+            show = self.report.detail if trainer.sharding is None else self.report
+            show(trainer.sharding_sentence)
         for line in [*unused_gpus(trainer), *data_lines, *trainer.adapter.notes()]:
             self.report(line)
         with self._stage("checks", "checking model, data and machine"):

@@ -32,6 +32,7 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.record_types import ForecastRow
 from infrastructure.run.replication import newest_kept, versions_kept
 from infrastructure.training.core.state import RecoveryKind, TrainingState
+from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.loop.loop import TrainingLoop
@@ -44,6 +45,7 @@ from infrastructure.training.setup.stack_outputs import (
     plan_lines,
 )
 from infrastructure.training.sizing.cost_measurement import StepCosts
+from infrastructure.training.sizing.spread_costs import spread_costs
 
 BUSY_LOAD = 1.5  # programs a core: more than this training and a little besides
 SMALL_BYTES = 1_000_000  # of a version: random states, run files, manifest
@@ -394,6 +396,13 @@ def costs_of(trainer: EnhancedTrainer) -> StepCosts:
     has_optimizer = bool(
         loop.optimizer_step.optimizer.state
     )  # of a checkpoint that it goes on from
+    if trainer.sharding is not None:
+        return spread_costs(
+            trainer.cost_measurement(),
+            trainer.batch_plan(),
+            count,
+            offload=trainer.sharding is Sharding.OFFLOAD,
+        )
     costs = trainer.cost_measurement().costs(plan, loop.total_steps, has_optimizer)
     if trainer.device.type != "cpu":
         return costs

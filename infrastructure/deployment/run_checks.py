@@ -29,6 +29,12 @@ def checked_before(
     """
     if not config.enable_testing:
         return []
+    if trainer.sharding is not None:
+        report(
+            "note: model and optimizer are not checked before this training: a check does whole"
+            " steps in one process, and it has not the memory for them"
+        )
+        return []
     results = preflight(trainer, Path(config.output_dir))
     worth_telling = [result for result in results if result.status == "warn"]
     for line in lines_of(worth_telling)[1:-1]:

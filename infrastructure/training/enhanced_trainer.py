@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.retention import retention_of
-from infrastructure.backup.state.random_state import seed_everything
+from infrastructure.backup.state.random_state import capture_random, seed_everything
 from infrastructure.config.auto import (
     added_learning_rate_for,
     learning_rate_for,
@@ -26,6 +26,7 @@ from infrastructure.config.merging.added_weights import (
     saved_weights_refusals,
 )
 from infrastructure.config.merging.declared_settings import declare_settings
+from infrastructure.config.merging.sharding import sharding_refusals, why_not_spread
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
@@ -34,6 +35,7 @@ from infrastructure.config.sections.resource_config import CacheConfig, MemoryCo
 from infrastructure.config.sections.training_config import CURRICULUM, QUANTUM, TrainingConfig
 from infrastructure.core.agent import time_left
 from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.hardware import gib
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject
 from infrastructure.optimization.memory_prediction import MemoryBudget
@@ -46,15 +48,24 @@ from infrastructure.run.configuration_judge import (
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
+    load_values,
 )
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
-from infrastructure.training.checkpoints.snapshot import restore_snapshot
+from infrastructure.training.checkpoints.snapshot import (
+    Snapshot,
+    restore_progress,
+    restore_snapshot,
+)
+from infrastructure.training.core.error_handlers import free_memory
 from infrastructure.training.core.precision import Precision, choose_device, choose_precision
+from infrastructure.training.core.preserve import preserve
 from infrastructure.training.core.state import Phase, RecoveryKind, TrainingState
 from infrastructure.training.curriculum.curriculum_extension import CurriculumExtension
 from infrastructure.training.data.encoding.tokenization import LABELS_VERSION
-from infrastructure.training.distributed.group import ALONE, Group
+from infrastructure.training.distributed.checkpoint_storage import load_together
+from infrastructure.training.distributed.group import ALONE, Group, JoinedGroup
 from infrastructure.training.distributed.ranks import Ranks
+from infrastructure.training.distributed.shard import Sharding, mesh_of, shard_model
 from infrastructure.training.extensions.extension_hooks import Extension, Hook
 from infrastructure.training.extensions.extension_manager import (
     ExtensionFactory,
@@ -82,9 +93,11 @@ from infrastructure.training.model_adapters import (
 )
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.models.added_modules import added_modules
+from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.models.source import (
     starts_from_scratch,
 )
+from infrastructure.training.models.trainable_state import trainable_state, whole
 from infrastructure.training.observers.early_stopping import early_stopping
 from infrastructure.training.quantum.data_selection_step import limit_data
 from infrastructure.training.quantum.functional import (
@@ -151,6 +164,7 @@ class EnhancedTrainer:
         answering: measures what the model writes, in each evaluation of the loop; None: nothing.
         ranks: of this training, whose rank 0 is this process; None: it is alone, or another rank.
         group: what this process has joined already as another rank than 0.
+        sharding: how the model is spread over the ranks while they train; None: each has all of it.
     """
 
     def __init__(  # noqa: PLR0913 (its first arguments are those of the specification)
@@ -205,6 +219,9 @@ class EnhancedTrainer:
         self.hooks = ExtensionManager([*extensions, *hooks, *early_stopping(training_config)])
         self.ranks: Ranks | None = None
         self.group: Group = ALONE
+        self.sharding: Sharding | None = None
+        self.sharding_sentence = ""  # why
+        self._restore_spread: Callable[[Group], None] | None = None
         self.backend_sentence: str | None = None  # why this library loads the model
         deadline = time_left(training_config.deadline)
         self.schedule = SaveSchedule(training_config.checkpoint_seconds, deadline)
@@ -317,6 +334,8 @@ class EnhancedTrainer:
                 check_blocks(self.quantum_config, self.initialize_model())
             if self.curriculum is not None:
                 self.curriculum.check_data()
+            if self.ranks is not None:
+                self.sharding_sentence = self._choose_sharding()
         return self.data
 
     def cost_measurement(self) -> CostMeasurement:
@@ -338,6 +357,31 @@ class EnhancedTrainer:
         """Ranks of this training, this process included."""
         return self.group.size if self.ranks is None else self.ranks.size
 
+    def _choose_sharding(self) -> str:
+        """Decide whether the model is spread over the ranks, once; why, in a sentence."""
+        wanted, size = self.training_config.shard, self.num_processes
+        why_not = next(why_not_spread(self.model_config, self.training_config), None)
+        if size == 1 or wanted == "no" or (why_not and wanted == "auto"):
+            return ""
+        measurement, share = self.cost_measurement(), f"1/{size}"
+        spread = f"each of the {size} processes keeps {share} of weights, gradients and optimizer"
+        if wanted != "auto":
+            self.sharding = Sharding(wanted)
+            return f"training.shard is {wanted}: {spread}"
+        needed = measurement.fixed_bytes()
+        there = measurement.budget.limit_bytes(self.device)
+        there = there // size if self.device.type == "cpu" else there
+        if needed <= there:
+            return (
+                f"Each of the {size} processes holds weights, gradients and optimizer: they take"
+                f" {gib(needed)} of {gib(there)} (training.shard auto)"
+            )
+        self.sharding = Sharding.SHARD
+        return (
+            f"Weights, gradients and optimizer take {gib(needed)}, and a process has {gib(there)}:"
+            f" {spread} (training.shard auto)"
+        )
+
     def batch_plan(self) -> BatchPlan:
         """How a batch goes through the model; see `BatchPlanner.decide`."""
         return self.planner.decide()
@@ -351,6 +395,11 @@ class EnhancedTrainer:
                     " model writes, which a whole run measures (temper train): set `answering` of"
                     " this trainer, or choose by another one"
                 )
+            alone = sharding_refusals(
+                self.model_config, self.training_config, has_others=self.num_processes > 1
+            )
+            if sentence := next(alone, None):
+                raise ConfigurationError(sentence)
             model, data = self.initialize_model(), self.initialize_data()
             self.state = TrainingState(
                 model,
@@ -451,7 +500,7 @@ class EnhancedTrainer:
             total_steps=total_steps,
             evaluate=self._evaluate_in_loop if holds_out(data) else None,
             join=self._join,
-            leave=self.group.close if self.ranks is None else self.ranks.close,
+            leave=self._leave,
         )
 
     def _join(self) -> Group:
@@ -460,10 +509,68 @@ class EnhancedTrainer:
         Raises:
             ProcessLostError: a rank cannot be had.
         """
-        return self.group if self.ranks is None else self.ranks.join()
+        group = self.group if self.ranks is None else self.ranks.join()
+        if self.sharding is not None and isinstance(group, JoinedGroup):
+            self._spread(group, self.sharding)
+        return group
+
+    def _leave(self, reason: str | None) -> None:
+        try:
+            if reason is None and self.sharding is not None:
+                self._put_together()
+        finally:
+            close = self.group.close if self.ranks is None else self.ranks.close
+            close(reason)
+
+    def _spread(self, group: JoinedGroup, sharding: Sharding) -> None:
+        """From here on each rank has a part of the weights, of the gradients and of what the
+        optimizer remembers; all begin with rank 0's weights, or go on from its checkpoint."""
+        loop, state = self.prepare(), self.state
+        assert state is not None
+        if is_sharded(state.model):
+            return
+        step, model = loop.optimizer_step, state.model
+        group.broadcast(trainable_state(model).values())
+        shard_model(model, mesh_of(group), offload=sharding is Sharding.OFFLOAD)
+        free_memory(self.device)
+        state.optimizer = step.optimizer = self.create_optimizer(model)
+        step.scheduler = self._create_scheduler(step.optimizer, loop.total_steps)
+        restores = group.decide(lambda: self._restore_spread is not None)
+        if restores and self._restore_spread is not None:
+            self._restore_spread(group)
+        elif restores:
+            snapshot = load_together(group, None, model, step.optimizer)
+            snapshot.tensors["random"] = capture_random(self.device)
+            restore_snapshot(snapshot, state, step)
+
+    def _put_together(self) -> None:
+        """Give rank 0 a model of its own again, with the weights that were trained."""
+        group = self.group if self.ranks is None else self.ranks.group
+        loop, state = self.loop, self.state
+        assert loop is not None
+        assert state is not None
+        if not isinstance(group, JoinedGroup) or not is_sharded(state.model):
+            return
+        if group.decide(lambda: state.is_interrupted):
+            return
+        parts = trainable_state(state.model)
+        loop.optimizer_step.optimizer.state.clear()
+        whole_model = None
+        if group.is_first:
+            seed_everything(self.training_config.seed)
+            with group.busy(), preserve(state.model, random=self.device):
+                whole_model = self.adapter.initialize_model()
+        targets = trainable_state(whole_model) if whole_model is not None else {}
+        with group.watched(), torch.no_grad():
+            for name, part in parts.items():
+                gathered = whole(part)
+                if whole_model is not None:
+                    targets[name].copy_(gathered)
+        if whole_model is not None:
+            self.model = state.model = whole_model
 
     def _remember_limit(self, micro_batch_size: int) -> None:
-        if self.group.is_first:
+        if self.group.is_first or self.sharding is not None:
             self.planner.memory_limit().remember(micro_batch_size)
 
     def check_length(self) -> int:
@@ -647,7 +754,8 @@ class EnhancedTrainer:
             ValueError: `accept` holds an unknown name.
             CheckpointError: it is damaged, or something else that changes the result differs.
         """
-        snapshot = load_checkpoint(checkpoint)
+        may_spread = self.ranks is not None  # which is known when model and data are
+        snapshot = load_values(checkpoint) if may_spread else load_checkpoint(checkpoint)
         was = snapshot.values.get("identity", {})
         if self.data is None and "over_length" not in self.data_config.model_fields_set:
             began_with = was.get("settings", {}).get("data.over_length")
@@ -670,13 +778,27 @@ class EnhancedTrainer:
         if was:
             move_position(snapshot.values, accepted, loop.phases)
             self._set_length(resumed_total_steps(was, snapshot.values, loop, self.planned_steps))
-        if "optimizer" in accepted:
-            forget_optimizer(snapshot, step.optimizer)
         if accepted & MICRO_BATCH:
             snapshot.values["micro_batch_size"] = state.micro_batch_size
-        restore_snapshot(snapshot, state, step)
-        if accepted:
-            apply_hyperparameters(step.optimizer, step.scheduler, groups)
+
+        def restore(whole_snapshot: Snapshot) -> None:
+            if "optimizer" in accepted:
+                forget_optimizer(whole_snapshot, step.optimizer)
+            restore_snapshot(whole_snapshot, state, step)
+            if accepted:
+                apply_hyperparameters(step.optimizer, step.scheduler, groups)
+
+        def restore_spread(group: Group) -> None:
+            parts = load_together(group, checkpoint, state.model, step.optimizer)
+            restore(Snapshot(parts.tensors, snapshot.values))
+
+        if self.sharding is not None:  # no rank holds all of the optimizer's state
+            restore_progress(snapshot.values, state)
+            self._restore_spread = restore_spread
+        else:
+            if may_spread:
+                snapshot.tensors = load_checkpoint(checkpoint).tensors
+            restore(snapshot)
         state.checkpoint = checkpoint
         saved = self.checkpoints.checkpoints() if self.checkpoints is not None else []
         loop.checkpointer.start_is_saved = saved[-1:] == [checkpoint] and not accepted

@@ -29,6 +29,7 @@ from infrastructure.core.stop_signals import ignore_stop_signals, reason_of
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.distributed.group import JoinedGroup
 from infrastructure.training.distributed.members import Member, started_by_rank_0
+from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_manager import ExtensionManager
 from infrastructure.training.run_facts import compare, facts_of_first
@@ -103,7 +104,9 @@ def trainer_of(
         torch.cuda.set_device(group.device)
     trainer = TrainerFactory().for_one_process(config)
     trainer.group = group
-    trainer.answering = _measured_by_rank_0
+    trainer.sharding = Sharding(facts["sharding"]) if facts["sharding"] else None
+    if trainer.sharding is None:
+        trainer.answering = _measured_by_rank_0
     trainer.hooks = ExtensionManager(
         extension for extension in trainer.hooks.extensions if not extension.is_of_first_rank
     )

@@ -38,6 +38,7 @@ def welcome(trainer: EnhancedTrainer, group: Group) -> None:
             "resolved": trainer.batch_plan().resolved(),
             "total_steps": loop.total_steps,
             "tokenizer": {name: content.numel() for name, content in files.items()},
+            "sharding": trainer.sharding,
             "limit_seconds": trainer.ranks.limit_seconds if trainer.ranks else 0.0,
         }
     )

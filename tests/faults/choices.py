@@ -117,6 +117,7 @@ ELSEWHERE = (
     *("model.adapter=dialogue", "model.adapter=multimodal", "model.train_vision"),
     *("model.lora_config.router", "model.quantization_aware"),
     "training.enabled_extensions=['multimodal']",
+    *("training.shard=yes", "training.shard=offload"),  # they need two processes
 )
 # Its model is a small one of its own, which takes few of the other choices.
 ALONE = ("model.adapter=tactical_mappo", "training.mode=layerwise")

@@ -242,6 +242,10 @@ class TrainingConfig(StackwiseFields):
         default=None,
         description="Compile the model with torch.compile; auto: if it pays, none: do not.",
     )
+    shard: Annotated[Literal["auto", "no", "yes", "offload"], SAME_RESULT] = Field(
+        default="auto",
+        description="Spread the model over the processes; auto: where one lacks the memory.",
+    )
     memory_efficient_attention: bool | None = Field(
         default=None,
         description="True: SDPA attention, false: eager; none: as model.attention says.",

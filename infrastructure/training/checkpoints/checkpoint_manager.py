@@ -244,6 +244,16 @@ def as_bytes(state: State) -> dict[str, TensorBytes]:
     }
 
 
+def load_values(checkpoint: Path) -> Snapshot:
+    """A checkpoint without its tensors.
+
+    Raises:
+        CheckpointError: its manifest is damaged.
+    """
+    manifest = store_of(checkpoint).read(checkpoint.stem)
+    return Snapshot({}, {name: value for name, value in manifest.values.items() if name != KEY})
+
+
 def load_checkpoint(checkpoint: Path) -> Snapshot:
     """Read a checkpoint, each part verified before it is used; tensors are on the CPU.
 

@@ -106,6 +106,13 @@ def restore_snapshot(snapshot: Snapshot, state: TrainingState, parts: Participan
         raise CheckpointError(f"the checkpoint's optimizer is another one: {error}") from error
     _restore_one("learning-rate schedule", parts.scheduler, values["scheduler"])
     _restore_one("gradient scaler", parts.scaler, values["scaler"])
+    restore_progress(values, state)
+    parts.load_state_dict(values["loop"])
+    restore_random(snapshot.tensors["random"], parts.device)
+
+
+def restore_progress(values: dict[str, Any], state: TrainingState) -> None:
+    """Where a training stands, without weights and what trains them."""
     state.position = Position(**values["position"])
     state.step = values["step"]
     state.step_is_ending = values["step_is_ending"]
@@ -118,8 +125,6 @@ def restore_snapshot(snapshot: Snapshot, state: TrainingState, parts: Participan
     state.loss = _or(values["loss"], float("nan"))
     state.skipped = [SkippedBatch(**_rows_fixed(saved)) for saved in values.get("skipped", [])]
     state.recoveries = list(values.get("recoveries", []))
-    parts.load_state_dict(values["loop"])
-    restore_random(snapshot.tensors["random"], parts.device)
 
 
 def _restore_one(what: str, living: Any, saved: Mapping[str, object] | None) -> None:

@@ -61,9 +61,10 @@ from infrastructure.training.checkpoints.snapshot import Snapshot, VersionFacts
 from infrastructure.training.distributed.group import Group
 from infrastructure.training.models.trainable_state import trainable_state, whole
 
-# A state up to this size is gathered, and written while the training goes on; a larger one is
-# written by all ranks at once, which wait for it.
-GATHERED_BYTES = 1 << 30
+# A state up to this size, or this share of the model, is gathered, and written while the training
+# goes on; a larger one is written by all ranks at once, which wait for it.
+GATHERED_BYTES = 32 << 20
+GATHERED_SHARE = 1 / 8
 PIECE_BYTES = 256 << 20  # of whole tensors that rank 0 holds at a time, to write them
 
 
@@ -111,6 +112,7 @@ def save_together(
     group: Group,
     manager: CheckpointManager | None,
     snapshot: Snapshot,
+    model: torch.nn.Module,
     **facts: Unpack[VersionFacts],
 ) -> None:
     """Write a checkpoint of a training whose state is spread over the ranks; all call it together.
@@ -118,11 +120,13 @@ def save_together(
     Args:
         manager: rank 0's; None on the others.
         snapshot: of each rank, with its parts of the tensors; rank 0's values count.
+        model: what is small is small beside it, such as a LoRA.
 
     Raises:
         StorageError: the disk refuses; what was saved before is untouched.
     """
-    if size_bytes(snapshot) <= GATHERED_BYTES:
+    is_small = GATHERED_SHARE * sum(p.numel() * p.element_size() for p in model.parameters())
+    if size_bytes(snapshot) <= max(GATHERED_BYTES, is_small):
         gathered = Snapshot(
             {
                 name: {key: whole(tensor) for key, tensor in members.items()}

@@ -124,6 +124,14 @@ class Group:
         the others wait several times as long for it."""
         return nullcontext()
 
+    def watched(self) -> AbstractContextManager[None]:
+        """Inside, what torch's own exchanges say when a rank is gone names that rank.
+
+        Raises:
+            ProcessLostError: a rank is gone.
+        """
+        return nullcontext()
+
     def request_stop(self, reason: str) -> None:
         """From now on, this rank's status is STOP at least; may be called in a signal's handler."""
 
@@ -247,6 +255,9 @@ class JoinedGroup(Group):
         finally:
             self._pulse.is_busy = was_busy
             self._pulse.progress += 1
+
+    def watched(self) -> AbstractContextManager[None]:
+        return self._named_errors()
 
     def request_stop(self, reason: str) -> None:
         self._stop_reason = reason

@@ -22,6 +22,7 @@ from infrastructure.training.checkpoints.snapshot import (
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.distributed.group import Group
+from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.models.trainable_state import trainable_state
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -70,6 +71,9 @@ def mirror(group: Group, state: TrainingState, parts: Participants) -> None:
     """Give every rank the state that rank 0 has; nothing in a group of one."""
     if group.size == 1:
         return
+    if is_sharded(state.model):
+        _mirror_values(group, state, parts)
+        return
     own = take_snapshot(state, parts) if group.is_first else None
 
     def facts() -> dict[str, Any]:
@@ -93,6 +97,15 @@ def mirror(group: Group, state: TrainingState, parts: Participants) -> None:
     if own is None:
         tensors = {"model": model, "optimizer": optimizer, "random": capture_random(parts.device)}
         restore_snapshot(Snapshot(tensors, received["values"]), state, parts)
+
+
+def _mirror_values(group: Group, state: TrainingState, parts: Participants) -> None:
+    """All but tensors, of which each rank has its own parts."""
+    own = take_snapshot(state, parts)
+    values = group.decide(lambda: own.values)
+    if not group.is_first:
+        own.values = values
+        restore_snapshot(own, state, parts)
 
 
 def _room_for(shapes: dict[str, Any], parts: Participants) -> dict[str, torch.Tensor]:

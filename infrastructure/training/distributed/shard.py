@@ -9,11 +9,15 @@ Losses are sums over the whole batch's items already, so gradients are summed, n
 fp32. Method: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from enum import StrEnum
 from itertools import chain
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -24,13 +28,30 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 
+from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.integers import ceil_div
+from infrastructure.training.core.metric_accumulator import MetricAccumulator
+from infrastructure.training.core.state import StepOutput
+from infrastructure.training.distributed.group import JoinedGroup
+from infrastructure.training.distributed.replicate import shares_of
+from infrastructure.training.forward.gradient_accumulation import split
+from infrastructure.training.forward.one_step import one_step
+from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.models.chunked_loss import is_plain_linear
 from infrastructure.training.models.model_inputs import IN_FORWARD
 from infrastructure.training.models.token_loss import output_head
+from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 # Gradients that are kept whole on each rank until the last micro-batch, instead of being summed
 # after each one: as many bytes as a few buckets of a sum.
 WHOLE_GRADIENT_BYTES = 256 << 20
+
+
+class Sharding(StrEnum):
+    """How a model is spread over the ranks, by the words of `training.shard`."""
+
+    SHARD = "yes"
+    OFFLOAD = "offload"  # what waits does so in main memory
 
 
 def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = False) -> None:
@@ -68,6 +89,61 @@ def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = Fal
         module.set_force_sum_reduction_for_comms(True)
 
 
+def mesh_of(group: JoinedGroup) -> DeviceMesh:
+    """All ranks in a row. An exchange in a forward pass that a rank does not come to is given up
+    after the group's limit of time."""
+    limit = group.limit_seconds
+    ranks = dist.new_group(timeout=None if math.isinf(limit) else timedelta(seconds=limit))
+    return DeviceMesh.from_group(ranks, group.device.type)
+
+
+def accumulate_together(
+    group: JoinedGroup,
+    model: torch.nn.Module,
+    adapter: ModelAdapter,
+    strategy: TrainingStrategy,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler | None,
+    examples: Sequence[object],
+    *,
+    micro_batch_size: int,
+    total_items: int,
+    after_loss: Callable[[StepOutput], None] = do_nothing,
+) -> MetricAccumulator:
+    """As `accumulate_gradients`, of this rank's share of a batch, all ranks together: as many
+    micro-batches on each. A rank that has fewer does an example of another share for nothing.
+
+    Returns:
+        Loss and items of all shares.
+    """
+    share = shares_of(examples, group.size)[group.rank]
+    pieces = list(split(share, micro_batch_size))
+    count = ceil_div(ceil_div(len(examples), group.size), micro_batch_size)
+    window = MetricAccumulator()
+    for index in range(count):
+        sum_after_backward(model, is_last=index == count - 1)
+        counts = index < len(pieces)
+        output = one_step(
+            model,
+            adapter,
+            strategy,
+            optimizer,
+            pieces[index] if counts else examples[:1],
+            scaler=scaler,
+            total_items=total_items if counts else math.inf,
+        )
+        group.note_progress()
+        if counts:
+            window.loss_sum = window.loss_sum + output.loss_sum
+            window.num_items += output.num_items
+            after_loss(output)
+    facts = torch.tensor([0.0, window.num_items], dtype=torch.float64, device=group.device)
+    facts[0] = window.loss_sum
+    group.sum([facts])
+    window.loss_sum, window.num_items = facts[0], int(facts[1])
+    return window
+
+
 def blocks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The layers that compute one after the other: members of the outermost lists of modules."""
     blocks: list[torch.nn.Module] = []
@@ -88,11 +164,6 @@ def sharded_modules(model: torch.nn.Module) -> Iterator[FSDPModule]:
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
-def is_sharded(model: torch.nn.Module) -> bool:
-    """Whether each rank has a part of it only."""
-    return isinstance(model, FSDPModule)
-
-
 def sum_after_backward(model: torch.nn.Module, is_last: bool) -> None:
     """Whether the gradients of the micro-batch that comes are summed over all ranks behind it, or
     kept, where they are few, until the last one of the step."""
@@ -100,12 +171,6 @@ def sum_after_backward(model: torch.nn.Module, is_last: bool) -> None:
     trained = (p for p in model.parameters() if p.requires_grad)
     is_small = sum(p.numel() * 4 for p in trained) <= WHOLE_GRADIENT_BYTES
     model.set_requires_gradient_sync(is_last or not is_small)
-
-
-def forget_step(model: torch.nn.Module) -> None:
-    """After an error that all ranks had alike: as if the step had not begun."""
-    assert isinstance(model, FSDPModule)
-    model.reset_iter_state()
 
 
 def _compute_inside(module: torch.nn.Module) -> None:

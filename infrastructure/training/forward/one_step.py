@@ -18,7 +18,7 @@ def one_step(
     examples: Sequence[object],
     *,
     scaler: torch.amp.GradScaler | None = None,
-    total_items: int | None = None,
+    total_items: float | None = None,
     update_gradients: bool = False,
 ) -> StepOutput:
     """Forward and backward of `examples` by the training's strategy; gradients add up.
@@ -26,7 +26,8 @@ def one_step(
     Args:
         scaler: scales the loss, so the gradients stay scaled; None: nothing does.
         total_items: supervised items of the whole optimizer batch, which the loss is divided by;
-            None: those of `examples`, which are all of it then.
+            None: those of `examples`, which are all of it then. With infinitely
+            many the gradients are zeros.
         update_gradients: the optimizer steps, too, and no schedule does.
     """
     if total_items is None:

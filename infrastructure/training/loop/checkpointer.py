@@ -3,11 +3,13 @@
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from infrastructure.backup.format.manifest import SaveKind
+from infrastructure.backup.state.random_state import capture_random
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.run.checkpoint_paths import step_of
@@ -22,8 +24,12 @@ from infrastructure.training.checkpoints.snapshot import (
     take_snapshot,
 )
 from infrastructure.training.core.state import TrainingState
+from infrastructure.training.distributed.checkpoint_storage import load_together, save_together
+from infrastructure.training.distributed.group import Status
 from infrastructure.training.extensions.extension_hooks import Event
 from infrastructure.training.loop.optimizer_step import OptimizerStep
+from infrastructure.training.models.model_inputs import is_sharded
+from infrastructure.training.models.trainable_state import own_part
 from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 
 log = logging.getLogger(__name__)
@@ -63,7 +69,8 @@ class Checkpointer:
     def snapshot(self, state: TrainingState) -> Snapshot:
         """Everything that decides how the training goes on; see `checkpoints.snapshot`."""
         snapshot = take_snapshot(state, self.optimizer_step)
-        snapshot.values["identity"] = self.identity()
+        if self.optimizer_step.group.is_first:
+            snapshot.values["identity"] = self.identity()
         return snapshot
 
     def begin(self, state: TrainingState, kind: SaveKind) -> None:
@@ -72,8 +79,14 @@ class Checkpointer:
         Raises:
             StorageError: the disk refuses this one, or the one before it.
         """
-        if self.manager is not None:
-            self.manager.begin(self.snapshot(state), kind=kind, score=state.score)
+        group = self.optimizer_step.group
+        if not is_sharded(state.model):
+            if self.manager is not None:
+                self.manager.begin(self.snapshot(state), kind=kind, score=state.score)
+        elif group.decide(lambda: self.manager is not None):
+            save_together(
+                group, self.manager, self.snapshot(state), state.model, kind=kind, score=state.score
+            )
 
     def collect(self, wait: bool = False) -> list[Path]:
         """The checkpoints that are committed since the last call.
@@ -90,7 +103,7 @@ class Checkpointer:
             BadLossError: they are not finite.
             StorageError: the store has refused once too often.
         """
-        if self.manager is None:
+        if self.manager is None and not is_sharded(state.model):
             return
         step = self.optimizer_step
         step.losses.check_sums(state, step.learning_rate)
@@ -125,7 +138,7 @@ class Checkpointer:
         Raises:
             StorageError: the disk refuses.
         """
-        if self.manager is None:
+        if self.manager is None or is_sharded(state.model):  # the others do not take part
             return None
         return self.manager.save(self.snapshot(state), kind=SaveKind.EMERGENCY, healthy=False)
 
@@ -142,7 +155,10 @@ class Checkpointer:
     def finish(self, state: TrainingState) -> None:
         """Wait for the last checkpoint; one that was refused is tried once more."""
         self.announce(state, wait=True)
-        if self.failures.count:
+        must_retry = bool(self.failures.count)
+        if is_sharded(state.model):
+            must_retry = self.optimizer_step.group.decide(lambda: must_retry)
+        if must_retry:
             self.save(state, SaveKind.SCHEDULED)
             self.announce(state, wait=True)
 
@@ -160,14 +176,48 @@ class Checkpointer:
             try:
                 if step_of(checkpoint) > state.step or not self.manager.is_healthy(checkpoint):
                     continue
-                snapshot = load_checkpoint(checkpoint)
-                _refuse_not_finite(snapshot, state.model)
+                snapshot = self._load(checkpoint, state)
             except CheckpointError as error:
                 log.warning("not going back to %s: %s", checkpoint.stem[:12], error)
                 continue
+            self._end_search(state)
             restore_snapshot(snapshot, state, self.optimizer_step)
             return checkpoint
+        self._end_search(state)
         raise CheckpointError(f"no checkpoint in {self.manager.store.root} can be gone back to")
+
+    def roll_back_with_first(self, state: TrainingState) -> None:
+        """What another rank does of a model that is spread, while rank 0 rolls back."""
+        step = self.optimizer_step
+        while step.group.decide(bool):
+            with suppress(CheckpointError):  # rank 0 tries the one before it
+                snapshot = self._load_part(None, state)
+                snapshot.tensors["random"] = capture_random(step.device)
+                restore_snapshot(snapshot, state, step)
+
+    def _load(self, checkpoint: Path, state: TrainingState) -> Snapshot:
+        if not is_sharded(state.model):
+            snapshot = load_checkpoint(checkpoint)
+            _refuse_not_finite(snapshot, state.model)
+            return snapshot
+        self.optimizer_step.group.decide(lambda: True)
+        return self._load_part(checkpoint, state)
+
+    def _load_part(self, checkpoint: Path | None, state: TrainingState) -> Snapshot:
+        """This rank's parts of a checkpoint; an error of one rank is one of all."""
+        group, reason = self.optimizer_step.group, ""
+        snapshot = load_together(group, checkpoint, state.model, self.optimizer_step.optimizer)
+        try:
+            _refuse_not_finite(snapshot, state.model)
+        except CheckpointError as error:
+            reason = str(error)
+        if group.agree(Status.NOT_FINITE if reason else Status.FINE, reason) is Status.NOT_FINITE:
+            raise CheckpointError(group.reason)
+        return snapshot
+
+    def _end_search(self, state: TrainingState) -> None:
+        if is_sharded(state.model):
+            self.optimizer_step.group.decide(lambda: False)
 
 
 def _refuse_not_finite(snapshot: Snapshot, model: torch.nn.Module) -> None:
@@ -175,5 +225,5 @@ def _refuse_not_finite(snapshot: Snapshot, model: torch.nn.Module) -> None:
     next loss tells. Buffers may be infinite, such as an attention mask."""
     buffers = {name.replace("_orig_mod.", "") for name, _ in model.named_buffers()}
     for name, tensor in snapshot.tensors["model"].items():
-        if name not in buffers and not bool(torch.isfinite(tensor).all()):
+        if name not in buffers and not bool(torch.isfinite(own_part(tensor)).all()):
             raise CheckpointError(f"its tensor {name} is not finite")

@@ -23,6 +23,7 @@ from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.distributed.replicate import mirror
 from infrastructure.training.loop.checkpointer import Checkpointer
 from infrastructure.training.loop.optimizer_step import OptimizerStep
+from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.recovery.bad_loss import (
     REMEDY,
     describe_attempts,
@@ -131,6 +132,9 @@ class ErrorRecovery:
         free_memory(step.device)
         forget_unscaling(step.scaler, step.device)
         state.metrics, state.output, state.batch = {}, None, ()
+        if is_sharded(state.model):
+            self.checkpointer.roll_back_with_first(state)
+            self.checkpointer.save_decision(state)
         mirror(step.group, state, step)
 
     def roll_back(self, state: TrainingState) -> int:
@@ -177,6 +181,8 @@ class ErrorRecovery:
         if state.step == 0 or isinstance(error, TrainingDivergedError):
             return
         if self.checkpointer.manager is None or not step.losses.is_finite:
+            return
+        if is_sharded(state.model):  # the others are elsewhere: the last checkpoint holds
             return
         try:
             stopped = isinstance(error, KeyboardInterrupt)

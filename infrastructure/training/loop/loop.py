@@ -34,6 +34,7 @@ from infrastructure.training.loop.checkpointer import Checkpointer
 from infrastructure.training.loop.error_recovery import ErrorRecovery
 from infrastructure.training.loop.optimizer_step import OptimizerStep
 from infrastructure.training.model_adapters.base_adapter import DataSource
+from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.recovery.loss_spikes import BadLossError
 from infrastructure.training.recovery.safe_point import FirstStates, at_safe_point
 
@@ -84,7 +85,10 @@ class TrainingLoop:
             hooks.fire(Event.TRAIN_START, state)
             self._take_state_of_first(state)
             step.mark_safe(state)
-            if not self.checkpointer.start_is_saved:
+            is_saved = self.checkpointer.start_is_saved
+            if is_sharded(state.model):
+                is_saved = step.group.decide(lambda: is_saved)
+            if not is_saved:
                 # There is something to go back to from the first step on.
                 self.checkpointer.save(state, SaveKind.SCHEDULED)
                 self.checkpointer.announce(state)
@@ -147,6 +151,8 @@ class TrainingLoop:
             KeyboardInterrupt: the training is to end; what called this is done again on resuming.
         """
         self.optimizer_step.group.note_progress()
+        if is_sharded(state.model):  # all ranks do it together: after it
+            return
         self._check_deadline(state)
         if state.is_interrupted:
             raise KeyboardInterrupt(state.stop_message)
@@ -274,12 +280,22 @@ class TrainingLoop:
 
     def _evaluate(self, state: TrainingState, evaluate: Callable[[], dict[str, float]]) -> None:
         self.optimizer_step.losses.check_sums(state, self.optimizer_step.learning_rate)
-        state.evaluation = self.optimizer_step.group.decide(evaluate)
+        state.evaluation = self._evaluation_of_first(state, evaluate)
         state.evaluated_step = state.step
         loss = state.evaluation.get("eval_loss", math.inf)
         if math.isfinite(loss):
             state.best_evaluation_loss = min(state.best_evaluation_loss, loss)
         self.hooks.fire(Event.EVAL_END, state)
+
+    def _evaluation_of_first(
+        self, state: TrainingState, evaluate: Callable[[], dict[str, float]]
+    ) -> dict[str, float]:
+        group = self.optimizer_step.group
+        if not is_sharded(state.model):
+            return group.decide(evaluate)
+        with group.watched():
+            numbers = evaluate()
+        return group.decide(lambda: numbers)
 
     def _agreed_kind(self, state: TrainingState, will_save: bool) -> SaveKind | None:
         """The kind to save now, if any; every rank learns how rank 0 goes on.
@@ -297,12 +313,16 @@ class TrainingLoop:
         def decide() -> dict[str, Any]:
             nonlocal kind
             kind = self._kind_to_save(state, will_save)
-            saves = kind is not None and self.checkpointer.manager is not None
+            is_spread = is_sharded(state.model)
+            saves = kind is not None and self.checkpointer.manager is not None and not is_spread
             return {
                 "is_stopped": state.stop_reason is not None,
                 "micro_batch_size": state.micro_batch_size,
-                "weights": checksum(state.model) if saves or state.step == 1 else None,
+                "weights": None
+                if is_spread or not (saves or state.step == 1)
+                else checksum(state.model),
                 "saves": saves,
+                "kind": kind.value if is_spread and kind is not None else None,
             }
 
         decided = group.decide(decide)
@@ -310,6 +330,8 @@ class TrainingLoop:
         state.micro_batch_size = decided["micro_batch_size"]
         if decided["weights"] is not None:
             self._compare(state, decided["weights"])
+        if decided["kind"] is not None:  # of a model that is spread each rank saves its part
+            return SaveKind(decided["kind"])
         if decided["saves"] and not group.is_first:
             step.losses.check_sums(state, step.learning_rate)
         return kind

@@ -2,7 +2,8 @@
 running out of memory is answered by smaller ones.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ from infrastructure.backup.state.random_state import (
 )
 from infrastructure.config.sections.recovery_config import RecoveryConfig
 from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.integers import ceil_div
 from infrastructure.training.core.error_handlers import (
     can_be_halved,
@@ -30,17 +32,19 @@ from infrastructure.training.core.state import (
     StopReason,
     TrainingState,
 )
-from infrastructure.training.distributed.group import ALONE, Group, Status
+from infrastructure.training.distributed.group import ALONE, Group, JoinedGroup, Status
 from infrastructure.training.distributed.replicate import (
     GroupOutOfMemoryError,
     share_seed,
     shares_of,
     sum_gradients,
 )
+from infrastructure.training.distributed.shard import accumulate_together
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner
 from infrastructure.training.forward.gradient_accumulation import accumulate_gradients
 from infrastructure.training.loop.loss_judge import LossJudge
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
+from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.recovery.bad_loss import advance, name_bad_rows, skipped_here
 from infrastructure.training.recovery.recovery_log import record_recovery
 from infrastructure.training.recovery.safe_point import FirstStates, SafePoint, forget_unscaling
@@ -188,6 +192,8 @@ class OptimizerStep:
 
         if self.group.size == 1:
             return own(examples)
+        if is_sharded(state.model):
+            return self._accumulate_together(state, examples, total_items, after_loss)
         if self.scaler is not None:  # it makes its tensors at the first use: a share may be empty
             self.scaler.scale(torch.zeros((), device=self.device))
         window, status, reason = MetricAccumulator(), Status.FINE, ""
@@ -201,6 +207,50 @@ class OptimizerStep:
         self._agree(state, status, reason)
         sum_gradients(self.group, state.model, window)
         return window
+
+    def _accumulate_together(
+        self,
+        state: TrainingState,
+        examples: Sequence[object],
+        total_items: int,
+        after_loss: Callable[[StepOutput], None],
+    ) -> MetricAccumulator:
+        """All ranks compute each micro-batch of their shares together."""
+        assert isinstance(self.group, JoinedGroup)
+        with self._ended_by_errors(state):
+            window = accumulate_together(
+                self.group,
+                state.model,
+                self.adapter,
+                self.strategy,
+                self.optimizer,
+                self.scaler,
+                examples,
+                micro_batch_size=state.micro_batch_size,
+                total_items=total_items,
+                after_loss=after_loss,
+            )
+        self._agree(state, Status.FINE, "")
+        return window
+
+    @contextmanager
+    def _ended_by_errors(self, state: TrainingState) -> Iterator[None]:
+        """Inside, all ranks compute together: one that fails cannot tell the others, which wait for
+        it in there, so the training ends, and goes on from its last checkpoint; with smaller
+        micro-batches, if memory ran out."""
+        with self.group.watched():
+            try:
+                yield
+            except Exception as error:
+                self.safe_point = None  # the weights may be those of neither step
+                if not is_out_of_memory(error) or self.recovery.out_of_memory != "smaller":
+                    raise
+                self.remember_limit(max(1, self.micro_batch_size(state) // 2))
+                raise ProcessLostError(
+                    f"memory ran out on rank {self.group.rank} in step {state.step + 1}, where all"
+                    " ranks compute together: the same command goes on from the last checkpoint,"
+                    " in smaller micro-batches"
+                ) from error
 
     def _agree(self, state: TrainingState, status: Status, reason: str) -> None:
         """Go on together.
@@ -232,6 +282,9 @@ class OptimizerStep:
         parts = state.model, self.optimizer, self.scaler, self.scheduler
         if self.group.size == 1:
             return self.strategy.update_parameters(*parts)
+        if is_sharded(state.model):
+            with self._ended_by_errors(state):
+                return self.strategy.update_parameters(*parts)
         grad_norm, status, reason = torch.zeros(()), Status.FINE, ""
         try:
             grad_norm = self.strategy.update_parameters(*parts)
@@ -246,7 +299,7 @@ class OptimizerStep:
     def _pass_over(self, state: TrainingState) -> None:
         """A step without an update: the schedule and all rhythms go on as if there were one."""
         self.losses.pass_over()
-        if self.group.is_first:
+        if self.group.is_first and not is_sharded(state.model):
             name_bad_rows(state, self.data, self.adapter, self.strategy, self.losses.watch)
         if self.scheduler is not None:
             advance(self.scheduler)

@@ -134,6 +134,11 @@ def within_forward(
     return compute(*arguments) if inside is None else inside(compute, *arguments)
 
 
+def is_sharded(model: torch.nn.Module) -> bool:
+    """Whether each rank has a part of it only: then all ranks compute with it together."""
+    return hasattr(model, IN_FORWARD)
+
+
 def logits_of(output: object) -> torch.Tensor:
     """The logits (B, L, V) in a model's output: a tensor, a tuple, a dict or an output object.
 

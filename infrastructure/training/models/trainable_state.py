@@ -31,6 +31,12 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if put_together is None else put_together()
 
 
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process has of a tensor, in memory that it shares with it."""
+    part: Callable[[], torch.Tensor] | None = getattr(tensor, "to_local", None)
+    return tensor if part is None else part()
+
+
 def load_trainable_state(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
     """Copy `tensors` into the model, which must want exactly these.
 

@@ -26,6 +26,7 @@ from infrastructure.training.core.preserve import preserve
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
+from infrastructure.training.models.model_inputs import is_sharded
 
 logger = logging.getLogger(__name__)
 
@@ -191,6 +192,8 @@ class MonitorObserver(Observer):
     @torch.no_grad()
     def _measure_latency(self, adapter: ModelAdapter, state: TrainingState) -> None:
         """One forward pass over the first example of the last batch, after one of warm-up."""
+        if is_sharded(state.model):  # the other ranks do not take part
+            return
         device = adapter.device
         with preserve(state.model, random=device, modes=True):
             state.model.eval()

@@ -22,6 +22,7 @@ from infrastructure.training.data.store.token_cache import MEGABYTE
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.model_adapters.base_adapter import LossOutput
+from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 from infrastructure.training.sizing.memory_extension import MemoryExtension, MemorySettings
 
@@ -107,6 +108,8 @@ def _memory_extension(trainer: EnhancedTrainer, config: DeploymentConfig) -> Mem
 def recommendations_for(trainer: EnhancedTrainer, state: TrainingState) -> list[Recommendation]:
     """What would save memory in this training, measured on its model with one example of the last
     batch: when memory is short there is no room for more."""
+    if is_sharded(state.model):  # the other ranks do not take part
+        return []
     batch = trainer.adapter.prepare_batch(state.batch[:1])
 
     def forward() -> LossOutput:

@@ -135,7 +135,7 @@ class CostMeasurement:
 
     def _search(self, largest: int, accumulation_for: Callable[[int], int]) -> BatchChoice:
         device = self.adapter.device
-        before = self._fixed_bytes()
+        before = self.fixed_bytes()
         with self.probing(accumulates=True) as probe:
             speeds = SpeedTrials(probe, self.usual, accumulation_for)
             search = BatchSizeSearch(
@@ -165,7 +165,7 @@ class CostMeasurement:
         limit = self.budget.limit_bytes(self.adapter.device)
         self._refuse_if_fixed_exceeds(limit, has_optimizer)
         size, accumulation = min(plan.micro_batch_size, len(self.usual)), plan.gradient_accumulation
-        units = self._heaviest_units(plan.micro_batch_size)
+        units = self.heaviest_units(plan.micro_batch_size)
         with self.probing(accumulates=accumulation > 1) as probe:
             update_seconds = self._warm_up(probe, has_optimizer)
             idle = PeakMemory(self.adapter.device).now()
@@ -188,7 +188,7 @@ class CostMeasurement:
         return StepCosts(
             memory=line,
             heaviest_units=units,
-            longest_units=self._units(self.longest(1)),
+            longest_units=self.units(self.longest(1)),
             copy_bytes=copy_bytes,
             step_seconds=step_seconds + update_seconds,
             evaluation_seconds=evaluation.seconds / evaluated,
@@ -205,7 +205,7 @@ class CostMeasurement:
         return probe.update()
 
     def _refuse_if_fixed_exceeds(self, limit_bytes: int, has_optimizer: bool) -> None:
-        needed = PeakMemory(self.adapter.device).now() if has_optimizer else self._fixed_bytes()
+        needed = PeakMemory(self.adapter.device).now() if has_optimizer else self.fixed_bytes()
         if needed > limit_bytes:
             raise DoesNotFitError(
                 f"weights, gradients and optimizer of this training take {gib(needed)}, and"
@@ -231,7 +231,7 @@ class CostMeasurement:
         seconds = 0.0
         for count in dict.fromkeys(max(1, size // share) for share in SHARES):
             examples = self.usual[:count]
-            units = self._units(examples)
+            units = self.units(examples)
             if points and fit_line(points[-2:], idle_bytes).peak_bytes(units) > limit_bytes:
                 break
             if self.strategy.config.compile_mode is not None:
@@ -250,7 +250,7 @@ class CostMeasurement:
         trained, evaluated = probe.micro_batch(examples), probe.evaluation(examples)
         return max(trained.peak_bytes, evaluated.peak_bytes) + self._copy_bytes(probe)
 
-    def _fixed_bytes(self) -> int:
+    def fixed_bytes(self) -> int:
         """Memory now, with the gradients and the optimizer's state that will come."""
         trained = [p for p in self.model.parameters() if p.requires_grad]
         states = optimizer_state_bytes(
@@ -271,10 +271,11 @@ class CostMeasurement:
         size_bytes = sum(map(_size_bytes, [*tensors, *trained]))
         return size_bytes + SAVING_BYTES if size_bytes >= BACKGROUND_BYTES else 0
 
-    def _units(self, examples: Sequence[object]) -> int:
+    def units(self, examples: Sequence[object]) -> int:
+        """What the memory of a micro-batch grows with; see `StepCosts`."""
         return self.adapter.count_computed(examples)
 
-    def _heaviest_units(self, size: int) -> int:
+    def heaviest_units(self, size: int) -> int:
         """Of the micro-batches of the first epoch, and of those of each stage; where lengths are
         not known, of the sample."""
         return max(self._heaviest_of(lengths, size) for lengths in self._stages)

@@ -73,6 +73,68 @@ QUANTUM = {"training.enabled_extensions": ["quantum"]}
             {"training.optimization_frequency": 9, "quantum.data_budget": 1.0},
             "quantum.data_budget 1 keeps every example",
         ),
+        (
+            {"training.shard": "yes"},
+            "training.shard = yes has no effect, because one process trains: give num_processes 2",
+        ),
+        *(
+            ({"training.shard": "yes", "num_processes": 2, **settings}, sentence)
+            for settings, sentence in [
+                (
+                    {"model.quantization": "4bit", "model.lora_config": True},
+                    "training.shard = yes: model.quantization = 4bit cannot be spread: what descri",
+                ),
+                (
+                    {"training.optimizer": "adamw_8bit"},
+                    "training.optimizer = adamw_8bit of bitsandbytes reads beyond the part of a",
+                ),
+                (
+                    {"training.optimizer": "adamw_offload"},
+                    "adamw_offload moves whole weights to main memory: use adamw with training.sha",
+                ),
+                ({"model.backend": "unsloth"}, "model.backend = unsloth patches layers that are"),
+                (
+                    {"model.quantization_aware": "int8_int4"},
+                    "model.quantization_aware rounds whole weights, and each process has a part",
+                ),
+                ({"training.compile_mode": "default"}, "compile_mode = default was never shown"),
+                ({"training.mixed_precision": "fp8"}, "mixed_precision = fp8 was never shown with"),
+                (
+                    {"training.strategy": "curriculum"},
+                    "training.strategy = curriculum may compute with parts of the model",
+                ),
+                (
+                    {"training.mode": "blockwise"},
+                    "training.strategy = progressive may compute",
+                ),
+                (
+                    {"training.strategy": "finetune", "training.unfreeze_interval": 1},
+                    "training.unfreeze_interval changes in the middle what trains",
+                ),
+                (QUANTUM, "training.enabled_extensions = quantum read or change whole weights"),
+                (
+                    {"training.enabled_extensions": ["memory"]},
+                    "training.enabled_extensions = memory read or change whole weights",
+                ),
+                (
+                    {"model.adapter": "multimodal"},
+                    "model.adapter = multimodal has a model whose parts are not known",
+                ),
+                (
+                    {"training.best_metric": "exact_match"},
+                    "training.best_metric = exact_match is of what the model writes",
+                ),
+                (
+                    {"training.batch_size": "auto"},
+                    "training.batch_size = auto is measured with",
+                ),
+                ({"training.method": "dpo"}, "training.method = dpo is trained by TRL's own"),
+                (
+                    {"testing_interval": 100},
+                    "testing_interval = 100.0 checks on one process",
+                ),
+            ]
+        ),
         ({**QUANTUM, "quantum.solver": "tabbu"}, "solver: unknown sampler 'tabbu'"),
         (
             {**QUANTUM, "quantum.fallback": ["tabu", "leap_hybrid"]},

@@ -109,7 +109,7 @@ def test_the_costs_are_of_all_stages(tmp_path: Path) -> None:
     assert [len(lengths) for lengths in epochs] == [16] * 3
     longest = [int(lengths.max()) for lengths in epochs]
     assert longest == sorted(longest)
-    heaviest = trainer.cost_measurement()._heaviest_units(4)
+    heaviest = trainer.cost_measurement().heaviest_units(4)
     assert heaviest >= int(epochs[-1][:4].sum())
     assert trainer.curriculum.measuring_seconds() == 0  # type: ignore[union-attr]
     by_loss, _ = curriculum(tmp_path, curriculum_by="loss")

@@ -173,11 +173,12 @@ def train_spread(folder: Path, case: Case, group: Group) -> dict[str, Any]:
     root = store_of_case(folder, case, group.size)
     manager = CheckpointManager(root) if group.is_first else None
     checkpoint_storage.GATHERED_BYTES = (1 << 30) if case.saving == "gathered" else 0
+    checkpoint_storage.GATHERED_SHARE = 0
     checkpoint_storage.PIECE_BYTES = 1 << 14
     sees = checkpoint_storage.all_see
     if case.saving == "by parts":  # as where the ranks have no common disk
         checkpoint_storage.all_see = lambda *_: False
-    save_together(group, manager, take_snapshot(state, loop.optimizer_step))
+    save_together(group, manager, take_snapshot(state, loop.optimizer_step), state.model)
     checkpoint_storage.all_see = sees
     if manager is not None:
         manager.collect(wait=True)

@@ -1,7 +1,11 @@
-"""A model that is spread over ranks trains as one that is not, and goes on as one, and back."""
+"""A model that is spread over ranks trains as one that is not, and goes on as one, and back.
+
+One pair of processes does all the quick cases, one after another.
+"""
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,8 +26,49 @@ from tests.forks import forked_python
 from tests.slow import slow
 from tests.training.distributed import spread
 from tests.training.distributed.spread import CASES, NUM_STEPS, SAVED_AFTER
+from tests.training.distributed.test_replicate import SAVES, SHORT, check_same, folder_of
+from tests.training.distributed.trainings import LARGE, LORA, Case, results
 
 ROOT = Path(__file__).resolve().parents[3]
+SPREAD: dict[str, Any] = {**SHORT, "training.shard": "yes"}
+UNEVEN: dict[str, Any] = {"training.batch_size": 1, "training.gradient_accumulation": 7}
+UNTIED: dict[str, Any] = {"data.packing": False, **UNEVEN}
+TIED: dict[str, Any] = {"data.packing": True, "training.gradient_accumulation": 3}
+HELD_OUT: dict[str, Any] = {**LORA, "data.validation_split": 0.2}
+WAYS_ON = {
+    "one then spread": Case("one then spread", {**SPREAD, **SAVES}, goes_on_from=("one", 3)),
+    "spread then one": Case("spread then one", {**SHORT, **SAVES}, 1, goes_on_from=("spread", 3)),
+    "spread then spread": Case(
+        "spread then spread", {**SPREAD, **SAVES}, goes_on_from=("spread", 3)
+    ),
+    "spread then replicas": Case(
+        "spread then replicas", {**SHORT, **SAVES}, goes_on_from=("spread", 3)
+    ),
+}
+FIRST = [Case("one", {**SHORT, **SAVES}, 1), Case("spread", {**SPREAD, **SAVES})]
+QUICK = [
+    Case("untied, uneven shares 1", {**SHORT, **UNTIED}, 1),
+    Case("untied, uneven shares 2", {**SPREAD, **UNTIED}),
+    Case("lora, held out 1", {**SHORT, **HELD_OUT}, 1),
+    Case("lora, held out 2", {**SPREAD, **HELD_OUT}),
+    *FIRST,
+    Case("torn", {**SPREAD, **SAVES}, planted={1: "no memory in the update"}, limit_seconds=12),
+    Case(
+        "torn, again",
+        {**SPREAD, **SAVES, "cache.directory": "{folder}/cache torn"},
+        goes_on_from=("torn", 2),
+    ),
+    Case("bad loss", {**SPREAD, **SAVES}, planted={1: "a loss that is none"}),
+    *(WAYS_ON[name] for name in ("one then spread", "spread then one")),
+]
+SLOW = [
+    Case("tied, packed 1", {**SHORT, **TIED}, 1, model="tied"),
+    Case("tied, packed 2", {**SPREAD, **TIED}, model="tied"),
+    Case("stopped", {**SPREAD, **SAVES}, planted={1: "SIGTERM"}),
+    Case("failed", {**SPREAD, **SAVES}, planted={1: "an error"}, limit_seconds=12),
+    *FIRST,
+    *(WAYS_ON[name] for name in ("spread then spread", "spread then replicas")),
+]
 
 
 def run_ranks(folder: Path, size: int, *arguments: str) -> None:
@@ -35,6 +80,66 @@ def run_ranks(folder: Path, size: int, *arguments: str) -> None:
         for rank in range(size)
     ]
     assert [rank.wait() for rank in ranks] == [0] * size
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory, saved_llama: Path) -> dict[str, dict[str, Any]]:
+    return results(folder_of(tmp_path_factory.mktemp("spread"), saved_llama), QUICK)
+
+
+@pytest.mark.parametrize("name", ["untied, uneven shares", "lora, held out"])
+def test_a_spread_model_learns_what_one_process_learns(
+    name: str, found: dict[str, dict[str, Any]]
+) -> None:
+    check_same(found[f"{name} 1"], found[f"{name} 2"])
+
+
+def check_goes_on(case: dict[str, Any], one: dict[str, Any]) -> None:
+    assert case["error"] is None, case["stderr"]
+    assert case["rows"] == one["rows"][3:]
+    assert case["losses"] == pytest.approx(one["losses"][3:], abs=1e-5)
+    assert case["weights"] == pytest.approx(one["weights"], abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["one then spread", "spread then one"])
+def test_one_process_and_two_go_on_for_each_other(
+    name: str, found: dict[str, dict[str, Any]]
+) -> None:
+    check_goes_on(found[name], found["one"])
+
+
+def test_all_ranks_go_back_from_a_bad_loss_of_one(found: dict[str, dict[str, Any]]) -> None:
+    case = found["bad loss"]
+    assert case["error"] is None, case["stderr"]
+    assert case["recoveries"][0][0] == "not_finite"
+    assert case["recoveries"][0][1].startswith("went back to step 2")
+    assert case["step"] == 6
+    assert all(loss == loss for loss in case["losses"])
+
+
+def test_a_rank_that_lacks_memory_ends_all_which_go_on_in_smaller_pieces(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    first, again = found["torn"], found["torn, again"]
+    assert first["error"].startswith("ProcessLostError: the process of rank 1 (of 2) failed: ")
+    assert "memory ran out on rank 1 in step 3, where all ranks compute together" in first["error"]
+    assert first["versions"][-1] == 2
+    assert again["error"] is None, again["stderr"]
+    assert again["micro_batch_size"] == 1
+    assert again["losses"] == pytest.approx(found["one"]["losses"][2:], abs=1e-5)
+
+
+@slow
+def test_a_signal_an_error_and_other_modes(tmp_path: Path, saved_llama: Path) -> None:
+    found = results(folder_of(tmp_path, saved_llama), SLOW)
+    check_same(found["tied, packed 1"], found["tied, packed 2"])
+    assert found["stopped"]["stop"] == ["signal", "SIGTERM received"]
+    assert found["stopped"]["versions"][-1] == 3
+    assert found["failed"]["error"].startswith(
+        "ProcessLostError: the process of rank 1 (of 2) failed: ValueError: planted in a rank"
+    )
+    for name in ("spread then spread", "spread then replicas"):
+        check_goes_on(found[name], found["one"])
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +157,42 @@ def assert_alike(numbers: list[list[float]], expected: list[list[float]]) -> Non
     torch.testing.assert_close(torch.tensor(numbers), torch.tensor(expected), rtol=1e-5, atol=1e-5)
 
 
+@slow
+def test_what_one_process_has_not_the_memory_for_trains_on_two(
+    tmp_path: Path, saved_llama: Path
+) -> None:
+    """The kernel refuses, not we: see `little_memory`."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = folder_of(tmp_path, saved_llama)
+    shutil.copytree(saved_llama, folder / "large")
+    config = AutoConfig.from_pretrained(saved_llama, **LARGE)
+    config.num_attention_heads = config.num_key_value_heads = 8
+    config.head_dim = 64
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "large")
+    settings = {**SAVES, "training.max_steps": 3, "training.recovery.max_failed_saves": 0}
+    both = {0: "little memory", 1: "little memory"}
+    cases = [
+        Case("alone", settings, 1, planted={0: "little memory"}, model="large"),
+        Case(
+            "spread",
+            {**settings, "training.shard": "yes"},
+            planted=both,
+            model="large",
+            has_forecast=True,
+        ),
+    ]
+    found = results(folder, cases)
+    assert found["alone"]["error"] is not None
+    assert found["alone"]["losses"] == []
+    spread_over_two = found["spread"]
+    assert spread_over_two["error"] is None, spread_over_two["stderr"]
+    assert len(spread_over_two["losses"]) == 3
+    forecast, was = spread_over_two["forecast_bytes"], spread_over_two["peak_bytes"]
+    assert forecast == pytest.approx(was, rel=0.1)
+
+
+@slow
 def test_two_ranks_train_as_one_process(trained: tuple[Path, dict[str, Any]]) -> None:
     folder, alone = trained
     together = json.loads((folder / "losses 0 2.json").read_text())
@@ -59,6 +200,7 @@ def test_two_ranks_train_as_one_process(trained: tuple[Path, dict[str, Any]]) ->
         assert_alike(together[case.name]["losses"], alone[case.name])
 
 
+@slow
 def test_two_ranks_go_on_from_one_process(trained: tuple[Path, dict[str, Any]]) -> None:
     folder, alone = trained
     together = json.loads((folder / "losses 0 2.json").read_text())
@@ -66,6 +208,7 @@ def test_two_ranks_go_on_from_one_process(trained: tuple[Path, dict[str, Any]]) 
         assert_alike(together[case.name]["gone on"], alone[case.name][SAVED_AFTER:])
 
 
+@slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_one_process_goes_on_from_two_ranks(
     trained: tuple[Path, dict[str, Any]], case: spread.Case

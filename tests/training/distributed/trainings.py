@@ -7,6 +7,7 @@ rank 0, or a launcher, would have started. A case with one process is rank 0's a
 import functools
 import json
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -17,13 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
 from infrastructure.core.errors import ProcessLostError
+from infrastructure.deployment.forecast import PeakObserver, costs_of
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.state import TrainingState
+from infrastructure.training.distributed import checkpoint_storage
 from infrastructure.training.distributed.group import JoinedGroup
 from infrastructure.training.distributed.members import CALL, NOT_NEEDED, Member
 from infrastructure.training.distributed.replicate import checksum
@@ -32,6 +36,7 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.loop.optimizer_step import OptimizerStep
 from infrastructure.training.model_adapters.base_adapter import LossOutput
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
+from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.rank_process import train_as
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from infrastructure.training.trainer_factory import TrainerFactory
@@ -41,6 +46,11 @@ from tests.training.distributed.small_groups import small_config, weights_of
 
 LORA: dict[str, Any] = {"model.lora_config": {"r": 4, "dropout": 0.0}}
 DROPOUT: dict[str, Any] = {"model.lora_config": {"r": 4, "dropout": 0.3}}
+
+
+# A Llama of 51 million weights.
+LARGE = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 16}
+LARGE_BYTES = 4 * LARGE["num_hidden_layers"] * (4 * 512 * 512 + 3 * 512 * 1408)
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,7 @@ class Case:
             that it hangs in.
         goes_on_from: the case and the step of the version that this one begins with.
         model: the name of a folder beside the rows.
+        has_forecast: the peak of rank 0's memory is forecast.
     """
 
     name: str
@@ -63,6 +74,7 @@ class Case:
     goes_on_from: tuple[str, int] | None = None
     model: str = "model"
     limit_seconds: float = 20.0
+    has_forecast: bool = False
 
 
 class Seen(Observer):
@@ -84,11 +96,16 @@ class Seen(Observer):
 def of_first(folder: Path, case: Case, member: Member | None) -> dict[str, Any]:
     """Rank 0's training, and what became of it."""
     cache = {"cache.directory": str(folder / f"cache {case.name}")} if case.planted else {}
-    settings = {**case.settings, **cache}  # what has fitted is remembered there
+    given = {
+        key: value.format(folder=folder) if isinstance(value, str) else value
+        for key, value in case.settings.items()
+    }
+    settings = {**given, **cache}  # what has fitted is remembered there
     config = small_config(folder, folder / case.model, num_processes=case.size, **settings)
     trainer = TrainerFactory().for_run(config, checkpoint_directory=folder / case.name)
     seen = Seen(trainer)
-    trainer.add_hooks([seen])
+    peak = PeakObserver()
+    trainer.add_hooks([seen, peak])
     if member is not None:
         assert trainer.ranks is not None
         trainer.ranks._member = member
@@ -100,6 +117,7 @@ def of_first(folder: Path, case: Case, member: Member | None) -> dict[str, Any]:
             assert trainer.checkpoints is not None
             before, step = case.goes_on_from
             trainer.restore(version_of(folder / before, step))
+        found["forecast_bytes"] = costs_of(trainer).peak_bytes if case.has_forecast else 0
         trainer.train()
     except Exception as error:
         found["error"] = f"{type(error).__name__}: {error}"
@@ -109,12 +127,14 @@ def of_first(folder: Path, case: Case, member: Member | None) -> dict[str, Any]:
     state = trainer.state
     assert state is not None
     assert trainer.checkpoints is not None
+    is_small = case.model != "large" and not is_sharded(state.model)
     return {
         **found,
         "losses": seen.losses,
+        "peak_bytes": peak.highest_bytes,
         "rows": seen.rows,
-        "weights": weights_of(trainer).double().tolist(),
-        "bits": checksum(state.model),
+        "weights": weights_of(trainer).double().tolist() if is_small else [],
+        "bits": checksum(state.model) if is_small else None,
         "recoveries": [[r["kind"], r["action"], r["message"]] for r in state.recoveries],
         "stop": [state.stop_reason, state.stop_message],
         "step": state.step,
@@ -200,6 +220,19 @@ def a_loss_that_is_none() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def little_memory() -> Iterator[None]:
+    """The kernel gives this process no more than three times the weights of `LARGE` from here on:
+    weights, gradients and AdamW's two numbers are four times as much."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    now = psutil.Process().memory_info().data
+    resource.setrlimit(resource.RLIMIT_DATA, (now + 3 * LARGE_BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
 def _at_step(number: int, act: Callable[[OptimizerStep], None]) -> Any:
     @contextmanager
     def planted() -> Iterator[None]:
@@ -243,6 +276,7 @@ def hanging_in(number: int) -> Iterator[None]:
 
 
 PLANTS: dict[str, Callable[[], Any]] = {
+    "little memory": little_memory,
     "no memory for two": no_memory_for_two,
     "no memory in the update": no_memory_in_update,
     "a loss that is none": a_loss_that_is_none,
@@ -256,6 +290,7 @@ PLANTS: dict[str, Callable[[], Any]] = {
 def _be(rank: int, port: int, folder: Path, cases: Sequence[Case]) -> None:
     """Do all cases as one rank."""
     torch.set_num_threads(1)
+    checkpoint_storage.GATHERED_BYTES = 0  # of a model that is spread, each rank saves its part
     store = store_at(port)
     for case in cases:
         prefix = dist.PrefixStore(case.name, store)

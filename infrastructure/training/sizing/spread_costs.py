@@ -1,0 +1,123 @@
+"""What one rank of a training takes whose model is spread over all of them, before it is.
+
+What lies still (weights, gradients, what the optimizer remembers) is counted and divided; what a
+micro-batch adds is measured by forward passes of the whole model, which keep what backward passes
+need and make no gradients. How long the ranks' exchange takes is not foretold.
+"""
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from infrastructure.core.integers import ceil_div
+from infrastructure.optimization.memory_prediction import MemoryPoint, fit_line
+from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimizer_state_bytes
+from infrastructure.optimization.peak_memory import PeakMemory, peak_memory
+from infrastructure.training.distributed.shard import blocks_of
+from infrastructure.training.sizing.batch_plan import BatchPlan
+from infrastructure.training.sizing.cost_measurement import CostMeasurement, StepCosts
+from infrastructure.training.sizing.dry_run import dry_run
+
+BACKWARD_SECONDS = 2.0  # by those of a forward pass
+
+
+@dataclass(frozen=True)
+class SpreadState:
+    """Bytes of one rank.
+
+    Attributes:
+        whole_bytes: weights, gradients and optimizer of all ranks together.
+        part_bytes: what a rank keeps of them on its device.
+        together_bytes: what is put together at the same time while it computes.
+    """
+
+    whole_bytes: int
+    part_bytes: int
+    together_bytes: int
+
+
+def spread_state(
+    model: torch.nn.Module,
+    create_optimizer: CreateOptimizer,
+    num_ranks: int,
+    *,
+    offload: bool,
+    on_gpu: bool,
+) -> SpreadState:
+    """What a training keeps between two micro-batches, and what is put together in one.
+
+    Embeddings, last norm and head are put together for a whole micro-batch; of the blocks there is
+    one, and the next one that is fetched already. Gradients are whole until they are summed, and
+    once more in what is sent.
+    """
+    weights, gradients = _bytes(model), _bytes(model, trained=True)
+    blocks = blocks_of(model)
+    inside = {id(parameter) for block in blocks for parameter in block.parameters()}
+    around = [p for p in model.parameters() if id(p) not in inside]
+    largest = max((_bytes(block) for block in blocks), default=0)
+    largest_gradient = max((_bytes(block, trained=True) for block in blocks), default=0)
+    whole = weights + gradients + optimizer_state_bytes(create_optimizer, model)
+    of_around = sum(_size(p) * (1 + p.requires_grad) for p in around)
+    waits_elsewhere = offload and on_gpu
+    return SpreadState(
+        whole_bytes=whole,
+        part_bytes=0 if waits_elsewhere else ceil_div(whole, num_ranks),
+        together_bytes=of_around + 2 * largest + 2 * largest_gradient,
+    )
+
+
+def spread_costs(
+    measurement: CostMeasurement, plan: BatchPlan, num_ranks: int, *, offload: bool
+) -> StepCosts:
+    """What the steps of a planned training will cost each rank; on a CPU all share one machine.
+
+    Args:
+        plan: of all ranks together.
+    """
+    device, model = measurement.adapter.device, measurement.model
+    state = spread_state(
+        model,
+        lambda samples: measurement.strategy.create_optimizer(samples, 0.0),
+        num_ranks,
+        offload=offload,
+        on_gpu=device.type == "cuda",
+    )
+    limit = measurement.budget.limit_bytes(device)
+    own = plan.of_one_process(num_ranks)
+    size = min(own.micro_batch_size, len(measurement.usual))
+    points, seconds = [], 0.0
+    with dry_run(model, device):
+        idle = PeakMemory(device).now()
+        for count in dict.fromkeys((1, ceil_div(size, 2), size)):
+            examples = measurement.usual[:count]
+            with peak_memory(device) as peak:
+                started = time.perf_counter()
+                batch = measurement.adapter.prepare_batch(examples)
+                with measurement.strategy.precision.autocast():
+                    output = measurement.adapter.compute_loss(model, batch)
+                loss = float(output.loss_sum.detach())  # the device is done
+                seconds = (time.perf_counter() - started) * size / count
+                size_bytes = max(0, peak.read() - idle) if loss == loss else 0
+            points.append(MemoryPoint(measurement.units(examples), size_bytes))
+            del output
+    line = fit_line(points[-2:], 0)
+    fixed = idle - _bytes(model) + state.part_bytes + state.together_bytes
+    shared = num_ranks if device.type == "cpu" else 1
+    return StepCosts(
+        memory=type(line)(line.fixed_bytes + fixed, line.bytes_per_unit),
+        heaviest_units=measurement.heaviest_units(own.micro_batch_size),
+        longest_units=measurement.units(measurement.longest(1)),
+        copy_bytes=0,
+        step_seconds=own.gradient_accumulation * seconds * (1 + BACKWARD_SECONDS) * shared,
+        evaluation_seconds=seconds / max(1, size),
+        limit_bytes=limit // shared,
+    )
+
+
+def _bytes(module: torch.nn.Module, *, trained: bool = False) -> int:
+    return sum(_size(p) for p in module.parameters() if p.requires_grad or not trained)
+
+
+def _size(parameter: torch.Tensor) -> int:
+    return parameter.numel() * parameter.element_size()
