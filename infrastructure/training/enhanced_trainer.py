@@ -216,6 +216,7 @@ class EnhancedTrainer:
         if isinstance(self.strategy, CurriculumStrategy):
             self.curriculum = CurriculumExtension(self)
             extensions.append(self.curriculum)
+        self.configured_extensions = list(extensions)  # which every rank can build
         self.hooks = ExtensionManager([*extensions, *hooks, *early_stopping(training_config)])
         self.ranks: Ranks | None = None
         self.group: Group = ALONE

@@ -43,9 +43,10 @@ def train_as(member: Member) -> int:
     say.
     """
     _import_what_takes_long()
-    device_type = member.called()
-    if device_type is None:
+    call = member.called()
+    if call is None:
         return ExitCode.DONE
+    device_type, limit_seconds = call
     logging.disable(logging.WARNING)  # rank 0 says the same
     warnings.simplefilter("ignore")
     try:
@@ -55,6 +56,7 @@ def train_as(member: Member) -> int:
             member.size,
             torch.device(f"cuda:{member.local_rank}" if device_type == "cuda" else device_type),
             local_rank=member.local_rank,
+            limit_seconds=limit_seconds,
             on_orphaned=lambda: os._exit(ExitCode.DONE),
         )
     except ProcessLostError as error:
@@ -62,7 +64,6 @@ def train_as(member: Member) -> int:
     _stop_all_on_signals(group)
     try:
         facts, tokenizer = facts_of_first(group)
-        group.limit_seconds = facts["limit_seconds"]
         with group.busy():
             trainer = trainer_of(group, facts, tokenizer)
         compare(group, trainer)

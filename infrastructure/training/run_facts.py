@@ -39,7 +39,6 @@ def welcome(trainer: EnhancedTrainer, group: Group) -> None:
             "total_steps": loop.total_steps,
             "tokenizer": {name: content.numel() for name, content in files.items()},
             "sharding": trainer.sharding,
-            "limit_seconds": trainer.ranks.limit_seconds if trainer.ranks else 0.0,
         }
     )
     group.broadcast(content.to(trainer.device) for content in files.values())
@@ -81,9 +80,8 @@ def compare(group: Group, trainer: EnhancedTrainer) -> None:
 
 
 def _refuse_own_extensions(trainer: EnhancedTrainer) -> None:
-    named = {*trainer.training_config.extensions, "curriculum"}
     for extension in trainer.hooks.extensions:
-        if extension.name not in named and not extension.is_of_first_rank:
+        if extension not in trainer.configured_extensions and not extension.is_of_first_rank:
             raise ConfigurationError(
                 f"num_processes = {trainer.num_processes}: the other processes build their parts"
                 f" from the configuration, and the extension {extension.name} was added to this one"

@@ -134,7 +134,6 @@ def test_a_detached_training_outlives_its_kernel_and_the_next_kernel_looks_on(
     assert ended.is_alive is False
 
 
-@slow
 def test_without_a_notebook_lines_show_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

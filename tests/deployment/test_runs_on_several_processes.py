@@ -160,7 +160,6 @@ def test_ctrl_c_saves_and_ends_everybody(tmp_path: Path, saved_llama: Path) -> N
     assert newest_step(run) >= 2
 
 
-@slow
 def test_a_rank_that_dies_is_started_again_and_the_same_run_goes_on(
     tmp_path: Path, saved_llama: Path
 ) -> None:

@@ -43,20 +43,23 @@ class Member:
     local_rank: int
     store: dist.Store
 
-    def call_others(self, device_type: str) -> None:
-        """Rank 0 needs the others now, on devices of this type."""
-        self.store.set(CALL, device_type)
+    def call_others(self, device_type: str, limit_seconds: float) -> None:
+        """Rank 0 needs the others now, on devices of this type, with this limit of its group."""
+        self.store.set(CALL, f"{device_type} {limit_seconds}")
 
-    def called(self) -> str | None:
-        """Wait until rank 0 needs this process, and give the type of its device; None where it
+    def called(self) -> tuple[str, float] | None:
+        """Wait until rank 0 needs this process, and give what it has called with; None where it
         never will, or is gone."""
         try:
             while not self.store.check([CALL]):
                 time.sleep(POLL_SECONDS)
-            device_type = self.store.get(CALL).decode()
+            call = self.store.get(CALL).decode()
         except RuntimeError:  # the store went away with whoever held it
             return None
-        return None if device_type == NOT_NEEDED else device_type
+        if call == NOT_NEEDED:
+            return None
+        device_type, limit_seconds = call.split()
+        return device_type, float(limit_seconds)
 
 
 def by_launcher(launch: LaunchedProcess) -> Member:

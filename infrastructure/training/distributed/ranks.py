@@ -75,7 +75,7 @@ class Ranks:
         self.launch()
         assert self._member is not None
         try:
-            self._member.call_others(self.device.type)
+            self._member.call_others(self.device.type, self.limit_seconds)
             if self._shares_cores:
                 torch.set_num_threads(self._share_of_threads)
             self.group = JoinedGroup(

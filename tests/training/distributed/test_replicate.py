@@ -5,6 +5,8 @@ One pair of processes does all the quick cases, one after another.
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,7 @@ ERRORS = [
     Case("failed", {**SHORT, **SAVES}, planted={1: "an error"}),
 ]
 LIMIT_SECONDS = 3.0
+NUM_PAIRS = 8
 NUM_ROUNDS = 25  # of a training of two steps, up to the end of the last one
 
 
@@ -249,11 +252,15 @@ def test_a_rank_that_hangs_ends_the_training_in_time(
 def test_a_rank_that_hangs_in_any_round_ends_the_training(
     tmp_path: Path, saved_llama: Path
 ) -> None:
+    """Several pairs of ranks at once, since most of it is waiting."""
     whole = Case("whole", {**SAVES, "training.max_steps": 2})
-    found = results(folder_of(tmp_path, saved_llama), [whole, *EACH_HUNG])
-    assert found["whole"]["rounds"] <= NUM_ROUNDS
-    for case in EACH_HUNG:
-        check_hung(case, found[case.name])
+    folder = folder_of(tmp_path, saved_llama)
+    assert results(folder, [whole])["whole"]["rounds"] <= NUM_ROUNDS
+    parts = [EACH_HUNG[begin::NUM_PAIRS] for begin in range(NUM_PAIRS)]
+    with ThreadPoolExecutor(NUM_PAIRS) as threads:
+        for part, found in zip(parts, threads.map(partial(results, folder), parts), strict=True):
+            for case in part:
+                check_hung(case, found[case.name])
 
 
 @slow

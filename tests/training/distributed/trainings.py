@@ -333,7 +333,7 @@ def results(folder: Path, cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
     finally:
         for rank in ranks:
             rank.kill()
-            rank.wait()
+            rank.communicate()
     del holder
     found = {}
     for case in cases:
