@@ -532,13 +532,16 @@ class EnhancedTrainer:
             return
         step, model = loop.optimizer_step, state.model
         group.broadcast(trainable_state(model).values())
+        step.optimizer.param_groups.clear()  # it would keep the whole weights
         shard_model(model, mesh_of(group), offload=sharding is Sharding.OFFLOAD)
-        free_memory(self.device)
         state.optimizer = step.optimizer = self.create_optimizer(model)
         step.scheduler = self._create_scheduler(step.optimizer, loop.total_steps)
+        free_memory(self.device)
         restores = group.decide(lambda: self._restore_spread is not None)
         if restores and self._restore_spread is not None:
             self._restore_spread(group)
+            limit = self.planner.memory_limit()  # as a rank that ran out of memory has left it
+            state.micro_batch_size = limit.at_most(state.micro_batch_size)
         elif restores:
             snapshot = load_together(group, None, model, step.optimizer)
             snapshot.tensors["random"] = capture_random(self.device)

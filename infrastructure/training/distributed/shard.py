@@ -43,8 +43,8 @@ from infrastructure.training.models.token_loss import output_head
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 # Gradients that are kept whole on each rank until the last micro-batch, instead of being summed
-# after each one: as many bytes as a few buckets of a sum.
-WHOLE_GRADIENT_BYTES = 256 << 20
+# after each one: up to this share of the weights, such as those of a LoRA.
+WHOLE_GRADIENT_SHARE = 1 / 8
 
 
 class Sharding(StrEnum):
@@ -168,8 +168,9 @@ def sum_after_backward(model: torch.nn.Module, is_last: bool) -> None:
     """Whether the gradients of the micro-batch that comes are summed over all ranks behind it, or
     kept, where they are few, until the last one of the step."""
     assert isinstance(model, FSDPModule)
-    trained = (p for p in model.parameters() if p.requires_grad)
-    is_small = sum(p.numel() * 4 for p in trained) <= WHOLE_GRADIENT_BYTES
+    parameters = list(model.parameters())
+    num_trained = sum(p.numel() for p in parameters if p.requires_grad)
+    is_small = num_trained <= WHOLE_GRADIENT_SHARE * sum(p.numel() for p in parameters)
     model.set_requires_gradient_sync(is_last or not is_small)
 
 

@@ -88,19 +88,15 @@ def spread_costs(
     size = min(own.micro_batch_size, len(measurement.usual))
     points, seconds = [], 0.0
     with dry_run(model, device):
+        _forward(measurement, 1)  # what is read from the disk as late as it can be is there now
         idle = PeakMemory(device).now()
         for count in dict.fromkeys((1, ceil_div(size, 2), size)):
-            examples = measurement.usual[:count]
             with peak_memory(device) as peak:
                 started = time.perf_counter()
-                batch = measurement.adapter.prepare_batch(examples)
-                with measurement.strategy.precision.autocast():
-                    output = measurement.adapter.compute_loss(model, batch)
-                loss = float(output.loss_sum.detach())  # the device is done
+                _forward(measurement, count)
                 seconds = (time.perf_counter() - started) * size / count
-                size_bytes = max(0, peak.read() - idle) if loss == loss else 0
-            points.append(MemoryPoint(measurement.units(examples), size_bytes))
-            del output
+                size_bytes = max(0, peak.read() - idle)
+            points.append(MemoryPoint(measurement.units(measurement.usual[:count]), size_bytes))
     line = fit_line(points[-2:], 0)
     fixed = idle - _bytes(model) + state.part_bytes + state.together_bytes
     shared = num_ranks if device.type == "cpu" else 1
@@ -113,6 +109,14 @@ def spread_costs(
         evaluation_seconds=seconds / max(1, size),
         limit_bytes=limit // shared,
     )
+
+
+def _forward(measurement: CostMeasurement, count: int) -> None:
+    """The loss of a few examples, with all that a backward pass would need, until it is known."""
+    batch = measurement.adapter.prepare_batch(measurement.usual[:count])
+    with measurement.strategy.precision.autocast():
+        output = measurement.adapter.compute_loss(measurement.model, batch)
+    float(output.loss_sum.detach())  # the device is done
 
 
 def _bytes(module: torch.nn.Module, *, trained: bool = False) -> int:

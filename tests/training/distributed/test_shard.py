@@ -5,7 +5,6 @@ One pair of processes does all the quick cases, one after another.
 
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from tests.slow import slow
 from tests.training.distributed import spread
 from tests.training.distributed.spread import CASES, NUM_STEPS, SAVED_AFTER
 from tests.training.distributed.test_replicate import SAVES, SHORT, check_same, folder_of
-from tests.training.distributed.trainings import LARGE, LORA, Case, results
+from tests.training.distributed.trainings import LORA, Case, results
 
 ROOT = Path(__file__).resolve().parents[3]
 SPREAD: dict[str, Any] = {**SHORT, "training.shard": "yes"}
@@ -155,41 +154,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
 def assert_alike(numbers: list[list[float]], expected: list[list[float]]) -> None:
     assert len(numbers) == len(expected)
     torch.testing.assert_close(torch.tensor(numbers), torch.tensor(expected), rtol=1e-5, atol=1e-5)
-
-
-@slow
-def test_what_one_process_has_not_the_memory_for_trains_on_two(
-    tmp_path: Path, saved_llama: Path
-) -> None:
-    """The kernel refuses, not we: see `little_memory`."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    folder = folder_of(tmp_path, saved_llama)
-    shutil.copytree(saved_llama, folder / "large")
-    config = AutoConfig.from_pretrained(saved_llama, **LARGE)
-    config.num_attention_heads = config.num_key_value_heads = 8
-    config.head_dim = 64
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "large")
-    settings = {**SAVES, "training.max_steps": 3, "training.recovery.max_failed_saves": 0}
-    both = {0: "little memory", 1: "little memory"}
-    cases = [
-        Case("alone", settings, 1, planted={0: "little memory"}, model="large"),
-        Case(
-            "spread",
-            {**settings, "training.shard": "yes"},
-            planted=both,
-            model="large",
-            has_forecast=True,
-        ),
-    ]
-    found = results(folder, cases)
-    assert found["alone"]["error"] is not None
-    assert found["alone"]["losses"] == []
-    spread_over_two = found["spread"]
-    assert spread_over_two["error"] is None, spread_over_two["stderr"]
-    assert len(spread_over_two["losses"]) == 3
-    forecast, was = spread_over_two["forecast_bytes"], spread_over_two["peak_bytes"]
-    assert forecast == pytest.approx(was, rel=0.1)
 
 
 @slow

@@ -7,7 +7,6 @@ rank 0, or a launcher, would have started. A case with one process is rank 0's a
 import functools
 import json
 import os
-import resource
 import signal
 import subprocess
 import time
@@ -18,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 
@@ -46,11 +44,6 @@ from tests.training.distributed.small_groups import small_config, weights_of
 
 LORA: dict[str, Any] = {"model.lora_config": {"r": 4, "dropout": 0.0}}
 DROPOUT: dict[str, Any] = {"model.lora_config": {"r": 4, "dropout": 0.3}}
-
-
-# A Llama of 51 million weights.
-LARGE = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 16}
-LARGE_BYTES = 4 * LARGE["num_hidden_layers"] * (4 * 512 * 512 + 3 * 512 * 1408)
 
 
 @dataclass(frozen=True)
@@ -127,14 +120,14 @@ def of_first(folder: Path, case: Case, member: Member | None) -> dict[str, Any]:
     state = trainer.state
     assert state is not None
     assert trainer.checkpoints is not None
-    is_small = case.model != "large" and not is_sharded(state.model)
+    is_whole = not is_sharded(state.model)
     return {
         **found,
         "losses": seen.losses,
         "peak_bytes": peak.highest_bytes,
         "rows": seen.rows,
-        "weights": weights_of(trainer).double().tolist() if is_small else [],
-        "bits": checksum(state.model) if is_small else None,
+        "weights": weights_of(trainer).double().tolist() if is_whole else [],
+        "bits": checksum(state.model) if is_whole else None,
         "recoveries": [[r["kind"], r["action"], r["message"]] for r in state.recoveries],
         "stop": [state.stop_reason, state.stop_message],
         "step": state.step,
@@ -220,19 +213,6 @@ def a_loss_that_is_none() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def little_memory() -> Iterator[None]:
-    """The kernel gives this process no more than three times the weights of `LARGE` from here on:
-    weights, gradients and AdamW's two numbers are four times as much."""
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    now = psutil.Process().memory_info().data
-    resource.setrlimit(resource.RLIMIT_DATA, (now + 3 * LARGE_BYTES, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
-
-
 def _at_step(number: int, act: Callable[[OptimizerStep], None]) -> Any:
     @contextmanager
     def planted() -> Iterator[None]:
@@ -276,7 +256,6 @@ def hanging_in(number: int) -> Iterator[None]:
 
 
 PLANTS: dict[str, Callable[[], Any]] = {
-    "little memory": little_memory,
     "no memory for two": no_memory_for_two,
     "no memory in the update": no_memory_in_update,
     "a loss that is none": a_loss_that_is_none,
