@@ -179,7 +179,8 @@ def be(system: str, folder: Path) -> float:
         return 2 * plain_loop(folder, in_replicas, takes_mean=True)
     if system == FSDP2:  # gathered for forward and backward, and its gradients scattered
         return 3 * plain_loop(folder, in_shards, takes_mean=True)
-    settings = {"training.shard": "yes"} if system == SHARDED else {}
+    sharded = {"training.shard": "yes", "training.enabled_extensions": []}
+    settings: dict[str, Any] = sharded if system == SHARDED else {}
     return temper(config_for(folder, 1 if system == ONE else 2, **settings))
 
 
