@@ -62,6 +62,16 @@ def advice_at_end(
         if now > was * (1 + WORSE_SHARE):
             text = f"The held-out loss rose, from {format_number(was)} to {format_number(now)}"
             return [{"text": f"{text}; to learn more slowly", "command": "a lower --learning-rate"}]
+        if now > was:
+            # by so little that neither a higher nor a lower rate is the likelier remedy
+            digits = next((n for n in (4, 6) if format_number(was, n) != format_number(now, n)), 8)
+            text = f"The held-out loss rose a little, from {format_number(was, digits)} to"
+            return [
+                {
+                    "text": f"{text} {format_number(now, digits)}; to learn differently",
+                    "command": "another --learning-rate",
+                }
+            ]
         if now > was * (1 - HARDLY_SHARE):
             text = f"The held-out loss hardly fell, from {format_number(was)} to"
             return [

@@ -45,6 +45,11 @@ def test_little_that_was_learnt_is_named(tmp_path: Path) -> None:
         tmp_path, 4.0, 3.96
     )
     assert "rose, from 4 to 5; to learn more slowly: a lower" in suggested(tmp_path, 4.0, 5.0)
+    for now, shown in ((0.6932, "0.6931 to 0.6932"), (0.693102, "0.693100 to 0.693102")):
+        assert suggested(tmp_path, 0.6931, now) == (
+            f"The held-out loss rose a little, from {shown}; to learn differently: another"
+            " --learning-rate"
+        )
 
 
 @pytest.mark.parametrize(("score", "is_named"), [(3.0, True), (3.95, False), (None, False)])
