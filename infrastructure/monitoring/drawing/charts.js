@@ -26,11 +26,12 @@ const temperCharts = (() => {
         : String(round(scaled, digits));
     return `${text.replace("e+", "e")}${data.unit}`;
   };
-  // Of an axis, with as many digits as tell its ticks apart; uPlot gives null for no label.
+  // Of an axis, with as many digits as show the distances of its ticks; uPlot gives null for no label.
   const tickLabels = (ticks, data) => {
     const shown = ticks.filter((tick) => tick !== null);
     let digits = 3;
-    while (digits < 12 && new Set(shown.map((tick) => format(tick, data, digits))).size < shown.length) digits++;
+    const least = Math.min(...shown.slice(1).map((tick, i) => tick - shown[i])) / 100;
+    while (digits < 12 && shown.some((tick) => Math.abs(round(tick * data.scale, digits) / data.scale - tick) > least)) digits++;
     return ticks.map((tick) => (tick === null ? "" : format(tick, data, digits)));
   };
   const formatPlace = (x, data) => (data.axis === "step"

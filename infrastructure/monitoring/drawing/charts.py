@@ -9,9 +9,10 @@ notebook's cell and on paper. Knows nothing of training.
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 from infrastructure.monitoring.drawing.downsampling import (
     NUM_BUCKETS,
@@ -216,7 +217,8 @@ def _axes(chart: Chart, frame: Frame) -> list[str]:
     low, high = frame.values
     ticks = log_ticks(low, high) if frame.is_log else linear_ticks(low, high)
     parts = []
-    for tick, label in zip(ticks, _labels(ticks, chart.format_value), strict=True):
+    labels = tick_labels(ticks, chart.format_value)
+    for tick, label in zip(ticks, labels, strict=True):
         y = frame.y(tick)
         parts.append(_line(LEFT, y, frame.width - RIGHT, y, "grid"))
         parts.append(_text(LEFT - 8, y + 4, label, "end"))
@@ -229,15 +231,24 @@ def _axes(chart: Chart, frame: Frame) -> list[str]:
     return parts
 
 
-def _labels(ticks: list[float], format_value: Callable[[float], str]) -> list[str]:
-    """The ticks as they are shown, with as many digits as tell them apart."""
+def tick_labels(
+    ticks: Sequence[float], format_value: Callable[[float], str] = format_number
+) -> list[str]:
+    """The ticks as they are shown, with as many digits as show their distances."""
     labels = [without_zeros(format_value(tick)) for tick in ticks]
     if format_value is format_number:
         for digits in range(5, MAX_DIGITS + 1):
-            if len(set(labels)) == len(labels):
+            if not _are_rounded(ticks, labels):
                 break
             labels = [without_zeros(format_number(tick, digits)) for tick in ticks]
     return labels
+
+
+def _are_rounded(ticks: Sequence[float], labels: Sequence[str]) -> bool:
+    """Whether a label is further from its tick than a hundredth of what lies between two ticks."""
+    least = min((after - before for before, after in pairwise(ticks)), default=math.inf)
+    shown = (float(label.replace(",", "")) for label in labels)
+    return any(abs(one - tick) > least / 100 for one, tick in zip(shown, ticks, strict=True))
 
 
 def _step_ticks(frame: Frame) -> list[float]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from infrastructure.core.integers import ceil_div
-from infrastructure.monitoring.drawing.charts import LOG_SCALE_FROM_RATIO, without_zeros
+from infrastructure.monitoring.drawing.charts import LOG_SCALE_FROM_RATIO, tick_labels
 from infrastructure.monitoring.drawing.downsampling import (
     Points,
     linear_ticks,
@@ -168,10 +168,10 @@ class StackPicture:
         low, high = self.values
         ticks = log_ticks(low, high) if self.is_log else linear_ticks(low, high, num_ticks=4)
         parts = []
-        for tick in ticks:
+        for tick, label in zip(ticks, tick_labels(ticks), strict=True):
             y = self._y(tick)
             parts.append(_line(self.left, y, self.width - RIGHT, y, "grid"))
-            parts.append(_text(self.left - 8, y + 4, without_zeros(format_number(tick)), "end"))
+            parts.append(_text(self.left - 8, y + 4, label, "end"))
         for bar in self.bars:
             x = self._x(bar.first_step)
             parts.append(_line(x, self.floor + GAP, x, self.floor + GAP + LOSS_HEIGHT, "grid"))

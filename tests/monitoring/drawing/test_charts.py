@@ -12,6 +12,7 @@ from infrastructure.monitoring.drawing.charts import (
     describe_gaps,
     figure,
     render_chart,
+    tick_labels,
     uses_log_scale,
 )
 from infrastructure.monitoring.drawing.downsampling import Points, find_gaps
@@ -159,3 +160,11 @@ def test_ticks_that_lie_close_together_have_enough_digits() -> None:
     labels = re.findall(r'text-anchor="end">(0\.69\d*)<', svg)
     assert len(labels) > 2
     assert len(set(labels)) == len(labels)
+
+
+def test_equal_distances_of_an_axis_are_shown_as_equal() -> None:
+    ticks = [0.69225 + 0.00025 * number for number in range(7)]
+    assert tick_labels(ticks)[:4] == ["0.69225", "0.6925", "0.69275", "0.693"]
+    assert tick_labels([1, 2, 5, 10]) == ["1", "2", "5", "10"]
+    assert tick_labels([12345.25, 12345.5]) == ["12,345.25", "12,345.5"]
+    assert tick_labels([2.0]) == ["2"]
