@@ -69,7 +69,7 @@ def token_preview(
     example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase", has_colour: bool = False
 ) -> str:
     """The tokens as text: `|` between them, trained ones in ⟦ ⟧, with ■ after each that ends an
-    answer.
+    answer; ⏎ for a newline in them.
 
     Args:
         has_colour: masked ones are dim, trained ones green, those that end an answer reversed.
@@ -102,7 +102,7 @@ def _element(kind: Kind, shown: str) -> str:
 
 
 def _in_text(text: str, kind: Kind, has_colour: bool) -> str:
-    ended = text + ("■" if kind is Kind.STOP else "")
+    ended = text.replace("\n", "⏎") + ("■" if kind is Kind.STOP else "")
     return f"\033[{COLOURS[kind]}m{ended}\033[0m" if has_colour else ended
 
 

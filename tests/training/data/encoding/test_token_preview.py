@@ -27,6 +27,11 @@ def test_text() -> None:
     tokenizer = byte_level_tokenizer()
     shown = token_preview(preview_example(tokenizer), tokenizer)
     assert shown == "<|b|>⟦ The|<|endoftext|>■⟧"
+    ids = np.array(tokenizer("b\n\nb")["input_ids"], dtype=np.int32)
+    lines = TokenizedExample(ids, np.ones(len(ids), dtype=bool))
+    shown = token_preview(lines, tokenizer)
+    assert shown.count("⏎") == 2
+    assert "\n" not in shown
 
 
 def test_colours() -> None:
