@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.schema import schema_of
@@ -25,7 +26,7 @@ from infrastructure.monitoring.records.run_reader import COMPARISON_FILE
 from infrastructure.monitoring.report.report import REPORT_FILE, write_report
 from infrastructure.run.record_types import Summary
 from infrastructure.training.data.samples import use_sample_data
-from infrastructure.training.quantum.step_records import read_records
+from infrastructure.training.quantum.step_records import SKIPPED, read_records
 
 COMPARED = Source(Layer.KEYWORD, "temper quantum compare")
 NONE = "none"  # without a quantum step
@@ -35,6 +36,8 @@ PLAIN = {
     BLOCK_SELECTION: ("gradient_norm", "random"),
     RANK_ALLOCATION: ("diagonal_fisher", "random"),
 }
+BOUND = "quantum.max_overhead_percent"
+UNBOUNDED = 1e6  # percent: a comparison wants the steps, and shows what they took
 # What means nothing where no sampler is asked.
 OF_A_SAMPLER = tuple(f"quantum.{name}" for name in ("solver", "fallback", "timeout"))
 SCATTER = "One run each: a difference that another training.seed would turn around says nothing."
@@ -70,8 +73,15 @@ def compared(
 
     The rows are written into each run, whose report then shows them. Of each training there is a
     line before and one after: what it would say by itself stands in its report.
+
+    Raises:
+        ConfigurationError: a training skipped each quantum step, so that there is nothing to
+            compare.
     """
     config = with_quantum_step(config)
+    if config.source(BOUND).layer is Layer.DEFAULT:
+        report(f"{BOUND} is lifted here: the table shows what the steps take")
+        config = config.changed([Setting(BOUND, UNBOUNDED, COMPARED)])
     config.check_supported()  # before an answer that nobody can give is replaced
     rows: list[Row] = []
     steps: int | None = None
@@ -82,6 +92,8 @@ def compared(
         summary = TrainingDeployment(own, say=lambda _: None).run()
         if summary["status"] != "finished":
             return rows, summary
+        if answer != NONE:
+            refuse_skipped(Path(summary["paths"]["run"]))
         steps = steps or summary["steps"]
         rows.append(row_of(answer, summary))
         report(f"  {steps:,} steps; its report: {Path(rows[-1]['run']) / REPORT_FILE}")
@@ -90,6 +102,20 @@ def compared(
         write_record(run / COMPARISON_FILE, {"rows": rows})
         write_report(run)
     return rows, None
+
+
+def refuse_skipped(run: Path) -> None:
+    """Refuse to compare a run that had no quantum step, though it is to show what one is worth.
+
+    Raises:
+        ConfigurationError: says why each was skipped.
+    """
+    records = read_records(run)
+    if records and all(record["outcome"] == SKIPPED for record in records):
+        raise ConfigurationError(
+            f"nothing to compare: {run} skipped each quantum step: {records[-1]['why']};"
+            f" change that setting, or leave {BOUND} out, and give new_run"
+        )
 
 
 def _what(answer: str) -> str:

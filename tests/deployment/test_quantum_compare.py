@@ -8,10 +8,16 @@ import pytest
 
 from infrastructure.commands.main import main
 from infrastructure.commands.quantum import compare
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import read_record
 from infrastructure.deployment import quantum_compare
-from infrastructure.deployment.quantum_compare import answered_by, compare_quantum_steps, table_of
+from infrastructure.deployment.quantum_compare import (
+    answered_by,
+    compare_quantum_steps,
+    compared,
+    table_of,
+)
 from tests.deployment.runs import runs_of, small_settings
 
 
@@ -114,3 +120,29 @@ def test_wrong_input_is_a_sentence_and_trains_nothing(
     assert sentence in error
     assert error.splitlines()[-1].startswith("temper: ")
     assert runs_of(tmp_path) == []
+
+
+def test_the_bound_is_lifted_where_nobody_gave_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[float] = []
+
+    class Noted(Stopped):
+        def __init__(self, config: DeploymentConfig, say: Any) -> None:
+            trained.append(config.quantum.max_overhead_percent)
+
+    monkeypatch.setattr(quantum_compare, "TrainingDeployment", Noted)
+    settings = settings_of(tmp_path)
+    lines: list[str] = []
+    compared(DeploymentConfig(**settings), lines.append)
+    del settings["quantum"]["max_overhead_percent"]
+    compared(DeploymentConfig(**settings), lines.append)
+    assert trained == [1e6, 1e6]
+    assert sum("quantum.max_overhead_percent is lifted here" in line for line in lines) == 1
+
+
+def test_steps_that_are_skipped_are_not_compared(tmp_path: Path) -> None:
+    bounded = DeploymentConfig(**settings_of(tmp_path, max_overhead_percent=1e-6))
+    with pytest.raises(ConfigurationError, match=r"allows .* would be needed; .* give new_run"):
+        compared(bounded, lambda _: None)
+    assert len(runs_of(tmp_path)) == 1

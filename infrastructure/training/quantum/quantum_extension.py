@@ -55,6 +55,7 @@ class QuantumExtension(Extension):
         self.config = trainer.quantum_config
         self.frequency = trainer.training_config.optimization_frequency
         self.session = SolverSession(trainer, clock)
+        self.session.without_answer = self._drawn_by_chance
         self.in_force: Ids | None = None
         self._is_in_loop = self._decides_in_step = False
 
@@ -184,6 +185,19 @@ class QuantumExtension(Extension):
     def _data(self) -> DataPipeline:
         assert isinstance(self.trainer.data, DataPipeline)  # it was limited when it was made
         return self.trainer.data
+
+    def _drawn_by_chance(self) -> str:
+        """What is trained on where a budget is set and nothing is selected; "" elsewhere: a share
+        by chance could be taken for all, or for a choice."""
+        if self.config.problem != DATA_SELECTION or self.session.decisions.selection is not None:
+            return ""
+        number, whole = self._data.num_examples, self._data.num_candidates
+        if number == whole:
+            return ""
+        return (
+            f"{number:,} of {whole:,} training examples train, drawn by chance"
+            f" (quantum.data_budget {self.config.data_budget})"
+        )
 
     def hold_selection(self, state: TrainingState) -> None:
         """Let the data source give what is selected: where an epoch begins, the newest."""

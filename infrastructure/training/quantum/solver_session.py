@@ -93,6 +93,7 @@ class SolverSession:
         decisions: what holds now.
         history: a record of each step.
         report: shows a line to a person.
+        without_answer: what the training does as long as nothing is decided; "": as always.
         unlogged: numbers of the newest answers, which the metrics do not hold yet.
 
     Raises:
@@ -112,6 +113,7 @@ class SolverSession:
         self.waiting: Waiting | None = None
         self._began = 0.0
         self.report: Callable[[str], None] = lambda line: log.info("%s", line)
+        self.without_answer: Callable[[], str] = str
         self.unlogged: dict[str, float] = {}
 
     @property
@@ -191,7 +193,7 @@ class SolverSession:
         if self.config.background and self.config.answer == SAMPLER:
             background = AsyncSolve(problem, self.config, self.seed)
             self.waiting = Waiting(background, step, record)
-            self._report({**record, "outcome": SUBMITTED})
+            self._report({**record, "outcome": SUBMITTED, "why": self.without_answer()})
             return
         left = allowed_seconds - (self.clock() - self._began)
         self._apply(state, step, problem, self._solution_of(problem, left), record)
@@ -289,13 +291,16 @@ class SolverSession:
     def skip(self, state: TrainingState, why: str) -> None:
         """There is no quantum step this time, and why."""
         state.must_save = True  # a clock has decided
-        self._report({**self._record(state), "outcome": SKIPPED, "why": why})
+        self._report({**self._record(state), "outcome": SKIPPED, "why": self._complete(why)})
 
     def _has_failed(self, state: TrainingState, error: Exception) -> None:
         why = clipped(f"{type(error).__name__}: {error}")
         record_recovery(state, RecoveryKind.QUANTUM_STEP, "the training goes on as it was", why)
         state.must_save = True
-        self._report({**self._record(state), "outcome": FAILED, "why": why})
+        self._report({**self._record(state), "outcome": FAILED, "why": self._complete(why)})
+
+    def _complete(self, why: str) -> str:
+        return "; ".join(filter(None, (why, self.without_answer())))
 
     def _report(self, record: Record) -> None:
         record.pop("began", None)

@@ -43,7 +43,7 @@ class Record(TypedDict, total=False):
         began: on the session's clock; never kept.
         foretold_seconds, allowed_seconds: the predicted cost of the step, and its limit.
         used_at_step: where the answer of another process was applied.
-        why: the reason where there is no answer.
+        why: the reason where there is no answer, and what the training does without one.
         seconds, solver_seconds: of all of the step; of the samplers in it.
         alternatives: energies of plain answers, by name.
         info: what the sampler said of itself.
@@ -201,7 +201,8 @@ def in_words(record: Record) -> str:
     """A line for people."""
     head = f"Quantum step ({str(record['problem']).replace('_', ' ')})"
     if record["outcome"] == SUBMITTED:
-        return f"{head}: asked another process; the training goes on meanwhile"
+        meanwhile = f": {record['why']}" if record.get("why") else ""
+        return f"{head}: asked another process; the training goes on meanwhile{meanwhile}"
     if record["outcome"] != ANSWERED:
         return f"{head} {record['outcome']}: {record['why']}"
     remarks = "".join(f"; {remark}" for remark in record.get("remarks", []))

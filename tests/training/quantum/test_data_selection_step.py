@@ -221,8 +221,11 @@ def test_a_problem_that_costs_too_much_is_not_solved(
     (record,) = records(trainer)
     assert record["outcome"] == "skipped"
     assert "quantum.max_overhead_percent 1e-06 allows" in record["why"]
-    assert "would be needed" in caplog.text
     assert len(set(trainer.data.selected)) == trainer.data.num_examples  # by chance
+    trained = f"{trainer.data.num_examples} of {trainer.data.num_candidates} training examples"
+    by_chance = f"{trained} train, drawn by chance (quantum.data_budget 0.5)"
+    assert f"would be needed; {by_chance}" in caplog.text
+    assert record["why"].endswith(by_chance)  # the report shows it
 
 
 def test_without_a_budget_a_problem_that_is_not_solved_leaves_nothing_out(
