@@ -1,11 +1,11 @@
 """The configuration of a command."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.process_wide import take_effect
-from infrastructure.config.sources.flags import flags_given
+from infrastructure.config.sources.flags import flags_given, key_of_flag
 from infrastructure.config.sources.load import load_config
 
 
@@ -25,3 +25,16 @@ def configure(
     config = load_config(options.config, flags={**flags_given(options), **given})
     take_effect(config)
     return config
+
+
+def words_given(options: argparse.Namespace, without: Collection[str] = ()) -> list[str]:
+    """The words of `temper train` that say what was typed: the data, the flags, the file.
+
+    Args:
+        without: keys of settings whose flags are left out.
+    """
+    words = ["temper", "train", *([options.data] if options.data is not None else [])]
+    for flag, value in flags_given(options).items():
+        if key_of_flag(flag) not in without:
+            words += [flag] if isinstance(value, bool) else [flag, str(value)]
+    return [*words, *(["--config", options.config] if options.config else [])]

@@ -6,7 +6,7 @@ from functools import partial
 
 from infrastructure.commands.arguments import add_data, add_json
 from infrastructure.commands.output import progress, show
-from infrastructure.commands.settings import configure
+from infrastructure.commands.settings import configure, words_given
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
@@ -16,7 +16,6 @@ from infrastructure.config.sources.flags import (
     add_config_flags,
     add_preset_flag,
     flag_names,
-    flags_given,
     is_truth,
 )
 from infrastructure.core.exit_codes import ExitCode
@@ -156,12 +155,7 @@ def table(
 
 def command_of(options: argparse.Namespace, sweep: Sweep, best: TrialResult) -> str:
     """The command that trains with the best values."""
-    words = ["temper", "train", *([options.data] if options.data is not None else [])]
-    for flag, value in flags_given(options).items():
-        if flag in (*flag_names("run_name"), *flag_names("training.deadline")):
-            continue
-        words += [flag] if isinstance(value, bool) else [flag, str(value)]
-    words += ["--config", options.config] if options.config else []
+    words = words_given(options, without=("run_name", "training.deadline"))
     fields = schema_of(DeploymentConfig).fields
     for setting in sweep.settings_of(best):
         name = flag_names(setting.key)[0]

@@ -1,11 +1,12 @@
 """`temper tune`: measure which settings make this training fastest on this machine."""
 
 import argparse
+import shlex
 from functools import partial
 
 from infrastructure.commands.arguments import add_data, add_json
 from infrastructure.commands.output import progress, show
-from infrastructure.commands.settings import configure
+from infrastructure.commands.settings import configure, words_given
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
 from infrastructure.core.exit_codes import ExitCode
 
@@ -24,13 +25,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, show each result, and print the flags of the fastest training."""
+    """Measure, show each result, and print the command of the fastest training."""
     from infrastructure.deployment.given_paths import check_paths
+    from infrastructure.training.data.defaults import make_ready
 
     config = configure(options, {"data.path": options.data})
+    make_ready(config)
     check_paths(config)
     from infrastructure.deployment.tuning import find_fastest
 
     fastest = find_fastest(config, options.learning_rate_test, partial(progress, options.json))
-    show(options.json, fastest, f"The fastest training: temper train {fastest['flags']}")
+    given = shlex.join(words_given(options, without=fastest["settings"]))
+    command = f"{given} {fastest['flags']}"
+    show(options.json, {**fastest, "command": command}, f"The fastest training: {command}")
     return ExitCode.DONE

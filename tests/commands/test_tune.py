@@ -1,14 +1,16 @@
 """`temper tune`: real small trainings, and flags that `temper train` takes."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
 from infrastructure.commands.main import create_parser, main
 from infrastructure.commands.parser import parse
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.exit_codes import ExitCode
-from infrastructure.deployment import tuning
+from infrastructure.deployment import given_paths, tuning
 from tests.deployment.runs import small_settings
 
 
@@ -28,8 +30,33 @@ def test_the_fastest_settings_are_measured_and_printed(
     assert "training.batch_size auto:" in err
     measured = {entry["key"] for entry in fastest["tried"]}
     assert {"", "data.num_workers"} <= measured
-    options = parse(create_parser(), ["train", *fastest["flags"].split()])
-    assert options.command == "train"
+    options = parse(create_parser(), shlex.split(fastest["command"])[1:])
+    assert (options.command, options.config) == ("train", str(tmp_path / "c.yaml"))
+
+
+def test_the_command_is_whole_and_examples_are_as_long_as_the_model_sees(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths: list[int] = []
+
+    def found(config: DeploymentConfig, *_: object) -> dict[str, object]:
+        lengths.append(config.data.max_length)
+        return {"settings": {"training.batch_size": 4}, "flags": "--batch-size 4", "tried": []}
+
+    monkeypatch.setattr(tuning, "find_fastest", found)
+    model = tmp_path / "my model"
+    model.mkdir()
+    (model / "config.json").write_text(
+        json.dumps({"model_type": "llama", "max_position_embeddings": 128})
+    )
+    (tmp_path / "d.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 4)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(given_paths, "check_folder", lambda *_: None)  # no weights lie there
+    typed = ["d.jsonl", "--model", "my model", "--batch-size", "auto", "--lora"]
+    assert main(["tune", *typed]) == ExitCode.DONE
+    command = "temper train d.jsonl --model 'my model' --lora --batch-size 4"
+    assert capsys.readouterr().out.splitlines()[-1] == f"The fastest training: {command}"
+    assert lengths == [128]
 
 
 def test_a_flag_that_is_not_there_is_refused() -> None:
