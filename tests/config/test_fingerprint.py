@@ -55,7 +55,7 @@ SAME_RESULT = """
 data.num_workers prefetch_factor pin_memory max_bad_rows_percent accept_small_data
 training.checkpoint_interval checkpoint_frequency checkpoint_seconds keep_checkpoints
 gradient_checkpointing_mode keep_best keep_every compress_checkpoints deadline validation_prompts
-log_frequency metrics metrics_sinks
+log_frequency metrics metrics_sinks shard
 recovery.out_of_memory recovery.not_finite recovery.loss_spike recovery.loss_spike_factor
 recovery.max_rollbacks recovery.max_failed_saves
 cache_dir cache_storage cache_size save_stacks save_rack
