@@ -1637,7 +1637,10 @@ METHODS = [
     method(
         "no place for a prompt",
         "rloo --max-completion-length 600",
-        ["--max-completion-length 600 leaves nothing of --max-length 512"],
+        [
+            "--max-completion-length 600 leaves nothing of --max-length 512",
+            "lower --max-completion-length, such as to 256",
+        ],
         GOOD_DATA,
     ),
     method(

@@ -399,6 +399,7 @@ class DataPipeline:
             self.config.max_bad_rows_percent,
             listed,
             about_length=about_template(report.template_tokens, report.max_length),
+            cuts_prompts=report.template_tokens < report.max_length,
         )
         if not report.num_train:
             raise ValueError(f"{self.config.path}: no row is left to train on")

@@ -132,7 +132,8 @@ def _contradictions(config: DeploymentConfig) -> Iterator[str]:
         if longest >= config.data.max_length:
             yield (
                 f"training.max_completion_length = {longest} leaves nothing of data.max_length ="
-                f" {config.data.max_length} for a prompt: lower the one or raise the other"
+                f" {config.data.max_length} for a prompt: lower training.max_completion_length,"
+                f" such as to {max(1, config.data.max_length // 2)}"
             )
     if method == "distillation" and training.beta != "auto" and training.beta > 1:
         yield (

@@ -120,6 +120,11 @@ def about_template(num_tokens: int, max_length: int) -> str:
     """
     if num_tokens < MUCH_OF_A_ROW * max_length:
         return ""
+    if num_tokens >= max_length:
+        return (
+            f"the chat template itself writes {num_tokens:,} tokens around a question and its"
+            f" answer, and a row holds {max_length:,}"
+        )
     return (
         f"the chat template itself writes {num_tokens:,} of these {max_length:,} tokens around a"
         " question and its answer"

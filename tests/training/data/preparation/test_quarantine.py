@@ -79,6 +79,8 @@ def test_a_template_that_makes_rows_long_is_named() -> None:
     about = about_template(96, 128)
     assert about.startswith("the chat template itself writes 96 of these 128 tokens around")
     assert not about_template(31, 128)
+    assert "writes 6 tokens around" in about_template(6, 2)
+    assert about_template(6, 2).endswith("and a row holds 2")
     quarantine = Quarantine()
     quarantine.add([bad(1, OVER_LONG)])
     with pytest.raises(ValueError, match=f": {about}: raise data.max_length where"):
