@@ -5,6 +5,7 @@ Read back by: transformers and PEFT (safetensors, also of bitsandbytes), onnxrun
 """
 
 import gc
+import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.readers.rows import Turn
 from infrastructure.training.models.model_manager import ModelManager
 from infrastructure.training.models.progress_bars import without_progress_bars
-from infrastructure.training.models.quantization import quantization_config
+from infrastructure.training.models.quantization import layers_not_in_blocks, quantization_config
 from infrastructure.training.models.saving import save_tokenizer, write_model
 from infrastructure.training.models.source import read_json
 
@@ -110,8 +111,16 @@ def _write_safetensors(work: Work, folder: Path) -> None:
 def _write_small(work: Work, folder: Path) -> None:
     """In 8 or 4 bits by bitsandbytes."""
     kind = type(work.model)
+    odd = layers_not_in_blocks(work.model) if work.request.bits == 4 else []
+    skipped = [*odd, *_output_layer(work.model)] if odd else None  # None: as bitsandbytes has it
     with _whole_model(work, folder, torch.bfloat16) as whole:
-        small = quantization_config(f"{work.request.bits}bit", torch.bfloat16)
+        small: Any = quantization_config(f"{work.request.bits}bit", torch.bfloat16)
+        if odd:
+            small.llm_int8_skip_modules = skipped
+            work.notes.append(
+                f"{len(odd)} layers stay in 16 bits: their sizes are no multiples of what"
+                f" bitsandbytes' 4 bits need on a CPU ({odd[0]} is the first)"
+            )
         with _in_its_words("bitsandbytes"), without_progress_bars():
             model = kind.from_pretrained(whole, quantization_config=small, device_map="cpu")
             model.save_pretrained(folder)
@@ -121,6 +130,12 @@ def _write_small(work: Work, folder: Path) -> None:
     with without_progress_bars():
         again = kind.from_pretrained(folder, device_map="cpu").eval()
     work.compare("transformers and bitsandbytes", logits_of(again), _prompts_in(folder, again))
+
+
+def _output_layer(model: Any) -> list[str]:
+    """The name of the layer that bitsandbytes leaves out by itself, where no others are named."""
+    head = model.get_output_embeddings()
+    return [name for name, module in model.named_modules() if module is head]
 
 
 def _write_torch_export(work: Work, folder: Path) -> None:
@@ -138,6 +153,8 @@ def _write_torch_export(work: Work, folder: Path) -> None:
 
 def _write_onnx(work: Work, folder: Path) -> None:
     file = folder / ONNX_FILE
+    # It warns of each of torchvision's operations, which no language model uses.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with _in_its_words("torch.onnx"), torch.no_grad():
         torch.onnx.export(
             Logits(work.model),

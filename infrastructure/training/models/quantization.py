@@ -15,6 +15,7 @@ from infrastructure.core.optional import require
 
 # bitsandbytes' CPU kernels take rows of whole blocks of this many weights
 MIN_CPU_WIDTH = 64
+CPU_ROWS = 32  # and so many rows together
 _LAYERS = ("Linear4bit", "Linear8bitLt")
 
 
@@ -46,6 +47,22 @@ def quantized_layers(model: torch.nn.Module) -> list[object]:
     # PEFT's wrappers are called like the layers that they wrap, but are no linear layers
     linear = (module for module in model.modules() if isinstance(module, torch.nn.Linear))
     return [module for module in linear if type(module).__name__ in _LAYERS]
+
+
+def layers_not_in_blocks(model: torch.nn.Module) -> list[str]:
+    """The names of the linear layers that bitsandbytes' CPU kernel of 4 bits cannot take; its own
+    words are "N must be divisible by block_n", at the first forward pass."""
+    output = getattr(model, "get_output_embeddings", lambda: None)()
+    linear = (
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not output
+    )
+    return [
+        name
+        for name, layer in linear
+        if layer.out_features % CPU_ROWS or layer.in_features % MIN_CPU_WIDTH
+    ]
 
 
 def note_on_experts(experts: Sequence[torch.Tensor], kind: str) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
-from infrastructure.training.models.quantization import quantized_layers
+from infrastructure.training.models.quantization import layers_not_in_blocks, quantized_layers
 from infrastructure.training.models.saving import save_model
 
 CPU = torch.device("cpu")
@@ -108,3 +108,10 @@ def test_weights_that_are_quantised_in_another_way(llama_folder: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": stored}))
     with pytest.raises(ValueError, match="already quantised in another way"):
         load(llama_folder, "4bit")
+
+
+def test_layers_that_a_cpu_cannot_take_in_four_bits_are_named() -> None:
+    sizes = {"both": (64, 32), "rows": (64, 336), "width": (336, 64), "head": (64, 33)}
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(*size) for name, size in sizes.items()})
+    model.get_output_embeddings = lambda: model["head"]  # type: ignore[assignment]
+    assert layers_not_in_blocks(model) == ["rows", "width"]
