@@ -77,9 +77,11 @@ def run(options: argparse.Namespace) -> int:
     with waiting_beside("loading the model"):
         from infrastructure.deployment.model_repair import repair_model
         from infrastructure.evaluation.prompting import Answerer
+        from infrastructure.training.models.progress_bars import without_progress_bars
 
         repair_model(Path(model))
-        answerer = Answerer(model, options.max_tokens, config.device, options.image)
+        with without_progress_bars():
+            answerer = Answerer(model, options.max_tokens, config.device, options.image)
     num_answered = 0
     for question in options.questions or chain([first] if first else [], typed):
         with waiting_beside("answering"):

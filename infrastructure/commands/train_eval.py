@@ -8,7 +8,9 @@ from infrastructure.commands.arguments import add_json, names_in, run_or_model
 from infrastructure.commands.output import loading_torch, show
 from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.elsewhere import PREFERENCES
 from infrastructure.config.measures import MEASURES
+from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sources.flags import add_config_flags
 from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.exit_codes import ExitCode
@@ -59,6 +61,11 @@ def run(options: argparse.Namespace) -> int:
     if options.tasks is not None:
         return _on_tasks(options, config, against)
     _refuse(options, OF_TASKS, "only --tasks has a use for it")
+    if _source_of_method(config) is Layer.FLAG:
+        raise ValueError(
+            "train-eval: --method has no effect here: answers are measured, however a model was"
+            " trained; leave it out"
+        )
     if options.data is None:
         raise ValueError("train-eval: DATA is missing: a file, a folder or a hub data set")
     from infrastructure.deployment.given_paths import check_measured, check_model
@@ -71,7 +78,12 @@ def run(options: argparse.Namespace) -> int:
     )
     if against is not None:
         check_model(against)
-    check_measured(config)
+    try:
+        check_measured(config)
+    except ValueError as error:
+        if PREFERENCES not in str(error):
+            raise
+        raise ValueError(str(error).replace(PREFERENCES, "answers are measured here")) from error
     with loading_torch(options.json):
         from infrastructure.deployment.one_call import evaluate_configured
 
@@ -97,6 +109,10 @@ def _on_tasks(options: argparse.Namespace, config: DeploymentConfig, against: st
     facts, lines = evaluate_tasks(config, request, against)
     show(options.json, facts, *lines)
     return ExitCode.DONE
+
+
+def _source_of_method(config: DeploymentConfig) -> Layer:
+    return config.sources()["training.method"].layer
 
 
 def _refuse(options: argparse.Namespace, names: Sequence[str], reason: str) -> None:

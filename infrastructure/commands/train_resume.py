@@ -28,6 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Go on with what was recorded, but for what is given now."""
     config = configure(options)
+    if config.new_run and config.sources()["new_run"].layer is Layer.FLAG:
+        raise ValueError(
+            "train-resume: --new-run has no effect here: a run goes on; temper train … --new-run"
+            " trains anew"
+        )
     changes = [
         Setting(key, config.value(key), source)
         for key, source in config.sources().items()

@@ -40,7 +40,7 @@ from infrastructure.training.models.fitting import (
 )
 from infrastructure.training.models.lora import expert_parameters, peft_arguments
 from infrastructure.training.models.model_manager import check_saved, weights_begun_with
-from infrastructure.training.models.progress_bars import progress_bars_in_a_terminal
+from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.models.quantization import note_on_experts, quantization_config
 from infrastructure.training.models.saved_model import TOKENIZER_FILES, ModelSource, SourceKind
 from infrastructure.training.models.source import find_source
@@ -241,7 +241,7 @@ class TrlTraining:
             parts["reward_funcs"] = self.rewards
         if self.config.training.teacher is not None:
             parts["teacher_model"] = self._find(self.config.training.teacher).location
-        with _quiet(), offline_where_unreachable(), progress_bars_in_a_terminal():
+        with _quiet(), offline_where_unreachable(), without_progress_bars():
             trainer = self.trainer_class(**parts)
         _draw_nothing(trainer)
         kind, names = self.options.quantization, expert_parameters(trainer.model)

@@ -1,0 +1,33 @@
+"""Flags that a command would read and not follow are refused, with the way on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infrastructure.commands.main import main
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["train-resume", "run", "--new-run"], "temper train … --new-run trains anew"),
+        (["train-eval", "MODEL", "PAIRS", "--method", "dpo"], "--method has no effect here"),
+        (["train-eval", "MODEL", "PAIRS"], "answers are measured here: for the better alone, set"),
+    ],
+)
+def test_what_has_no_effect_is_refused(
+    words: list[str],
+    shown: str,
+    saved_llama: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pairs = tmp_path / "pairs.jsonl"
+    row = json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"})
+    pairs.write_text(f"{row}\n" * 4)
+    places = {"MODEL": str(saved_llama), "PAIRS": str(pairs)}
+    assert main([places.get(word, word) for word in words]) == 2
+    error = capsys.readouterr().err
+    assert shown in error
+    assert "--method sft" not in error
