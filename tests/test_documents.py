@@ -46,7 +46,8 @@ SCHEMA = schema_of(DeploymentConfig)
 # What another library, the launch script, torchrun or a benchmark has, not the temper command.
 FOREIGN_NAMES = {"save_steps", "load_best_model_at_end", "assert_sampler_api"}
 FOREIGN_FLAGS = {
-    *("--with-unsloth", "--depth", "--nproc-per-node", "--selections", "--kinds", "--read-before")
+    *("--with-unsloth", "--depth", "--nproc-per-node", "--selections", "--kinds", "--read-before"),
+    "--before",
 }
 
 # Modules that the reader of a document writes.
