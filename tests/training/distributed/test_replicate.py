@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from infrastructure.core.exit_codes import ExitCode
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.distributed.group import ALONE
 from infrastructure.training.distributed.replicate import (
@@ -101,7 +102,6 @@ ERRORS = [
 ]
 LIMIT_SECONDS = 3.0
 NUM_PAIRS = 8
-NUM_ROUNDS = 25  # of a training of two steps, up to the end of the last one
 
 
 def hung(rank: int, number: int) -> Case:
@@ -112,7 +112,6 @@ def hung(rank: int, number: int) -> Case:
 
 # Rank 1 in the first exchange of gradients; rank 0 where it decides after the first step.
 HUNG = [hung(1, 11), hung(0, 14)]
-EACH_HUNG = [hung(rank, number) for rank in (0, 1) for number in range(1, NUM_ROUNDS)]
 RESUMED = [
     Case("whole", {**SHORT, **SAVES, **DROPOUT}),
     Case("again", {**SHORT, **SAVES, **DROPOUT}, goes_on_from=("whole", 3)),
@@ -235,7 +234,7 @@ def check_hung(case: Case, result: dict[str, Any]) -> None:
         assert result["error"].startswith("ProcessLostError: "), (case, result["error"])
         assert "rank 1 (of 2" in result["error"]
     else:
-        assert "rank 0 (of 2) hangs: the others have waited" in result["stderr"][1]
+        assert result["codes"] == [ExitCode.PROCESS_LOST], (case, result["error"])
     assert result["seconds"] < 30 * LIMIT_SECONDS
     is_in_loop = next(iter(case.planted.values())) > 10  # type: ignore[operator]
     assert not is_in_loop or result["versions"][:1] == [0]
@@ -255,8 +254,10 @@ def test_a_rank_that_hangs_in_any_round_ends_the_training(
     """Several pairs of ranks at once, since most of it is waiting."""
     whole = Case("whole", {**SAVES, "training.max_steps": 2})
     folder = folder_of(tmp_path, saved_llama)
-    assert results(folder, [whole])["whole"]["rounds"] <= NUM_ROUNDS
-    parts = [EACH_HUNG[begin::NUM_PAIRS] for begin in range(NUM_PAIRS)]
+    num_rounds = results(folder, [whole])["whole"]["rounds"]  # up to the end of the last step
+    assert num_rounds > 15
+    each = [hung(rank, number) for rank in (0, 1) for number in range(1, num_rounds + 1)]
+    parts = [each[begin::NUM_PAIRS] for begin in range(NUM_PAIRS)]
     with ThreadPoolExecutor(NUM_PAIRS) as threads:
         for part, found in zip(parts, threads.map(partial(results, folder), parts), strict=True):
             for case in part:

@@ -248,6 +248,7 @@ def hanging_in(number: int) -> Iterator[None]:
         if self._round + 1 == number:
             while not self.has_ended(1 - self.rank):
                 time.sleep(0.05)
+            time.sleep(2.0)  # who hangs says nothing either while the other one ends
             raise ProcessLostError("it does not hang any more")
         return next_round(self)
 
@@ -282,6 +283,8 @@ def _be(rank: int, port: int, folder: Path, cases: Sequence[Case]) -> None:
                 assert member is not None
                 code = train_as(member)
                 (folder / f"{case.name} rank {rank}.json").write_text(json.dumps(code))
+        if dist.is_initialized():  # a rank that waited for one that hangs leaves it to its end
+            dist.destroy_process_group()
 
 
 def _planted(what: str | int | None) -> AbstractContextManager[None]:
@@ -320,4 +323,6 @@ def results(folder: Path, cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
         assert path.exists(), f"{case.name}: {errors[0][-3000:]} {errors[1:]}"
         found[case.name] = json.loads(path.read_text())
         found[case.name]["stderr"] = errors
+        codes = [folder / f"{case.name} rank {rank}.json" for rank in range(1, case.size)]
+        found[case.name]["codes"] = [json.loads(p.read_text()) for p in codes if p.exists()]
     return found
