@@ -27,7 +27,7 @@ def configure(
     return config
 
 
-def words_given(options: argparse.Namespace, without: Collection[str] = ()) -> list[str]:
+def training_words(options: argparse.Namespace, without: Collection[str] = ()) -> list[str]:
     """The words of `temper train` that say what was typed: the data, the flags, the file.
 
     Args:

@@ -6,17 +6,14 @@ from functools import partial
 
 from infrastructure.commands.arguments import add_data, add_json
 from infrastructure.commands.output import progress, show
-from infrastructure.commands.settings import configure, words_given
+from infrastructure.commands.settings import configure, training_words
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.field_help import plain
 from infrastructure.config.merging.effect import refused_without_effect
-from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import (
     add_config_flags,
     add_preset_flag,
-    flag_names,
-    is_truth,
+    flag_words,
 )
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.optional import refuse_missing
@@ -155,12 +152,6 @@ def table(
 
 def command_of(options: argparse.Namespace, sweep: Sweep, best: TrialResult) -> str:
     """The command that trains with the best values."""
-    words = words_given(options, without=("run_name", "training.deadline"))
-    fields = schema_of(DeploymentConfig).fields
-    for setting in sweep.settings_of(best):
-        name = flag_names(setting.key)[0]
-        if is_truth(fields[setting.key]):
-            words.append(name if setting.value else name.replace("--", "--no-", 1))
-        else:
-            words += [name, plain(setting.value)]
-    return shlex.join(words)
+    found = {setting.key: setting.value for setting in sweep.settings_of(best)}
+    given = training_words(options, without={"run_name", "training.deadline", *found})
+    return shlex.join([*given, *flag_words(found)])

@@ -6,7 +6,7 @@ from functools import partial
 
 from infrastructure.commands.arguments import add_data, add_json
 from infrastructure.commands.output import progress, show
-from infrastructure.commands.settings import configure, words_given
+from infrastructure.commands.settings import configure, training_words
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
 from infrastructure.core.exit_codes import ExitCode
 
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     from infrastructure.deployment.tuning import find_fastest
 
     fastest = find_fastest(config, options.learning_rate_test, partial(progress, options.json))
-    given = shlex.join(words_given(options, without=fastest["settings"]))
+    given = shlex.join(training_words(options, without=fastest["settings"]))
     command = f"{given} {fastest['flags']}"
     show(options.json, {**fastest, "command": command}, f"The fastest training: {command}")
     return ExitCode.DONE

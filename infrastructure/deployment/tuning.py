@@ -4,13 +4,14 @@ What changes the numbers of a training (its precision, the size of its batch) is
 the flags that ask for it are what it finds.
 """
 
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Required, TypedDict
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
 from infrastructure.config.merging.precedence import Layer, Setting
-from infrastructure.config.sources.flags import flag_names
+from infrastructure.config.sources.flags import flag_words
 from infrastructure.deployment.tuning_trials import TRIED, TuningTrials, worker_counts
 from infrastructure.monitoring.drawing.formatting import format_bytes
 from infrastructure.optimization.memory_prediction import MemoryBudget
@@ -21,8 +22,6 @@ from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.sizing.batch_plan import BATCH_SIZE
 
 WORKERS_PAY = 1.1  # a process takes memory, so it must read clearly faster
-# Flags without a value.
-SWITCHES = ("training.gradient_checkpointing", "data.pin_memory")
 
 ReportLine = Callable[[str], None]
 
@@ -62,7 +61,7 @@ def find_fastest(
     _with_workers(trials, results, report)
     if with_learning_rate:
         _with_learning_rate(TuningTrials(config.changed(_as_settings(settings))), results, report)
-    results["flags"] = flags_of(results["settings"])
+    results["flags"] = shlex.join(flag_words(results["settings"]))
     return results
 
 
@@ -78,11 +77,6 @@ def alternatives(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[str
         "data.pin_memory": [False] if on_gpu else [],
     }
     return {key: v for key, v in tried.items() if config.source(key).layer is Layer.DEFAULT and v}
-
-
-def flags_of(settings: Mapping[str, object]) -> str:
-    """Settings as they are typed."""
-    return " ".join(_flag(key, value) for key, value in settings.items())
 
 
 def _with_batch(
@@ -182,10 +176,3 @@ def _as_json(tried: Tried) -> dict[str, object]:
 
 def _as_settings(values: Mapping[str, object]) -> list[Setting]:
     return [Setting(key, value, TRIED) for key, value in values.items()]
-
-
-def _flag(key: str, value: object) -> str:
-    name = flag_names(key)[0]
-    if key in SWITCHES:
-        return name if value else name.replace("--", "--no-", 1)
-    return f"{name} {plain(value)}"

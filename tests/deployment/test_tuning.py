@@ -1,14 +1,9 @@
 """`temper tune` on a real small model: it measures, tells, and prints flags that can be typed."""
 
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from infrastructure.commands.main import create_parser
-from infrastructure.commands.parser import parse
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.deployment.tuning import alternatives, flags_of
+from infrastructure.deployment.tuning import alternatives
 from infrastructure.deployment.tuning_trials import TuningTrials
 from tests.deployment.runs import small_settings
 
@@ -18,19 +13,6 @@ def test_what_somebody_gave_is_not_tried(tmp_path: Path) -> None:
     config = DeploymentConfig(**small_settings(tmp_path, **given))
     tried = alternatives(config, TuningTrials(config).trainer({}))
     assert tried.keys() == {"training.gradient_checkpointing", "data.prefetch_factor"}
-
-
-@pytest.mark.parametrize(
-    ("settings", "flags"),
-    [
-        ({"training.batch_size": 8}, "--batch-size 8"),
-        ({"training.gradient_checkpointing": True}, "--gradient-checkpointing"),
-        ({"data.pin_memory": False}, "--no-pin-memory"),
-    ],
-)
-def test_settings_are_reported_as_they_are_typed(settings: dict[str, Any], flags: str) -> None:
-    assert flags_of(settings) == flags
-    parse(create_parser(), ["train", *flags.split()])
 
 
 def test_the_range_test_suggests_a_rate_that_trains(tmp_path: Path) -> None:

@@ -90,6 +90,19 @@ def as_flags(settings: Collection[str]) -> str:
     return " ".join(f"{flag_names(key)[0]} {value}".strip() for key, _, value in pairs)
 
 
+def flag_words(settings: Mapping[str, object]) -> list[str]:
+    """Values of canonical keys as the words that set them: a flag, and what it takes."""
+    fields = schema_of(DeploymentConfig).fields
+    words: list[str] = []
+    for key, value in settings.items():
+        name = flag_names(key)[0]
+        if is_truth(fields[key]):
+            words.append(name if value else name.replace("--", "--no-", 1))
+        else:
+            words += [name, plain(value)]
+    return words
+
+
 def add_config_flags(parser: argparse.ArgumentParser, keys: Collection[str] | None = None) -> None:
     """Add `--config` and a flag for every field, or for some, in one group for each section.
 

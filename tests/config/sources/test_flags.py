@@ -8,7 +8,12 @@ import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
-from infrastructure.config.sources.flags import add_config_flags, flag_names, flags_given
+from infrastructure.config.sources.flags import (
+    add_config_flags,
+    flag_names,
+    flag_words,
+    flags_given,
+)
 from infrastructure.config.sources.load import load_config
 from tests.config.field_values import as_text, other_value
 
@@ -109,3 +114,16 @@ def help_text() -> str:
 def test_help_shows_description_and_default(key: str, help_text: str) -> None:
     flag, description = re.escape(flag_names(key)[0]), re.escape(FIELDS[key].description)
     assert re.search(rf" {flag}[ ,].{{0,400}}{description}.{{0,200}}? \(default: ", help_text)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("training.batch_size", 8, ["--batch-size", "8"]),
+        ("training.gradient_checkpointing", True, ["--gradient-checkpointing"]),
+        ("data.pin_memory", False, ["--no-pin-memory"]),
+    ],
+)
+def test_settings_are_written_as_they_are_typed(key: str, value: object, words: list[str]) -> None:
+    assert flag_words({key: value}) == words
+    assert load(*words).value(key) == value
