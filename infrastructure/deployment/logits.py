@@ -14,6 +14,7 @@ class Logits(torch.nn.Module):
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.training = model.training
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         output: Any = self.model(input_ids=input_ids, use_cache=False)
