@@ -58,14 +58,14 @@ def run(options: argparse.Namespace) -> int:
     output_dir = Path(config.output_dir)
     config.model.name = run_or_model(config.model.name, output_dir)
     against = None if options.against is None else run_or_model(options.against, output_dir)
-    if options.tasks is not None:
-        return _on_tasks(options, config, against)
-    _refuse(options, OF_TASKS, "only --tasks has a use for it")
-    if _source_of_method(config) is Layer.FLAG:
+    if config.source("training.method").layer is Layer.FLAG:
         raise ValueError(
             "train-eval: --method has no effect here: answers are measured, however a model was"
             " trained; leave it out"
         )
+    if options.tasks is not None:
+        return _on_tasks(options, config, against)
+    _refuse(options, OF_TASKS, "only --tasks has a use for it")
     if options.data is None:
         raise ValueError("train-eval: DATA is missing: a file, a folder or a hub data set")
     from infrastructure.deployment.given_paths import check_measured, check_model
@@ -109,10 +109,6 @@ def _on_tasks(options: argparse.Namespace, config: DeploymentConfig, against: st
     facts, lines = evaluate_tasks(config, request, against)
     show(options.json, facts, *lines)
     return ExitCode.DONE
-
-
-def _source_of_method(config: DeploymentConfig) -> Layer:
-    return config.sources()["training.method"].layer
 
 
 def _refuse(options: argparse.Namespace, names: Sequence[str], reason: str) -> None:

@@ -12,10 +12,7 @@ from infrastructure.config.merging.precedence import Layer, Setting
 from infrastructure.config.sources.flags import add_config_flags
 
 # What a run that goes on is told anew by file and environment too; the rest by flags alone.
-CHANGED_BY_RESUMING = (
-    *("log_level", "cuda_visible_devices"),
-    *("num_processes", "process_timeout"),
-)
+CHANGED_BY_RESUMING = ("log_level", "cuda_visible_devices", "num_processes", "process_timeout")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Go on with what was recorded, but for what is given now."""
     config = configure(options)
-    if config.new_run and config.sources()["new_run"].layer is Layer.FLAG:
+    if config.new_run and config.source("new_run").layer is Layer.FLAG:
         raise ValueError(
             "train-resume: --new-run has no effect here: a run goes on; temper train … --new-run"
             " trains anew"

@@ -175,7 +175,7 @@ def _refuse_checkpoint(config: DeploymentConfig) -> None:
     name, at, step = config.model.name.rpartition("@")
     if not at:
         return
-    run = next((run for run in _runs_called(name, Path(config.output_dir))), None)
+    run = next(_runs_called(name, Path(config.output_dir)), None)
     if run is not None:
         raise ValueError(
             f"model {config.model.name!r}: is a checkpoint, and a training begins with a model:"

@@ -13,6 +13,7 @@ from infrastructure.commands.main import main
     [
         (["train-resume", "run", "--new-run"], "temper train … --new-run trains anew"),
         (["train-eval", "MODEL", "PAIRS", "--method", "dpo"], "--method has no effect here"),
+        (["train-eval", "MODEL", "--tasks", "a", "--method", "dpo"], "--method has no effect"),
         (["train-eval", "MODEL", "PAIRS"], "answers are measured here: for the better alone, set"),
     ],
 )
