@@ -152,6 +152,6 @@ def table(
 
 def command_of(options: argparse.Namespace, sweep: Sweep, best: TrialResult) -> str:
     """The command that trains with the best values."""
-    found = {setting.key: setting.value for setting in sweep.settings_of(best)}
-    given = training_words(options, without={"run_name", "training.deadline", *found})
-    return shlex.join([*given, *flag_words(found)])
+    best_values = {setting.key: setting.value for setting in sweep.settings_of(best)}
+    given = training_words(options, without={"run_name", "training.deadline", *best_values})
+    return shlex.join([*given, *flag_words(best_values)])
