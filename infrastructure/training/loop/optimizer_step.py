@@ -5,7 +5,8 @@ running out of memory is answered by smaller ones.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch.optim.lr_scheduler import LambdaLR
@@ -49,6 +50,8 @@ from infrastructure.training.recovery.bad_loss import advance, name_bad_rows, sk
 from infrastructure.training.recovery.recovery_log import record_recovery
 from infrastructure.training.recovery.safe_point import FirstStates, SafePoint, forget_unscaling
 from infrastructure.training.strategies.base_strategy import NOT_ENTERED, TrainingStrategy
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -177,61 +180,52 @@ class OptimizerStep:
             self.group.note_progress()
             self.hooks.fire(Event.AFTER_LOSS, state)
 
-        def own(share: Sequence[object]) -> MetricAccumulator:
-            return accumulate_gradients(
+        group = self.group
+        accumulate: Callable[..., MetricAccumulator] = (
+            partial(accumulate_together, group)
+            if isinstance(group, JoinedGroup) and is_sharded(state.model)
+            else accumulate_gradients
+        )
+
+        def gradients_of(part: Sequence[object]) -> MetricAccumulator:
+            return accumulate(
                 state.model,
                 self.adapter,
                 self.strategy,
                 self.optimizer,
                 self.scaler,
-                share,
+                part,
                 micro_batch_size=state.micro_batch_size,
                 total_items=total_items,
                 after_loss=after_loss,
             )
 
-        if self.group.size == 1:
-            return own(examples)
+        if group.size == 1:
+            return gradients_of(examples)
         if is_sharded(state.model):
-            return self._accumulate_together(state, examples, total_items, after_loss)
+            with self._ended_by_errors(state):
+                window = gradients_of(examples)
+            self._agree(state, Status.FINE, "")
+            return window
         if self.scaler is not None:  # it makes its tensors at the first use: a share may be empty
             self.scaler.scale(torch.zeros((), device=self.device))
-        window, status, reason = MetricAccumulator(), Status.FINE, ""
+        share = shares_of(examples, group.size)[group.rank]
+        window = self._agreed(state, lambda: gradients_of(share))
+        sum_gradients(group, state.model, window)
+        return window
+
+    def _agreed(self, state: TrainingState, compute: Callable[[], Result]) -> Result:
+        """What this rank computes, once all ranks had the memory for theirs; raises as `_agree`."""
+        status, reason = Status.FINE, ""
         try:
-            window = own(shares_of(examples, self.group.size)[self.group.rank])
+            result = compute()
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             status, reason = Status.OUT_OF_MEMORY, str(error)
             release_traceback(error)
-        self._agree(state, status, reason)
-        sum_gradients(self.group, state.model, window)
-        return window
-
-    def _accumulate_together(
-        self,
-        state: TrainingState,
-        examples: Sequence[object],
-        total_items: int,
-        after_loss: Callable[[StepOutput], None],
-    ) -> MetricAccumulator:
-        """All ranks compute each micro-batch of their shares together."""
-        assert isinstance(self.group, JoinedGroup)
-        with self._ended_by_errors(state):
-            window = accumulate_together(
-                self.group,
-                state.model,
-                self.adapter,
-                self.strategy,
-                self.optimizer,
-                self.scaler,
-                examples,
-                micro_batch_size=state.micro_batch_size,
-                total_items=total_items,
-                after_loss=after_loss,
-            )
-        self._agree(state, Status.FINE, "")
-        return window
+        self._agree(state, status, reason)  # raises where there is no result
+        return result
 
     @contextmanager
     def _ended_by_errors(self, state: TrainingState) -> Iterator[None]:
@@ -285,16 +279,7 @@ class OptimizerStep:
         if is_sharded(state.model):
             with self._ended_by_errors(state):
                 return self.strategy.update_parameters(*parts)
-        grad_norm, status, reason = torch.zeros(()), Status.FINE, ""
-        try:
-            grad_norm = self.strategy.update_parameters(*parts)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            status, reason = Status.OUT_OF_MEMORY, str(error)
-            release_traceback(error)
-        self._agree(state, status, reason)
-        return grad_norm
+        return self._agreed(state, lambda: self.strategy.update_parameters(*parts))
 
     def _pass_over(self, state: TrainingState) -> None:
         """A step without an update: the schedule and all rhythms go on as if there were one."""
