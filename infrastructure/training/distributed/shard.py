@@ -10,10 +10,10 @@ fp32. Method: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from enum import StrEnum
-from itertools import chain
 from typing import Any
 
 import torch
@@ -57,8 +57,7 @@ class Sharding(StrEnum):
 def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = False) -> None:
     """Spread `model` over the ranks of `mesh`, in place; all ranks call it together.
 
-    Each rank keeps its part of each weight, by the first dimension. Weights on the meta device stay
-    there: give each rank its part afterwards.
+    Each rank keeps its part of each weight, by the first dimension, of the whole model that it has.
 
     Args:
         offload: the parts wait in main memory, where the optimizer computes, too.
@@ -206,27 +205,17 @@ def _take_apart_behind(model: torch.nn.Module) -> None:
 
 def _is_shared(model: torch.nn.Module, part: torch.nn.Module) -> bool:
     """Whether a weight of this part is one of another part, too."""
-    own = {id(parameter) for parameter in part.parameters()}
-    inside = set(part.modules())
-    others = (
-        parameter
-        for module in model.modules()
-        if module not in inside
-        for parameter in module.parameters(recurse=False)
-    )
-    return any(id(parameter) in own for parameter in others)
+    everywhere = _uses(model)
+    return any(everywhere[weight] > count for weight, count in _uses(part).items())
+
+
+def _uses(module: torch.nn.Module) -> Counter[torch.nn.Parameter]:
+    """How often each weight is found in a module."""
+    return Counter(weight for _, weight in module.named_parameters(remove_duplicate=False))
 
 
 def _refuse_shared(model: torch.nn.Module, blocks: list[torch.nn.Module]) -> None:
-    ids = [{id(parameter) for parameter in block.parameters()} for block in blocks]
-    inside = {module for block in blocks for module in block.modules()}
-    around = {
-        id(parameter)
-        for module in model.modules()
-        if module not in inside
-        for parameter in module.parameters(recurse=False)
-    }
-    if len(set(chain(*ids))) != sum(map(len, ids)) or any(of_one & around for of_one in ids):
+    if any(_is_shared(model, block) for block in blocks):
         raise ValueError(
             f"{type(model).__name__}: its layers share weights with each other, so they cannot be"
             " spread one by one: set training.shard to no"

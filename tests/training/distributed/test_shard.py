@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
 from infrastructure.training.checkpoints.chunked_version import KEY
 from infrastructure.training.checkpoints.snapshot import restore_snapshot
 from infrastructure.training.distributed.group import ALONE
-from infrastructure.training.distributed.shard import blocks_of
+from infrastructure.training.distributed.shard import blocks_of, shard_model
 from tests.faults.pickle_scan import files_with_pickles
 from tests.forks import forked_python
 from tests.slow import slow
@@ -208,3 +209,14 @@ def test_the_blocks_of_a_model_are_its_outermost_lists() -> None:
 
     model = torch.nn.Sequential(torch.nn.Embedding(3, 2), torch.nn.ModuleList([Block(), Block()]))
     assert blocks_of(model) == list(model[1])
+
+
+@pytest.mark.parametrize("what", ["two blocks", "a block and the head"])
+def test_layers_that_share_weights_are_refused(what: str) -> None:
+    blocks = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)])
+    head = torch.nn.Linear(2, 2)
+    sharing = head if what == "a block and the head" else blocks[0]
+    sharing.weight = blocks[1].weight  # type: ignore[assignment]
+    mesh: Any = SimpleNamespace(device_type="cpu")  # it is not looked at
+    with pytest.raises(ValueError, match="its layers share weights with each other"):
+        shard_model(torch.nn.ModuleDict({"blocks": blocks, "head": head}), mesh)
