@@ -32,7 +32,7 @@ def checked_before(
     if trainer.sharding is not None:
         report(
             "note: model and optimizer are not checked before this training: a check does whole"
-            " steps in one process, and it has not the memory for them"
+            " steps in one process, and the model is spread over several"
         )
         return []
     results = preflight(trainer, Path(config.output_dir))

@@ -11,8 +11,10 @@ from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.forecast import Forecast, RunForecast, costs_of
+from infrastructure.deployment.run_checks import checked_before
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.memory_prediction import MemoryBudget, MemoryLine
+from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.sizing.batch_plan import BatchPlan
 from infrastructure.training.sizing.cost_measurement import CostMeasurement, StepCosts
 from infrastructure.training.trainer_factory import TrainerFactory
@@ -167,6 +169,25 @@ def test_processes_of_one_cpu_share_its_memory_and_a_step_of_each_is_smaller(
     found = costs_of(TrainerFactory().for_run(config))
     assert plans == [BatchPlan(4, 2)]
     assert (found.step_seconds, found.limit_bytes) == (1.0, 2 << 30)
+
+
+def test_auto_spreads_a_model_where_a_process_lacks_the_memory_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**small_settings(tmp_path), "enable_testing": True}
+    config = DeploymentConfig(**settings, num_processes=2)
+    trainer = TrainerFactory().for_run(config)
+    trainer.initialize_data()
+    assert trainer.sharding is None
+    assert trainer.sharding_sentence.startswith("Each of the 2 processes holds weights, gradients")
+    monkeypatch.setattr(MemoryBudget, "of", lambda config: MemoryBudget(cpu_limit="200MB"))
+    trainer = TrainerFactory().for_run(config)
+    trainer.initialize_data()
+    assert trainer.sharding is Sharding.SHARD
+    assert ", and a process has 0.1 GiB: each of the 2" in trainer.sharding_sentence
+    lines: list[str] = []
+    assert checked_before(config, trainer, lines.append) == []
+    assert lines[0].startswith("note: model and optimizer are not checked before this training")
 
 
 def test_the_time_that_steps_do_not_take_is_explained() -> None:

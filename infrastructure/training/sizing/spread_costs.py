@@ -6,7 +6,7 @@ need and make no gradients. How long the ranks' exchange takes is not foretold.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -94,19 +94,19 @@ def spread_costs(
             with peak_memory(device) as peak:
                 started = time.perf_counter()
                 _forward(measurement, count)
-                seconds = (time.perf_counter() - started) * size / count
+                seconds = time.perf_counter() - started  # of the last one, which is a whole one
                 size_bytes = max(0, peak.read() - idle)
             points.append(MemoryPoint(measurement.units(measurement.usual[:count]), size_bytes))
     line = fit_line(points[-2:], 0)
     fixed = idle - _bytes(model) + state.part_bytes + state.together_bytes
     shared = num_ranks if device.type == "cpu" else 1
     return StepCosts(
-        memory=type(line)(line.fixed_bytes + fixed, line.bytes_per_unit),
+        memory=replace(line, fixed_bytes=line.fixed_bytes + fixed),
         heaviest_units=measurement.heaviest_units(own.micro_batch_size),
         longest_units=measurement.units(measurement.longest(1)),
         copy_bytes=0,
         step_seconds=own.gradient_accumulation * seconds * (1 + BACKWARD_SECONDS) * shared,
-        evaluation_seconds=seconds / max(1, size),
+        evaluation_seconds=seconds / size * shared,  # all ranks evaluate all examples
         limit_bytes=limit // shared,
     )
 

@@ -1,0 +1,66 @@
+"""What a rank of a training takes whose model is spread, measured on a real small model."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.core.process_memory import resident_bytes
+from infrastructure.optimization.memory_prediction import MemoryBudget
+from infrastructure.training.sizing.batch_plan import BatchPlan
+from infrastructure.training.sizing.spread_costs import SpreadState, spread_costs, spread_state
+from tests.training.small_runs import small_trainer
+
+
+class Model(torch.nn.Module):
+    """1000 numbers around two layers of 200 and 300."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(100, 10)
+        self.layers = torch.nn.ModuleList(
+            torch.nn.Linear(10, width, bias=False) for width in (20, 30)
+        )
+
+
+def state_of(model: torch.nn.Module, **options: Any) -> SpreadState:
+    def adamw(module: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameter for _, parameter in module.named_parameters())
+
+    return spread_state(model, adamw, 4, **{"offload": False, "on_gpu": True, **options})
+
+
+def test_a_rank_keeps_its_part_and_puts_together_what_computes() -> None:
+    state = state_of(Model())
+    assert abs(state.whole_bytes - 16 * 1500) <= 3 * 4  # and AdamW's number of each step
+    assert state.part_bytes == -(-state.whole_bytes // 4)
+    assert state.together_bytes == 4 * (1000 * 2 + 300 * 2 * 2)
+
+
+def test_what_is_kept_in_main_memory_takes_none_of_a_gpu() -> None:
+    whole, kept = state_of(Model()), state_of(Model(), offload=True)
+    assert kept == replace(whole, part_bytes=0)
+    assert state_of(Model(), offload=True, on_gpu=False) == whole  # a CPU has no other memory
+
+
+def test_frozen_weights_are_spread_and_have_no_gradients() -> None:
+    model = Model()
+    model.embedding.requires_grad_(False)
+    state = state_of(model)
+    assert abs(state.whole_bytes - (4 * 1000 + 16 * 500)) <= 3 * 4
+    assert state.together_bytes == 4 * (1000 + 300 * 2 * 2)
+
+
+def test_ranks_of_one_cpu_share_its_memory_and_its_time(saved_llama: Path, tmp_path: Path) -> None:
+    measurement = small_trainer(saved_llama, tmp_path).cost_measurement()
+    measurement.budget = MemoryBudget(cpu_limit="4GB")
+    costs = spread_costs(measurement, BatchPlan(4, 3), 2, offload=False)
+    assert costs.limit_bytes == measurement.budget.limit_bytes(torch.device("cpu")) // 2
+    assert costs.heaviest_units == measurement.heaviest_units(4)
+    assert 0.5 * resident_bytes() < costs.peak_bytes < 2 * resident_bytes()
+    # In a step each rank does two of the micro-batches of 4, whose backward pass takes as long as
+    # two forward ones; each evaluates every example.
+    assert costs.step_seconds == pytest.approx(2 * 3 * 4 * costs.evaluation_seconds)
+    assert all(parameter.grad is None for parameter in measurement.model.parameters())
