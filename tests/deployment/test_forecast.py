@@ -171,7 +171,7 @@ def test_processes_of_one_cpu_share_its_memory_and_a_step_of_each_is_smaller(
     assert (found.step_seconds, found.limit_bytes) == (1.0, 2 << 30)
 
 
-def test_auto_spreads_a_model_where_a_process_lacks_the_memory_and_says_so(
+def test_auto_spreads_a_model_where_a_process_lacks_the_memory_and_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {**small_settings(tmp_path), "enable_testing": True}
