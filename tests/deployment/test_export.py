@@ -191,6 +191,21 @@ def test_a_lora_is_exported_and_read_back(
         assert config["quantization_config"][f"load_in_{request_of['bits']}bit"]
 
 
+def test_layers_that_four_bits_do_not_take_stay_in_sixteen(tmp_path: Path) -> None:
+    settings = small_settings(tmp_path, max_steps=1)
+    settings["model"]["embedded"] |= {"hidden_size": 64, "intermediate_size": 48}
+    run, _ = deploy(DeploymentConfig(**settings))
+    out = tmp_path / "out"
+    exported = export_model(RunDirectory(run), None, out, ExportRequest(bits=4))
+    assert any("3 layers stay in 16 bits" in str(note) for note in as_list(exported["notes"]))
+    odd = [f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down")]
+    rounding = json.loads((out / "config.json").read_text())["quantization_config"]
+    assert {*rounding["llm_int8_skip_modules"]} == {*odd, "lm_head"}
+    weights = load_file(out / "model.safetensors")
+    assert {weights[f"{name}.weight"].dtype for name in odd} == {torch.bfloat16}
+    assert weights["model.layers.0.self_attn.q_proj.weight"].dtype == torch.uint8
+
+
 def test_sixteen_bits_are_half_as_large(whole: RunDirectory, tmp_path: Path) -> None:
     for bits, name in ((None, "a"), (16, "b")):
         export_model(whole, None, tmp_path / name, ExportRequest(bits=bits))

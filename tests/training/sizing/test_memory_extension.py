@@ -13,7 +13,7 @@ import torch
 
 from infrastructure.core.errors import MemoryLimitError
 from infrastructure.core.process_memory import can_limit_hard, resident_bytes
-from infrastructure.optimization.leak_watch import LeakWatch
+from infrastructure.optimization.leak_watch import Leak, LeakWatch
 from infrastructure.optimization.recommendations import Recommendation
 from infrastructure.training.core.state import RecoveryKind, TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
@@ -50,6 +50,25 @@ def test_a_run_whose_memory_grows_names_the_line_that_holds_it() -> None:
     assert line.startswith(f"{__file__}:")
     source = Path(__file__).read_text().splitlines()[int(line.rsplit(":", 1)[1]) - 1]
     assert "the line that leaks" in source
+
+
+def test_what_the_watch_for_leaks_finds_is_recorded() -> None:
+    readings: dict[int, int] = {}
+
+    class Watch(LeakWatch):
+        """It has found something after the second reading."""
+
+        def add(self, step: int, used_bytes: int) -> Leak | None:
+            readings[step] = used_bytes
+            return Leak(3.0 * MIB, (("mine.py:7", 9 * MIB),)) if len(readings) == 2 else None
+
+    memory = MemoryExtension(MemorySettings(), CPU, leak_seconds=0.0, leak_watch=Watch())
+    training = Training(hooks=[memory], max_steps=3).run()
+    assert [*readings] == [1, 2, 3]
+    assert min(readings.values()) > MIB
+    [leak] = training.state.recoveries
+    assert (leak["kind"], leak["step"]) == (RecoveryKind.MEMORY_LEAK, 2)
+    assert "mine.py:7" in leak["message"]
 
 
 def test_a_training_computes_the_same_with_and_without_it() -> None:
