@@ -18,13 +18,9 @@ from typing import Any
 import torch
 
 from infrastructure.backup.format.tensor_bytes import to_bytes
-from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.training.core.state import TrainingState
-from infrastructure.training.extensions.extension_hooks import Observer
-from infrastructure.training.trainer_factory import TrainerFactory
 from tests.conftest import save_tiny_llama
+from tests.training.distributed.small_groups import small_config, trained
 
-NUM_ROWS = 34
 LORA = {"model.lora_config": {"r": 4, "dropout": 0.0}}
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "full fp32": {},
@@ -60,55 +56,18 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-class Losses(Observer):
-    """The loss of every step."""
-
-    def __init__(self) -> None:
-        self.values: list[float] = []
-
-    def step_end(self, state: TrainingState) -> None:
-        self.values.append(state.loss)
-
-
-def rows() -> list[dict[str, str]]:
-    return [
-        {"prompt": f"{i} " + "sky " * (i % 19), "completion": "blue " * (i % 5 + 1)}
-        for i in range(NUM_ROWS)
-    ]
-
-
-def trained(folder: Path, model: Path, settings: dict[str, Any]) -> tuple[str, str]:
+def hashes(folder: Path, model: Path, settings: dict[str, Any]) -> tuple[str, str]:
     """Hashes of the weights and of the losses."""
-    config = DeploymentConfig(
-        **{
-            "model.name": str(model),
-            "data.path": str(folder / "rows.jsonl"),
-            "data.max_length": 128,
-            "data.num_workers": 0,
-            "data.validation_split": 0.0,
-            "training.batch_size": 2,
-            "training.gradient_accumulation": 4,
-            "training.max_steps": 12,
-            "training.num_epochs": 4,
-            "training.learning_rate": 1e-3,
-            "training.warmup_steps": 1,
-            "training.mixed_precision": False,
-            "cache.directory": str(folder / "cache"),
-            "device": "cpu",
-            **settings,
-        }
-    )
-    losses = Losses()
+    common = {"training.max_steps": 12, "training.num_epochs": 4}
+    config = small_config(folder, model, **{**common, **settings})
     with tempfile.TemporaryDirectory() as checkpoints:
-        trainer = TrainerFactory().for_run(config, checkpoint_directory=Path(checkpoints))
-        trainer.add_hooks([losses])
-        trainer.train()
+        losses, trainer = trained(config, checkpoint_directory=Path(checkpoints))
     assert trainer.model is not None
     digest = hashlib.sha256()
     for name, tensor in sorted(trainer.model.state_dict().items()):
         digest.update(name.encode())
         digest.update(to_bytes(tensor).data)
-    of_losses = hashlib.sha256(json.dumps(losses.values).encode())
+    of_losses = hashlib.sha256(json.dumps(losses).encode())
     return digest.hexdigest()[:16], of_losses.hexdigest()[:16]
 
 
@@ -120,9 +79,8 @@ def main() -> None:
     wanted = sys.argv[1:] or [*CONFIGURATIONS]
     with tempfile.TemporaryDirectory() as folder:
         model = save_tiny_llama(Path(folder) / "model")
-        Path(folder, "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows()))
         for name in wanted:
-            weights, losses = trained(Path(folder), model, CONFIGURATIONS[name])
+            weights, losses = hashes(Path(folder), model, CONFIGURATIONS[name])
             print(f"{name:22}{weights}  {losses}", flush=True)
 
 

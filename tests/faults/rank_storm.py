@@ -11,8 +11,6 @@ that came to an end with other weights or losses than the undisturbed one (of an
 processes: with another loss by more than sums that are rounded otherwise explain).
 """
 
-import argparse
-import hashlib
 import json
 import logging
 import os
@@ -32,11 +30,10 @@ from typing import Any, NoReturn
 import psutil
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-from infrastructure.backup.format.store import Store
 from infrastructure.commands.main import main as main_of_command
 from infrastructure.core.exit_codes import ExitCode
-from infrastructure.monitoring.drawing.metrics_file import read_metrics
-from tests.faults.judge import print_figures
+from tests.faults import run_storm
+from tests.faults.run_storm import look, print_storm, result_of, write_data
 from tests.forks import import_what_takes_long
 
 DEATHS = ("rank 0", "another rank", "agent", "all")
@@ -68,18 +65,12 @@ SETTINGS: dict[str, Any] = {
 
 
 @dataclass
-class Outcome:
+class Outcome(run_storm.Outcome):
     """Counts over a whole storm."""
 
-    kills: int = 0
     deaths: dict[str, int] = field(default_factory=lambda: dict.fromkeys(DEATHS, 0))
     restarts: int = 0  # by the agent
     other_numbers: int = 0  # runs that another number of processes has ended
-    lost: int = 0
-    damaged: int = 0
-    finished: int = 0
-    differing: int = 0
-    failed: int = 0
 
 
 class Fork:
@@ -168,10 +159,7 @@ class Training:
         self.process: Fork | None = None
         self.num_given = 0
         folder.mkdir(parents=True)
-        draw = random.Random(0)
-        pairs = [(draw.randrange(100), draw.randrange(100)) for _ in range(80)]
-        rows = [{"prompt": f"{a} and {b}", "completion": str(a + b)} for a, b in pairs]
-        (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+        write_data(folder / "rows.jsonl")
         (folder / ".config").mkdir()
         # JSON is YAML
         (folder / ".config/training_config.yaml").write_text(json.dumps(SETTINGS))
@@ -229,6 +217,7 @@ class Training:
 
 def storm(directory: Path, num_kills: int, seed: int) -> Outcome:
     """Kill until `num_kills` are reached and the last run is through."""
+    import_what_takes_long()
     outcome, draw, number = Outcome(), random.Random(seed), 0
     reference = Training(directory / "reference")
     began = time.monotonic()
@@ -270,7 +259,7 @@ def kill_now_and_then(
             training.give_command()
         else:
             kill(death, training, draw, outcome)
-        newest = look(training.folder, newest, outcome)
+        newest = look(training.folder, "runs/*/checkpoints", newest, outcome)
 
 
 def is_there_to_be_killed(training: Training, draw: random.Random) -> bool:
@@ -328,18 +317,6 @@ def train_to_the_end(
         print(training.output()[-3000:], file=sys.stderr, flush=True)
 
 
-def look(folder: Path, newest_before: int, outcome: Outcome) -> int:
-    """The newest step that a whole version holds; one that was there before must still be."""
-    newest = 0
-    for root in folder.glob("runs/*/checkpoints"):
-        store = Store(root)
-        name, rejected = store.newest()
-        outcome.damaged += len(rejected)
-        newest = max(newest, store.read(name).step if name else 0)
-    outcome.lost += newest < newest_before
-    return max(newest, newest_before)
-
-
 def compare(reference: Training, disturbed: Training, num_processes: int, outcome: Outcome) -> None:
     if disturbed.exit_code != 0:
         return  # which counts as failed
@@ -352,18 +329,6 @@ def compare(reference: Training, disturbed: Training, num_processes: int, outcom
     steps = [[step for step, _ in losses] for _, losses in (was, now)]
     last = [losses[-1][1] for _, losses in (was, now)]
     outcome.differing += steps[0] != steps[1] or abs(last[0] - last[1]) > ROUNDING
-
-
-def result_of(folder: Path) -> tuple[str, list[tuple[int, float]]]:
-    """The final weights, as a hash, and the loss of each step.
-
-    Raises:
-        ValueError: there is not exactly one run.
-    """
-    [final] = folder.glob("runs/*/final")
-    weights = hashlib.sha256((final / "model.safetensors").read_bytes()).hexdigest()
-    records = read_metrics(final.parent / "metrics.jsonl")
-    return weights, [(record["step"], record["loss"]) for record in records if "loss" in record]
 
 
 def _loses_the_newest_version() -> None:
@@ -382,20 +347,5 @@ def _loses_the_newest_version() -> None:
 MUTANTS: dict[str, Callable[[], None]] = {"lost_versions": _loses_the_newest_version}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--kills", type=int, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mutant", choices=MUTANTS)
-    arguments = parser.parse_args()
-    if arguments.mutant:
-        MUTANTS[arguments.mutant]()
-    import_what_takes_long()
-    began = time.monotonic()
-    outcome = storm(arguments.directory, arguments.kills, arguments.seed)
-    print_figures("G1 ranks", {**asdict(outcome), "seconds": round(time.monotonic() - began, 1)})
-
-
 if __name__ == "__main__":
-    main()
+    print_storm("G1 ranks", str(__doc__), MUTANTS, storm)

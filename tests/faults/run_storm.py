@@ -19,7 +19,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,11 @@ def train(directory: Path) -> None:
 
 
 def result_of(directory: Path) -> tuple[str, list[tuple[int, float]]]:
+    """The final weights, as a hash, and the loss of each step.
+
+    Raises:
+        ValueError: there is not exactly one run.
+    """
     [run] = [path.parent for path in (directory / "runs").glob("*/final")]
     weights = hashlib.sha256((run / "final" / "model.safetensors").read_bytes()).hexdigest()
     records = read_metrics(run / "metrics.jsonl")
@@ -201,20 +206,26 @@ def _starts_the_epoch_anew() -> None:
 MUTANTS: dict[str, Callable[[], None]] = {"epoch_anew": _starts_the_epoch_anew}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def print_storm(
+    label: str,
+    summary: str,
+    mutants: Mapping[str, Callable[[], None]],
+    storm: Callable[[Path, int, int], Outcome],
+) -> None:
+    """The command of a storm: its arguments, its defect, and its one JSON line."""
+    parser = argparse.ArgumentParser(description=summary.splitlines()[0])
     parser.add_argument("directory", type=Path)
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--mutant", choices=MUTANTS)
+    parser.add_argument("--mutant", choices=mutants)
     arguments = parser.parse_args()
     if arguments.mutant:
-        MUTANTS[arguments.mutant]()
+        mutants[arguments.mutant]()
     started = time.monotonic()
     outcome = storm(arguments.directory, arguments.kills, arguments.seed)
     seconds = round(time.monotonic() - started, 1)
-    print_figures("G1 runs", {**asdict(outcome), "seconds": seconds})
+    print_figures(label, {**asdict(outcome), "seconds": seconds})
 
 
 if __name__ == "__main__":
-    main()
+    print_storm("G1 runs", str(__doc__), MUTANTS, storm)

@@ -1,6 +1,5 @@
 """Trainings of a tiny model, with this process as rank 0."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.trainer_factory import TrainerFactory
+from tests.training.small_runs import write_rows
 
 NUM_ROWS = 34  # of 8 in a step: the last step of an epoch has 2
 
@@ -26,23 +26,12 @@ class Losses(Observer):
         self.found.append(state.loss)
 
 
-def write_rows(folder: Path) -> Path:
-    """Rows of 2 to 20 words."""
-    path = folder / "rows.jsonl"
-    rows = [
-        {"prompt": f"{i} " + "sky " * (i % 19), "completion": "blue " * (i % 5 + 1)}
-        for i in range(NUM_ROWS)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
 def small_config(folder: Path, model: Path, **settings: Any) -> DeploymentConfig:
     """Steps of 8 examples, in micro-batches of 2; `settings` are keywords of the configuration."""
     data = folder / "rows.jsonl"
     values: dict[str, Any] = {
         "model.name": str(model),
-        "data.path": str(data if data.exists() else write_rows(folder)),
+        "data.path": str(data if data.exists() else write_rows(folder, NUM_ROWS)),
         "data.max_length": 128,
         "data.num_workers": 0,
         "data.validation_split": 0.0,

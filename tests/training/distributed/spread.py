@@ -1,9 +1,9 @@
 """Tiny trainings whose model is spread over ranks, or not: what they share.
 
-    RANK=0 WORLD_SIZE=2 python -m tests.training.distributed.spread FOLDER
+    RANK=0 WORLD_SIZE=2 python -m tests.training.distributed.spread FOLDER [OF]
 
-trains every case on two ranks, goes on from what one process has saved, and writes the losses of
-rank 0 to FOLDER/losses.json.
+trains every case on these ranks, and goes on from what one process has saved; with OF, it only goes
+on from what so many ranks have saved. Rank 0 writes the losses to FOLDER/losses OF SIZE.json.
 """
 
 import gc

@@ -98,7 +98,6 @@ def test_a_rank_that_dies_after_the_training_is_no_loss(tmp_path: Path) -> None:
         # asked to end before it had a handler
         (["1@0:exit=1", "0@0:hang"], "is gone: it ended with exit code 1 (temper: ends with 1);"),
         (["0@0:exit=75"], "note: rank 1 does not answer;"),
-        # it hangs, and says nothing
     ],
 )
 def test_a_lost_process_is_started_again_with_one_sentence(
