@@ -35,6 +35,13 @@ QUANTUM: dict[str, Any] = {
 }
 SAVES: dict[str, Any] = {"training.checkpoint_frequency": 1, "training.keep_checkpoints": 9}
 SHORT: dict[str, Any] = {"training.max_steps": 6, "training.recovery.max_failed_saves": 0}
+STACKS: dict[str, Any] = {
+    "training.strategy": "progressive",
+    "training.progressive": {"target_stacks": 2},
+    "training.num_epochs": 1,
+    "training.max_steps": None,
+    **SAVES,
+}
 # What one and two ranks are compared by: name, settings, model.
 QUICK = [
     ("full", {"data.packing": True, "training.gradient_accumulation": 3}, "tied"),
@@ -51,16 +58,7 @@ QUICK = [
         },
         "model",
     ),
-    (
-        "stack-wise",
-        {
-            "training.strategy": "progressive",
-            "training.progressive": {"target_stacks": 2},
-            "training.num_epochs": 1,
-            "training.max_steps": None,
-        },
-        "model",
-    ),
+    ("stack-wise", STACKS, "model"),
 ]
 ALL_OF_THEM = [
     (
@@ -119,6 +117,7 @@ RESUMED = [
     Case("one then two", {**SHORT, **SAVES}, 2, goes_on_from=("one", 3)),
     Case("two", {**SHORT, **SAVES}, 2),
     Case("two then one", {**SHORT, **SAVES}, 1, goes_on_from=("two", 3)),
+    Case("second stack again", {**SHORT, **STACKS}, 2, goes_on_from=("stack-wise 2", 7)),
 ]
 
 
@@ -143,6 +142,7 @@ def check_same(one: dict[str, Any], two: dict[str, Any]) -> None:
     assert len(one["losses"]) >= 4
     assert two["rows"] == one["rows"]  # the same batches, in this order
     assert two["losses"] == pytest.approx(one["losses"], abs=1e-5)
+    assert two["norms"] == pytest.approx(one["norms"], rel=1e-3)
     assert two["weights"] == pytest.approx(one["weights"], abs=1e-4)
 
 
@@ -292,6 +292,14 @@ def test_as_many_ranks_go_on_bit_for_bit(found: dict[str, dict[str, Any]]) -> No
     assert again["losses"] == whole["losses"][3:]
     assert again["rows"] == whole["rows"][3:]
     assert whole["bits"] != found["two"]["bits"]
+
+
+def test_ranks_go_on_in_the_form_of_a_later_phase(found: dict[str, dict[str, Any]]) -> None:
+    """Before the others get the weights, they build what rank 0 has built by then."""
+    whole, again = found["stack-wise 2"], found["second stack again"]
+    assert again["error"] is None, again["stderr"]
+    assert again["losses"] == whole["losses"][7:]
+    assert again["bits"] == whole["bits"]
 
 
 @pytest.mark.parametrize("name", ["one then two", "two then one"])

@@ -6,6 +6,7 @@ rank 0, or a launcher, would have started. A case with one process is rank 0's a
 
 import functools
 import json
+import math
 import os
 import signal
 import subprocess
@@ -71,11 +72,13 @@ class Case:
 
 
 class Seen(Observer):
-    """The loss of each step, the rows of its batch, and the rounds of the group until then."""
+    """The loss of each step, the norm of its gradients (which AdamW's steps do not show), the rows
+    of its batch, and the rounds of the group until then."""
 
     def __init__(self, trainer: EnhancedTrainer) -> None:
         self.trainer, self.rounds = trainer, 0
         self.losses: list[float] = []
+        self.norms: list[float] = []
         self.rows: list[int] = []
 
     def step_end(self, state: TrainingState) -> None:
@@ -83,6 +86,7 @@ class Seen(Observer):
         if ranks is not None and ranks.group is not None:
             self.rounds = ranks.group._round
         self.losses.append(state.loss)
+        self.norms.append(state.metrics.get("grad_norm", math.nan))  # none of a bad loss
         self.rows.append(sum(hash(tuple(e.input_ids.tolist())) for e in state.batch))  # type: ignore[attr-defined]
 
 
@@ -124,6 +128,7 @@ def of_first(folder: Path, case: Case, member: Member | None) -> dict[str, Any]:
     return {
         **found,
         "losses": seen.losses,
+        "norms": seen.norms,
         "peak_bytes": peak.highest_bytes,
         "rows": seen.rows,
         "weights": weights_of(trainer).double().tolist() if is_whole else [],
