@@ -6,7 +6,7 @@ wants the work to go on without one.
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -35,23 +35,32 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 @contextmanager
-def interrupt_on_signals() -> Iterator[None]:
-    """Inside, SIGTERM and SIGHUP are what Ctrl-C is: they end the work in order, not the process;
-    what is raised is a StopSignal."""
+def signals_handled(
+    numbers: Iterable[int], handle: Callable[[int, FrameType | None], None]
+) -> Iterator[None]:
+    """Inside, these signals come to `handle`, and afterwards to who had them. Does nothing outside
+    the main thread, which alone gets any."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def handle(number: int, _frame: FrameType | None) -> None:
-        raise StopSignal(number)
-
-    numbers = [number for number in stop_signals() if number != signal.SIGINT]
     before = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def interrupt_on_signals() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP are what Ctrl-C is: they end the work in order, not the process;
+    what is raised is a StopSignal."""
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        raise StopSignal(number)
+
+    with signals_handled((n for n in stop_signals() if n != signal.SIGINT), handle):
+        yield
 
 
 def take_usr1_as_sigterm() -> None:

@@ -11,7 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from infrastructure.core.stop_signals import STOP_COMMAND, reason_of, stop_signals
+from infrastructure.core.stop_signals import (
+    STOP_COMMAND,
+    reason_of,
+    signals_handled,
+    stop_signals,
+)
 from infrastructure.monitoring.records.run_owner import take_announced_stop
 from infrastructure.training.core.state import StopReason, TrainingState
 
@@ -101,14 +106,9 @@ def stop_on_signals(
     ends, or at a second Ctrl-C, KeyboardInterrupt is raised as soon as `may_break_off` allows; a
     third Ctrl-C raises it at once. Does nothing outside the main thread.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     stopper = _Stopper(state, may_break_off, run_path)
-    before = {number: signal.signal(number, stopper.handle) for number in stop_signals()}
-    try:
-        yield
-    finally:
-        stopper.close()
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with signals_handled(stop_signals(), stopper.handle):
+        try:
+            yield
+        finally:
+            stopper.close()

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -43,7 +43,7 @@ from infrastructure.core.helper_process import (
     module_variables,
 )
 from infrastructure.core.redact import redact
-from infrastructure.core.stop_signals import StopSignal, stop_signals
+from infrastructure.core.stop_signals import StopSignal, signals_handled, stop_signals
 
 # Given up when so many processes were lost one after the other, and no version came between.
 MOST_LOST_IN_VAIN = 3
@@ -213,8 +213,7 @@ class Agent:
             print(file=sys.stderr)  # a bar of rank 0 may stand there
         self.show_line(redact(line))
 
-    @contextmanager
-    def _signals_forwarded(self) -> Iterator[None]:
+    def _signals_forwarded(self) -> AbstractContextManager[None]:
         """Inside, a signal that asks this process to stop asks rank 0: the ranks are in sessions of
         their own, so a terminal's Ctrl-C comes to this process alone."""
 
@@ -227,13 +226,7 @@ class Agent:
             with suppress(psutil.NoSuchProcess):
                 first.send_signal(self._stop_number)
 
-        numbers = [*stop_signals(), signal.SIGUSR1]
-        before = {number: signal.signal(number, forward) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return signals_handled((*stop_signals(), signal.SIGUSR1), forward)
 
 
 # How a rank ends because another did: it was asked to, or lost the group.
