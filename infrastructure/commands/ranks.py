@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from infrastructure.commands.output import show_in_flags
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.callbacks import do_nothing
@@ -13,13 +14,13 @@ def on_several_processes(
     config: DeploymentConfig,
     words: Sequence[str],
     stdin: bytes | None = None,
-    before_restart: Callable[[Path], None] = do_nothing,
+    before_line: Callable[[Path], None] = do_nothing,
 ) -> int | None:
     """Train on as many processes as the configuration says, each of which gets this command line.
 
     Args:
         words: of the command line.
-        stdin, before_restart: see `Agent`.
+        stdin, before_line: see `Agent`.
 
     Returns:
         The exit code; None: nothing was done, because one process trains, or a launcher has
@@ -39,4 +40,5 @@ def on_several_processes(
     size = num_processes_for(config, choose_device(config.device))
     if size == 1:
         return None
-    return Agent(words, size, stdin=stdin, before_restart=before_restart).run()
+    agent = Agent(words, size, stdin=stdin, show_end=show_in_flags, before_line=before_line)
+    return agent.run()

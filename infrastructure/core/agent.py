@@ -9,11 +9,13 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from infrastructure.core.files import write_text
+from infrastructure.core.redact import redact
 
 AGENT_VARIABLE = "_TEMPER_AGENT"  # its pid, and its folder
 SPENT_VARIABLE = "_TEMPER_SPENT_SECONDS"
@@ -49,6 +51,11 @@ class AgentFolder:
         """What rank 0 says of a process that it has lost."""
         return self._read("loss")
 
+    @property
+    def last_lines(self) -> list[str]:
+        """What rank 0 would show a person of its end; see `left_to_agent`."""
+        return (self._read("last_lines") or "").splitlines()
+
     def note_run(self, run_path: Path, newest: str) -> None:
         """Rank 0 trains this run, whose newest version is `newest`; a second call does nothing."""
         if self.run is None:
@@ -61,9 +68,12 @@ class AgentFolder:
     def note_loss(self, text: str) -> None:
         write_text(self.path / "loss", text)
 
+    def note_last_lines(self, lines: Sequence[str]) -> None:
+        write_text(self.path / "last_lines", "\n".join(lines))
+
     def forget_end(self) -> None:
         """Before rank 0 is started again."""
-        for name in ("exit_code", "loss"):
+        for name in ("exit_code", "loss", "last_lines"):
             (self.path / name).unlink(missing_ok=True)
 
     def _read(self, name: str) -> str | None:
@@ -83,6 +93,16 @@ def agent_folder() -> AgentFolder | None:
     pid, _, path = os.environ.get(AGENT_VARIABLE, "").partition(" ")
     is_rank_0 = pid == str(os.getppid()) and os.environ.get("RANK") == "0"
     return AgentFolder(Path(path)) if is_rank_0 else None
+
+
+def left_to_agent(lines: Sequence[str], signal_name: str | None) -> bool:
+    """Whether this is rank 0 of an agent, which shows the last `lines` then if a person has stopped
+    the training: an agent sends SIGTERM where another rank was lost, too, and goes on."""
+    agent = agent_folder()
+    if agent is None or signal_name != signal.SIGTERM.name:
+        return False
+    agent.note_last_lines([redact(line) for line in lines])
+    return True
 
 
 def time_left(seconds: float | None) -> float | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from infrastructure.config.sections.backup_config import BackupConfig
+from infrastructure.core.agent import left_to_agent
 from infrastructure.core.console import Report
 from infrastructure.deployment.forecast import RunForecast
 from infrastructure.deployment.run_record import summarise
@@ -106,6 +107,8 @@ class RunFinalizer:
 
     def show_end(self) -> None:
         """Show how it ended; nothing is left to do after that."""
+        if self._summary and left_to_agent(self._last_lines, self._summary["signal"]):
+            return
         for line in self._last_lines:
             self.report(line)
 

@@ -37,10 +37,13 @@ def test_the_first_run_counts_and_the_last_end(tmp_path: Path) -> None:
     folder.note_run(tmp_path / "second", "another")
     folder.note_exit_code(3)
     folder.note_loss("rank 1 is gone")
+    folder.note_last_lines(["Stopped", "Cost"])
     assert (folder.run, folder.newest_at_first) == (tmp_path / "first", "a version")
     assert (folder.exit_code, folder.loss) == (3, "rank 1 is gone")
+    assert folder.last_lines == ["Stopped", "Cost"]
     folder.forget_end()
     assert (folder.run, folder.exit_code, folder.loss) == (tmp_path / "first", None, None)
+    assert folder.last_lines == []
 
 
 def test_a_deadline_counts_from_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from infrastructure.backup.format.store import Store
 from infrastructure.core.agent import SPENT_VARIABLE, AgentFolder, agent_variable
 from infrastructure.core.callbacks import do_nothing
-from infrastructure.core.console import ShowLine, show_beside
+from infrastructure.core.console import ShowLine, show, show_beside
 from infrastructure.core.exit_codes import OF_SIGNALS, ExitCode
 from infrastructure.core.helper_process import (
     KEPT_BYTES,
@@ -71,7 +71,8 @@ class Agent:
         show_line: shows a line to a person.
         stdin: what each process finds on standard input; None: what this one does.
         module: what runs in them.
-        before_restart: is given the directory of the run that goes on.
+        show_end: shows a line of how the training ended, which rank 0 has left.
+        before_line: is given the directory of the run, once there is one, before a line is shown.
     """
 
     def __init__(
@@ -81,10 +82,12 @@ class Agent:
         show_line: ShowLine = show_beside,
         stdin: bytes | None = None,
         module: str = PACKAGE,
-        before_restart: Callable[[Path], None] = do_nothing,
+        show_end: ShowLine = show,
+        before_line: Callable[[Path], None] = do_nothing,
     ) -> None:
         self.words, self.size, self.module = list(words), size, module
-        self.show_line, self.stdin, self.before_restart = show_line, stdin, before_restart
+        self.show_line, self.show_end, self.before_line = show_line, show_end, before_line
+        self.stdin = stdin
         self._stop_number: int | None = None  # of the signal that came
         self._started = time.monotonic()
 
@@ -112,23 +115,24 @@ class Agent:
             _keep_words(folder, attempt_logs, self.size)
             ending = self._judged(folder, failures, attempt_logs)
             if ending.loss is None:
+                self._show_end(folder)
                 return ending.code
             if self._stop_number is not None:
-                self._show(ending.loss)
+                self._show(folder, ending.loss)
+                self._show_end(folder)
                 return OF_SIGNALS + self._stop_number
             before, newest = newest, _newest_version(folder)
             num_in_vain = 1 if newest != before else num_in_vain + 1
             if num_in_vain > MOST_LOST_IN_VAIN:
                 self._show(
+                    folder,
                     f"{ending.loss}; given up, because {num_in_vain} were lost and nothing new was"
-                    " saved between: the same command goes on"
+                    " saved between: the same command goes on",
                 )
                 return ExitCode.PROCESS_LOST
             attempt += 1
-            if folder.run is not None:
-                self.before_restart(folder.run)
             name = "the training" if folder.run is None else f"run {folder.run.name}"
-            self._show(f"note: {ending.loss}; {name} goes on (restart {attempt})")
+            self._show(folder, f"note: {ending.loss}; {name} goes on (restart {attempt})")
 
     def _attempt(
         self, folder: AgentFolder, logs: Path, attempt: int
@@ -208,7 +212,16 @@ class Agent:
         name = f"the process of rank {rank} (of {self.size}, pid {failure.pid})"
         return f"{name} is gone: {fate_of(failure.exitcode, words)}"
 
-    def _show(self, line: str) -> None:
+    def _show_end(self, folder: AgentFolder) -> None:
+        lines = folder.last_lines
+        if lines and folder.run is not None:
+            self.before_line(folder.run)
+        for line in lines:
+            self.show_end(line)
+
+    def _show(self, folder: AgentFolder, line: str) -> None:
+        if folder.run is not None:
+            self.before_line(folder.run)
         if sys.stderr.isatty():
             print(file=sys.stderr)  # a bar of rank 0 may stand there
         self.show_line(redact(line))

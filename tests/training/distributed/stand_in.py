@@ -10,11 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-from infrastructure.core.agent import agent_folder, end_with_agent
+from infrastructure.core.agent import agent_folder, end_with_agent, left_to_agent
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
 from infrastructure.core.files import write_text
 
 PATIENCE_SECONDS = 30.0
+STOPPED = "Stopped at step 1"
 
 
 def main() -> int:
@@ -69,7 +70,11 @@ def _until_signalled(folder: Path, ready: Path) -> int:
     time.sleep(0.3)  # a second one would come, too
     with (folder / "signals").open("a") as file:
         file.write("".join(f"{signal.Signals(number).name}\n" for number in got))
-    return exit_code_of_signal(signal.Signals(got[0]).name) if got else ExitCode.DONE
+    if not got:
+        return ExitCode.DONE
+    name = signal.Signals(got[0]).name
+    left_to_agent([STOPPED], name)
+    return exit_code_of_signal(name)
 
 
 def _wait_for(path: Path) -> None:

@@ -23,6 +23,7 @@ from infrastructure.core.launcher import launched_process
 from infrastructure.core.stop_signals import StopSignal
 from infrastructure.training.distributed import launch, members
 from infrastructure.training.distributed.launch import LOOPBACK, Agent
+from tests.training.distributed.stand_in import STOPPED
 
 # Torch's agent leaves the files that ranks write to for Python to close.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -49,8 +50,10 @@ def no_sources_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def agent_of(folder: Path, *deeds: str, size: int = 2) -> tuple[Agent, list[str]]:
+    """An agent, and all that it shows."""
     lines: list[str] = []
-    return Agent([str(folder), *deeds], size, lines.append, module=STAND_IN), lines
+    show = lines.append
+    return Agent([str(folder), *deeds], size, show, module=STAND_IN, show_end=show), lines
 
 
 def started(folder: Path) -> list[str]:
@@ -141,7 +144,7 @@ def test_a_signal_comes_to_rank_0_once_and_nothing_is_restarted(
     assert agent.run() == code
     assert (tmp_path / "signals").read_text() == f"{arrives}\n"
     assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)] == before
-    assert not lines
+    assert lines == ([STOPPED] if arrives == "SIGTERM" else [])  # rank 0 shows the others itself
 
 
 def test_a_loss_after_a_stop_begins_nothing_again(tmp_path: Path) -> None:
@@ -150,7 +153,8 @@ def test_a_loss_after_a_stop_begins_nothing_again(tmp_path: Path) -> None:
     _when(tmp_path / "asked", lambda: _kill(tmp_path / "rank-1@0"))
     assert agent.run() == ExitCode.TERMINATED
     assert started(tmp_path) == ["rank-0@0", "rank-1@0"]
-    assert len(lines) == 1
+    assert "rank 1" in lines[0]
+    assert lines[1:] == [STOPPED]
 
 
 def test_a_signal_before_there_is_a_rank_ends_the_agent(
