@@ -32,9 +32,16 @@ from tests.training.distributed.trainings import LORA, Case, results
 ROOT = Path(__file__).resolve().parents[3]
 SPREAD: dict[str, Any] = {**SHORT, "training.shard": "yes"}
 UNEVEN: dict[str, Any] = {"training.batch_size": 1, "training.gradient_accumulation": 7}
-UNTIED: dict[str, Any] = {"data.packing": False, **UNEVEN}
+UNTIED: dict[str, Any] = {
+    **{"data.packing": False, **UNEVEN},
+    **{"training.optimizer": "sgd", "training.gradient_checkpointing": True},
+}
 TIED: dict[str, Any] = {"data.packing": True, "training.gradient_accumulation": 3}
-HELD_OUT: dict[str, Any] = {**LORA, "data.validation_split": 0.2}
+HELD_OUT: dict[str, Any] = {
+    **{**LORA, "data.validation_split": 0.2, "training.strategy": "finetune"},
+    "training.loss": "tests.deployment.own_parts:loss",
+    "training.metrics": ["tests.deployment.own_parts:accuracy"],
+}
 WAYS_ON = {
     "one then spread": Case("one then spread", {**SPREAD, **SAVES}, goes_on_from=("one", 3)),
     "spread then one": Case("spread then one", {**SHORT, **SAVES}, 1, goes_on_from=("spread", 3)),
@@ -91,7 +98,10 @@ def found(tmp_path_factory: pytest.TempPathFactory, saved_llama: Path) -> dict[s
 def test_a_spread_model_learns_what_one_process_learns(
     name: str, found: dict[str, dict[str, Any]]
 ) -> None:
-    check_same(found[f"{name} 1"], found[f"{name} 2"])
+    one, two = found[f"{name} 1"], found[f"{name} 2"]
+    check_same(one, two)
+    assert two["evaluation"] == pytest.approx(one["evaluation"], abs=1e-5)
+    assert ("eval_accuracy" in one["evaluation"]) == ("held out" in name)
 
 
 def check_goes_on(case: dict[str, Any], one: dict[str, Any]) -> None:

@@ -129,6 +129,7 @@ def of_first(folder: Path, case: Case, member: Member | None) -> dict[str, Any]:
         **found,
         "losses": seen.losses,
         "norms": seen.norms,
+        "evaluation": state.evaluation,
         "peak_bytes": peak.highest_bytes,
         "rows": seen.rows,
         "weights": weights_of(trainer).double().tolist() if is_whole else [],
