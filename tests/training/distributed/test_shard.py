@@ -39,8 +39,8 @@ UNTIED: dict[str, Any] = {
 TIED: dict[str, Any] = {"data.packing": True, "training.gradient_accumulation": 3}
 HELD_OUT: dict[str, Any] = {
     **{**LORA, "data.validation_split": 0.2, "training.strategy": "finetune"},
-    "training.loss": "tests.deployment.own_parts:loss",
-    "training.metrics": ["tests.deployment.own_parts:accuracy"],
+    "training.loss": "tests.training.models.test_token_functions:focal",
+    "training.metrics": ["tests.training.models.test_token_functions:accuracy"],
 }
 WAYS_ON = {
     "one then spread": Case("one then spread", {**SPREAD, **SAVES}, goes_on_from=("one", 3)),
