@@ -74,7 +74,16 @@ class CommandParser(argparse.ArgumentParser):
                     f" {self.prog} list {value} (there are {', '.join(known)})"
                 )
             raise ValueError(unknown_command(self.prog, str(value), known))
+        if action.choices is not None and value not in action.choices:
+            self._refuse_value_of_another(action, value)
         super()._check_value(action, value)
+
+    def _refuse_value_of_another(self, action: argparse.Action, value: object) -> None:
+        """Name the flag that `value` is for, where there is one."""
+        for other in self._actions:
+            if other.option_strings and other.choices is not None and value in other.choices:
+                flag, given = other.option_strings[-1], action.option_strings[-1]
+                raise ValueError(f"{given} {value}: that is {flag} {value}")
 
     def add_actions(self) -> Any:
         """Let the command take a second word, such as `verify` in `temper checkpoints verify`."""

@@ -14,6 +14,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.stop_signals import interrupt_on_signals
+from infrastructure.training.data.defaults import fit_lengths
 
 if TYPE_CHECKING:
     from infrastructure.quantum.solve_file import SolvedFile
@@ -66,6 +67,7 @@ def run(options: argparse.Namespace) -> int:
     from infrastructure.deployment.given_paths import check_paths
 
     config = configure(options, {"data.path": options.data})
+    fit_lengths(config, may_fetch=True)
     check_paths(config)
     return compare(config, options.json)
 

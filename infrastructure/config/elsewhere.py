@@ -40,7 +40,7 @@ SAME: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("metric_for_best_model", "monitor_metric"), ("training.best_metric",)),
     "greater_is_better": ("training.best_metric_mode=max",),
     **dict.fromkeys(
-        ("eval_steps", "eval_every", "val_check_interval", "do_eval"),
+        ("eval_steps", "eval_every", "eval_frequency", "val_check_interval", "do_eval"),
         ("training.validation_frequency",),
     ),
     **dict.fromkeys(

@@ -13,7 +13,12 @@ from infrastructure.core.console import RED, YELLOW, styled, write_above_bar
 from infrastructure.core.redact import RedactingFormatter
 
 # Libraries that warn, on import, of parts of themselves that nobody here asks for.
-CHATTY_LOGGERS = ("torchao", "torch.utils._pytree", "httpx")
+CHATTY_LOGGERS = (
+    "torchao",
+    "torch.utils._pytree",
+    "httpx",
+    "transformers.integrations.bitsandbytes",  # warns of eetq where no layer has such sizes
+)
 # It tells of each request that is tried again, through a handler of huggingface_hub's own.
 RETRIES = "huggingface_hub.utils._http"
 OURS = ("infrastructure", "colab", "temper", "__main__")

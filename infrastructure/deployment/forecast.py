@@ -48,13 +48,14 @@ from infrastructure.training.sizing.cost_measurement import StepCosts
 from infrastructure.training.sizing.spread_costs import spread_costs
 
 BUSY_LOAD = 1.5  # programs a core: more than this training and a little besides
-SMALL_BYTES = 1_000_000  # of a version: random states, run files, manifest
+SMALL_BYTES = 100_000  # of a version: random states, run files, manifest
 
 log = logging.getLogger(__name__)
 
 FILE = "forecast.json"
 USUAL_SAVE_SECONDS = 120.0  # between two checkpoints by the clock
-SMALL_FILES_BYTES = 2_000_000  # report, metrics, logs, tokenizer
+SMALL_FILES_BYTES = 200_000  # report, settings, logs
+STEP_BYTES = 800  # of its metrics: as JSON, in the table, for TensorBoard
 REMEDIES = (
     "give data.max_length a smaller value, set training.gradient_checkpointing or"
     " model.lora_config, or take a machine with more memory"
@@ -283,6 +284,7 @@ def space_of(
     final_bytes: int,
     other_bytes: int = 0,
     passing_bytes: int = 0,
+    first_bytes: int | None = None,
 ) -> Space:
     """What a run's versions and its trained model take, here and at its place.
 
@@ -291,14 +293,23 @@ def space_of(
         num_steps, num_saves: of the whole run.
         other_bytes: what lies beside them at its end.
         passing_bytes: what lies there until then.
+        first_bytes: of a version that is saved before the first step, which has no state of an
+            optimizer; None: none is.
     """
     options = place_options(config)
     kept = min(newest_kept(config.training, num_steps), num_saves)
     most = min(versions_kept(config.training, num_steps), num_saves) + 1
-    beside = final_bytes + other_bytes + SMALL_FILES_BYTES
+    tokenizer_bytes = 2 * _bytes_in(
+        RunDirectory(folder).tokenizer
+    )  # it is beside the model once more
+    beside = final_bytes + other_bytes + tokenizer_bytes
+    beside += SMALL_FILES_BYTES + num_steps * STEP_BYTES
+    versions_bytes = kept * version_bytes
+    if first_bytes is not None and kept == num_saves:  # the first one is still there
+        versions_bytes += first_bytes - version_bytes
     at_place = options.keep * version_bytes + final_bytes
     return {
-        "disk_bytes": kept * version_bytes + beside,
+        "disk_bytes": versions_bytes + beside,
         "most_disk_bytes": most * version_bytes + beside + passing_bytes,
         "disk_free_bytes": disk_free_bytes(folder),
         "backup_bytes": None if options.place is None else at_place,
@@ -462,5 +473,10 @@ def bytes_of_version(model: torch.nn.Module, create_optimizer: CreateOptimizer) 
     Args:
         create_optimizer: makes the training's optimizer for a module.
     """
+    return bytes_of_first_version(model) + optimizer_state_bytes(create_optimizer, model)
+
+
+def bytes_of_first_version(model: torch.nn.Module) -> int:
+    """As `bytes_of_version`, before the first step."""
     weights = sum(t.numel() * t.element_size() for t in trainable_state(model).values())
-    return weights + optimizer_state_bytes(create_optimizer, model) + SMALL_BYTES
+    return weights + SMALL_BYTES

@@ -19,6 +19,7 @@ from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.files import recover_directory
 from infrastructure.core.gpu_presence import FP8_NEEDS_GPU, FP16_NEEDS_GPU, NO_GPU, has_no_gpu
+from infrastructure.core.optional import refuse_missing as refuse_missing_package
 from infrastructure.monitoring.records.run_list import FINAL, RUN_FILE, finished_model, run_named
 from infrastructure.monitoring.watching.alert_sinks import check_alert_sinks
 from infrastructure.run.configuration_judge import canonical_name
@@ -48,9 +49,11 @@ from infrastructure.training.models.model_path import (
     refuse_missing_on_hub,
 )
 from infrastructure.training.models.refusals import (
+    GROUP_SIZE,
     NO_WEIGHTS_TO_QUANTIZE,
     refuse_flash_attention,
     refuse_longer_examples,
+    refuse_odd_width_of_embedded,
     refuse_quantized_weights_that_train,
     refuse_without_effect,
 )
@@ -59,6 +62,7 @@ from infrastructure.training.models.saved_model import (
     check_folder,
     is_there,
     look_into,
+    refuse_odd_rows,
     refuse_unknown_layers,
 )
 from infrastructure.training.models.tower_folder import check_tower
@@ -207,6 +211,8 @@ def _check_settings(config: DeploymentConfig, path: Path) -> None:
         check_folder(path)
         if model.lora_config is not None and model.lora_config.target_modules != "all-linear":
             refuse_unknown_layers(path, model.lora_config.target_modules)
+    if model.quantization_aware is not None:
+        _check_rounding(model, path)
     if model.name == EMBEDDED and model.quantization is not None:
         refuse_without_effect("quantization", model.name, NO_WEIGHTS_TO_QUANTIZE)
     if model.name not in REGISTERED_MODELS:
@@ -216,6 +222,16 @@ def _check_settings(config: DeploymentConfig, path: Path) -> None:
     positions = num_positions(config, may_fetch=True)
     if positions is not None:
         refuse_longer_examples(config.data.max_length, positions, model.name)
+
+
+def _check_rounding(model: ModelConfig, path: Path) -> None:
+    """Refuse to round while it trains what torchao cannot round."""
+    refuse_missing_package("torchao", "model.quantization_aware")
+    if model.name == EMBEDDED:
+        refuse_odd_width_of_embedded(model.embedded)
+    elif path.is_dir():
+        is_run = not (path / "config.json").is_file()
+        refuse_odd_rows(path / FINAL if is_run else path, GROUP_SIZE)
 
 
 def _files_here(data: DataConfig) -> list[list[DataFile]]:

@@ -13,6 +13,7 @@ from infrastructure.deployment.forecast import (
     USUAL_SAVE_SECONDS,
     Forecast,
     RunForecast,
+    bytes_of_first_version,
     bytes_of_model,
     bytes_of_version,
     log_without_forecast,
@@ -134,6 +135,7 @@ def _with_disk(
             num_saves=saves_left(config, total, per_epoch, seconds),
             version_bytes=version,
             final_bytes=bytes_of_model(trainer.model, is_lora=is_lora),
+            first_bytes=bytes_of_first_version(trainer.model),
             other_bytes=version if done else 0,  # what it goes on from, as a Trainer reads it
         ),
         session_seconds=config.training.deadline,

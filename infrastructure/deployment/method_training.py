@@ -28,7 +28,7 @@ from infrastructure.training.methods.check import check_method
 from infrastructure.training.methods.settings_table import Use, treatment_of
 from infrastructure.training.methods.trl_training import TrlTraining
 from infrastructure.training.metrics.progress import MakeProgress
-from infrastructure.training.models.progress_bars import progress_bars_in_a_terminal
+from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.observers.early_stopping import early_stopping
 from infrastructure.training.observers.run_observers import ProgressObserver
 from infrastructure.training.trainer_factory import show_gpus
@@ -97,7 +97,7 @@ class MethodTraining:
             forecast.trainer = trainer
             self.report(training.described(trainer))
             try:
-                with progress_bars_in_a_terminal():
+                with without_progress_bars():
                     trainer.train(resume_from_checkpoint=resumed)
             except CopyNotConfirmedError:  # finished, and its copy is told of in the summary
                 pass

@@ -207,6 +207,17 @@ CONFIGURATION = [
         {"d.jsonl": GOOD_DATA, **NO_WEIGHTS},
     ),
     Wrong(
+        "rounding in rows that are too odd",
+        "train d.jsonl --quantization-aware int4",
+        ["--quantization-aware", "--embedded-intermediate-size", "352"],
+        {"d.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "a value of another flag",
+        "export some-run folder --as onnx",
+        ["--as onnx", "--format onnx"],
+    ),
+    Wrong(
         "flash attention on a CPU",
         "train --attention flash_attention_2 --device cpu",
         ["--attention", "pip install flash-attn"],
@@ -2227,7 +2238,7 @@ FITTING = [
     fitting(
         "rounded weights of a GPT-2",
         "--quantization-aware int4",
-        ["--quantization-aware", "100% of the weights of GPT2LMHeadModel lie in Conv1D"],
+        ["--quantization-aware", "those of gpt2 are Conv1D"],
         SMALL_GPT2,
     ),
     fitting(

@@ -3,8 +3,11 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.given_paths import check_given
@@ -82,3 +85,36 @@ def test_layers_for_lora_are_looked_for_in_the_names_of_the_weights(
     there = "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
     with pytest.raises(ValueError, match=f"'nope' is no linear layer of Llama.*: {there};"):
         check("q_proj", "nope")
+
+
+def test_rows_that_cannot_be_rounded_are_found_by_their_widths(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    """Before torch is loaded, as far as configuration and names of weights tell."""
+    (tmp_path / "d.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 8)
+    odd = {f"model.layers.0.{name}.weight": np.zeros((4, 40)) for name in ("embed", "up_proj")}
+
+    def check(name: str, **model: Any) -> None:
+        check_given(
+            DeploymentConfig(
+                model={"name": name, "quantization_aware": "int4", **model},
+                data={"path": str(tmp_path / "d.jsonl"), "max_length": 32},
+                output_dir=str(tmp_path / "runs"),
+            )
+        )
+
+    check(str(saved_llama))
+    check("embedded", embedded={"hidden_size": 64, "intermediate_size": 128})
+    with pytest.raises(ValueError, match=r"intermediate_size is 336: .* such as 352"):
+        check("embedded")
+    for values, sentence in (
+        ({"model_type": "llama"}, "layers.0.up_proj has rows of 40"),
+        ({"model_type": "gpt2"}, "those of gpt2 are Conv1D"),
+        ({"model_type": "llava", "vision_config": {}}, "models of text alone"),
+    ):
+        (tmp_path / "m").mkdir(exist_ok=True)
+        (tmp_path / "m" / "config.json").write_text(json.dumps(values))
+        (tmp_path / "m" / "tokenizer.json").write_text("{}")
+        save_file(odd, tmp_path / "m" / "model.safetensors")
+        with pytest.raises(ValueError, match=sentence):
+            check(str(tmp_path / "m"))

@@ -251,6 +251,11 @@ def _quantization_aware(config: HasSections) -> Iterator[str]:
             f"{key} rounds the weights that train, and model.lora_config trains matrices beside"
             " them: leave one of them out"
         )
+    if model.quantization is not None:
+        yield (
+            f"{key} rounds the weights that train, and model.quantization {model.quantization}"
+            " freezes them: leave one of them out"
+        )
     if model.backend == "unsloth":
         yield f"{key} is torchao's, and model.backend unsloth has layers of its own: leave it out"
     if training.strategy_for(model) in STACKWISE:

@@ -8,6 +8,7 @@ from pathlib import Path
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.registries import REGISTERED_MODELS
+from infrastructure.config.sections.training_config import GENERATING
 from infrastructure.core.hub import (
     NotOnHubError,
     cached_file,
@@ -19,19 +20,21 @@ from infrastructure.core.json_text import JsonObject
 from infrastructure.monitoring.records.run_list import finished_model
 from infrastructure.training.data.samples import use_sample_data
 
-BY_POSITIONS = "by the model's positions"  # where a shorter length came from
+# Where a shorter length came from.
+BY_POSITIONS = "by the model's positions"
+BY_LENGTH = "half of data.max_length"
 
 
 def make_ready(config: DeploymentConfig) -> None:
-    """Give the sample data to a training that names none, shorten examples to what the model sees
-    where nobody has given a length, have names mean what they meant where its run began, then
+    """Give the sample data to a training that names none, take lengths that the model has where
+    nobody has given one, have names mean what they meant where its run began, then
     refuse what cannot be carried out; a second call changes nothing.
 
     Raises:
         ConfigurationError: a sentence for each setting that cannot be carried out.
     """
     use_sample_data(config)
-    _fit_length(config, may_fetch=True)
+    fit_lengths(config, may_fetch=True)
     config.adopt_plugins()
     config.check_supported()
 
@@ -41,13 +44,44 @@ def problems_of(config: DeploymentConfig) -> list[str]:
     nothing of the hub."""
     ready = config.changed([])
     use_sample_data(ready)
-    _fit_length(ready, may_fetch=False)
+    fit_lengths(ready, may_fetch=False)
     return ready.problems()
 
 
-def _fit_length(config: DeploymentConfig, *, may_fetch: bool) -> None:
-    """A length of examples that nobody has given is at most what the model has positions for."""
-    if config.source("data.max_length").layer not in (Layer.DEFAULT, Layer.PRESET):
+def fit_lengths(config: DeploymentConfig, *, may_fetch: bool) -> None:
+    """Examples are at most as long as the model has positions for, and answers that it writes in
+    training leave half of that to the prompt; a length that somebody has given stays as it is.
+
+    Args:
+        may_fetch: the configuration of a hub model is brought here, if the cache has none.
+    """
+    _fit_examples(config, may_fetch=may_fetch)
+    _fit_answers(config)
+
+
+def _fit_answers(config: DeploymentConfig) -> None:
+    if config.training.method not in GENERATING or not _is_nobodys(
+        config, "training.max_completion_length"
+    ):
+        return
+    longest = config.data.max_length
+    if longest > config.training.max_completion_length:
+        return
+    half = max(1, longest // 2)
+    config.note(
+        f"training.max_completion_length is {half} instead of"
+        f" {config.training.max_completion_length}: prompt and answer have {longest} tokens"
+    )
+    config.training.max_completion_length = half
+    config.came_from("training.max_completion_length", BY_LENGTH)
+
+
+def _is_nobodys(config: DeploymentConfig, key: str) -> bool:
+    return config.source(key).layer in (Layer.DEFAULT, Layer.PRESET)
+
+
+def _fit_examples(config: DeploymentConfig, *, may_fetch: bool) -> None:
+    if not _is_nobodys(config, "data.max_length"):
         return
     positions = num_positions(config, may_fetch=may_fetch)
     if positions is None or positions >= config.data.max_length:

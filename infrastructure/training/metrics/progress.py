@@ -117,7 +117,7 @@ class Progress:
         self._rate.update(step)
         if loss is not None:
             self._numbers["loss"] = f"loss {format_number(loss)}"
-        if tokens_per_second is not None:
+        if tokens_per_second:  # a trainer of TRL may count none
             self._numbers["rate"] = f"{format_number(round(tokens_per_second))} tokens/s"
         left = self._rate.seconds_left(self.total_steps)
         if left is not None:

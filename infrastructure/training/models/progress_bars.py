@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 from infrastructure.core.console import shows_bars
 from infrastructure.core.optional import require
@@ -21,6 +21,16 @@ def without_progress_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def progress_bars_in_a_terminal() -> AbstractContextManager[None]:
-    """Inside, transformers draws its bars for a person, and not into a log file."""
-    return nullcontext() if shows_bars(sys.stderr) else without_progress_bars()
+@contextmanager
+def download_bars_in_a_terminal() -> Iterator[None]:
+    """Inside, a person sees the bars of a download, which may take long; a log file does not, and
+    transformers draws none of its own, as the lines of a run say what is done."""
+    hub = require("huggingface_hub.utils", "a model of the hub")
+    is_shown = shows_bars(sys.stderr) and not hub.are_progress_bars_disabled()
+    with without_progress_bars():
+        if is_shown:
+            hub.enable_progress_bars()
+        try:
+            yield
+        finally:
+            hub.disable_progress_bars()

@@ -18,11 +18,11 @@ from infrastructure.core.files import whole_directory
 from infrastructure.core.optional import require
 from infrastructure.training.models.model_inputs import language_model
 from infrastructure.training.models.progress_bars import without_progress_bars
+from infrastructure.training.models.refusals import GROUP_SIZE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-GROUP_SIZE = 32  # weights of a row that share a scale
 MOST_KEPT = 0.1  # of the weights between embeddings and output, such as a router's
 _NEEDED_FOR = "model.quantization_aware"
 

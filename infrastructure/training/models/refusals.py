@@ -3,9 +3,10 @@
 Loads no torch; whatever loads the model looks at it again.
 """
 
-from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.model_config import EmbeddedModelConfig, ModelConfig
 from infrastructure.core.optional import is_installed
 
+GROUP_SIZE = 32  # weights of a row that share a scale, where training rounds them (torchao)
 NO_WEIGHTS_TO_QUANTIZE = "has no trained weights to quantise"
 
 
@@ -47,3 +48,16 @@ def refuse_longer_examples(max_length: int, num_positions: int, name: str) -> No
             f"data.max_length={max_length} is more than the {num_positions} positions of model"
             f" {name!r}; set it to {num_positions} or less"
         )
+
+
+def refuse_odd_width_of_embedded(config: EmbeddedModelConfig) -> None:
+    """Raise ValueError where the rows of the embedded model cannot be rounded in groups."""
+    for name in ("hidden_size", "intermediate_size"):
+        width = getattr(config, name)
+        if width % GROUP_SIZE:
+            wider = (width // GROUP_SIZE + 1) * GROUP_SIZE
+            raise ValueError(
+                f"model.quantization_aware rounds {GROUP_SIZE} weights of a row together, and"
+                f" model.embedded.{name} is {width}: give a multiple of {GROUP_SIZE}, such as"
+                f" {wider}, or leave model.quantization_aware out"
+            )

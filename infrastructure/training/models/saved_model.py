@@ -4,6 +4,7 @@ Nothing is imported here but safetensors, and nothing is read but names and head
 """
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,6 +30,8 @@ TOKENIZER_FILES = (
 )
 HEADS = ("lm_head", "embed_out", "output_layer", "output")  # which may be the embedding's weights
 NO_LAYERS = ("wte", "wpe")  # embeddings by their names in GPT-2
+NOT_ROUNDED = (*HEADS, *NO_LAYERS)
+CONV1D_MODELS = ("gpt2", "openai-gpt")  # whose layers are no torch.nn.Linear
 PICKLED_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
@@ -184,10 +187,7 @@ def refuse_unknown_layers(folder: Path, names: Sequence[str]) -> None:
     """
     if not (folder / "config.json").is_file():
         return
-    shapes: dict[str, list[int]] = {}
-    for file in weight_files(folder):
-        with safe_open(file, framework="np") as tensors:
-            shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+    shapes = _shapes(folder)
     parts = {part for name in shapes for part in name.split(".")}
     if any("expert" in part for part in parts):
         return
@@ -203,6 +203,46 @@ def refuse_unknown_layers(folder: Path, names: Sequence[str]) -> None:
         f"model.lora_config.target_modules: {wrong[0]!r} is no linear layer of {kind}"
         f' (there are: {", ".join(layers)}; or "all-linear")'
     )
+
+
+def refuse_odd_rows(folder: Path, group: int) -> None:
+    """Refuse to round a saved model while it trains, where its layers certainly do not allow it.
+
+    Args:
+        folder: what `save_pretrained` wrote; of another kind nothing is refused.
+        group: weights of a row that are rounded together.
+
+    Raises:
+        ValueError: names the layer, or the kind of model.
+    """
+    if not (folder / "config.json").is_file():
+        return
+    key, config = "model.quantization_aware", read_json(folder / "config.json")
+    if "vision_config" in config:
+        raise ValueError(f"{key}: is for models of text alone; leave it out")
+    if config.get("model_type") in CONV1D_MODELS:
+        raise ValueError(
+            f"{key}: torchao rounds linear layers, and those of {config['model_type']} are Conv1D,"
+            " which stay as they are; leave it out"
+        )
+    for name, shape in _shapes(folder).items():
+        layer, _, last = name.rpartition(".")
+        own_name = layer.rpartition(".")[2]
+        is_layer = last == "weight" and len(shape) == 2 and own_name not in NOT_ROUNDED
+        if is_layer and not re.search("emb|bias", own_name) and shape[1] % group:
+            raise ValueError(
+                f"{key}: {layer} has rows of {shape[1]}, which is no multiple of {group}; leave it"
+                " out"
+            )
+
+
+def _shapes(folder: Path) -> dict[str, list[int]]:
+    """Of each weight in the files of a saved model; nothing else of them is read."""
+    shapes: dict[str, list[int]] = {}
+    for file in weight_files(folder):
+        with safe_open(file, framework="np") as tensors:
+            shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+    return shapes
 
 
 def check_sums(folder: Path) -> None:

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from infrastructure.core.optional import require
 from infrastructure.training.models.model_path import not_found
-from infrastructure.training.models.progress_bars import progress_bars_in_a_terminal
+from infrastructure.training.models.progress_bars import download_bars_in_a_terminal
 from infrastructure.training.models.quantization import (
     MIN_CPU_WIDTH,
     keep_trainable_layout,
@@ -88,7 +88,7 @@ def load_weights(
     """
     transformers = require("transformers", "loading a model")
     try:
-        with progress_bars_in_a_terminal():
+        with download_bars_in_a_terminal():
             model, info = getattr(transformers, auto).from_pretrained(
                 source.location,
                 config=config,

@@ -3,13 +3,14 @@
 Unsloth changes transformers while it is imported, so `prepare_backend` runs before anything else
 imports transformers. It sends no usage statistics, keeps its compiled code in the cache directory,
 and never gets a token as an argument, because it would write it to the disk. What it prints goes to
-stderr.
+the log.
 
 Limits on a CPU: no 8-bit. Tested there with 2026.10.9; its GPU path was not seen yet.
 """
 
 import contextlib
 import importlib.metadata
+import io
 import logging
 import os
 import sys
@@ -75,7 +76,7 @@ def prepare_backend(model_config: ModelConfig, cache_directory: Path | None = No
             "transformers was imported before unsloth, so some of unsloth's patches do not take"
             " effect: choose the backend before anything else imports transformers"
         )
-    with prints_to_stderr():
+    with prints_to_log():
         require("unsloth", "model.backend=unsloth")
 
 
@@ -113,10 +114,15 @@ def _check_requirement(requirement: Requirement, unsloth_version: str) -> None:
 
 
 @contextlib.contextmanager
-def prints_to_stderr() -> Iterator[None]:
-    """Keep stdout for results: what a library prints goes to stderr."""
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
+def prints_to_log() -> Iterator[None]:
+    """What Unsloth prints of itself is for those who look for it: at the level DEBUG."""
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            yield
+    finally:
+        for line in filter(None, map(str.strip, printed.getvalue().splitlines())):
+            logger.debug("%s", line)
 
 
 def load_unsloth(
@@ -135,7 +141,7 @@ def load_unsloth(
     """
     _refuse_what_it_would_ignore(options)
     unsloth = require("unsloth", "model.backend=unsloth")
-    with prints_to_stderr():
+    with prints_to_log():
         try:
             model, tokenizer = unsloth.FastLanguageModel.from_pretrained(
                 model_name=source.location,
@@ -228,7 +234,7 @@ def apply_unsloth_lora(
     unsloth = require("unsloth", "model.backend=unsloth")
     paths = target_paths(model, lora_config.target_modules, experts=False)
     names = sorted({path.rpartition(".")[2] for path in paths})
-    with prints_to_stderr():
+    with prints_to_log():
         return unsloth.FastLanguageModel.get_peft_model(
             model,
             r=lora_config.r,

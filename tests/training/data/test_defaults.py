@@ -13,7 +13,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.errors import RunFailedError
 from infrastructure.deployment import detached
-from infrastructure.training.data.defaults import make_ready, problems_of
+from infrastructure.training.data.defaults import fit_lengths, make_ready, problems_of
 from infrastructure.training.quantum.records_observer import quantum_extension_of
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import detached_trainings_are_forks, write_rows
@@ -124,6 +124,24 @@ def test_examples_are_as_long_as_the_model_sees_unless_a_length_is_given(
     assert ready(**{"model.embedded.max_positions": 64}).data.max_length == 64
     with pytest.raises(ConfigurationError, match="more than the embedded model can see"):
         ready(**{"model.embedded.max_positions": 64, "data.max_length": 100})
+
+
+def test_answers_in_training_leave_half_of_the_length_to_the_prompt() -> None:
+    few = {"model.embedded.max_positions": 64, "data.path": "my.jsonl"}
+    grpo = {"training.method": "grpo", "training.rewards": ["exact_answer"]}
+    config = DeploymentConfig(**few, **grpo)
+    fit_lengths(config, may_fetch=False)
+    assert (config.data.max_length, config.training.max_completion_length) == (64, 32)
+    assert config.notes()[-1].startswith("training.max_completion_length is 32 instead of 256")
+    given = DeploymentConfig(**few, **grpo, **{"training.max_completion_length": 200})
+    short = DeploymentConfig(**grpo, **{"data.max_length": 200, "data.path": "my.jsonl"})
+    roomy = DeploymentConfig(**grpo, **{"data.path": "my.jsonl"})
+    dpo = DeploymentConfig(**few, **{"training.method": "dpo"})
+    lengths = []
+    for one in (given, short, roomy, dpo):
+        fit_lengths(one, may_fetch=False)
+        lengths.append(one.training.max_completion_length)
+    assert lengths == [200, 100, 256, 256]  # the first is refused before the model is loaded
 
 
 def test_a_detached_training_takes_what_one_in_the_foreground_takes(tmp_path: Path) -> None:

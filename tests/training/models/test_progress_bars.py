@@ -1,10 +1,11 @@
 import sys
 
 import pytest
+from huggingface_hub.utils import are_progress_bars_disabled
 from transformers.utils import logging
 
 from infrastructure.training.models.progress_bars import (
-    progress_bars_in_a_terminal,
+    download_bars_in_a_terminal,
     without_progress_bars,
 )
 
@@ -19,8 +20,15 @@ def test_what_was_chosen_comes_back() -> None:
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
-def test_bars_are_for_a_terminal(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_has_bars_of_downloads_alone(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
-    with progress_bars_in_a_terminal():
-        assert logging.is_progress_bar_enabled() is is_terminal
-    assert logging.is_progress_bar_enabled()
+    for _ in range(2):  # what was before is there again
+        with download_bars_in_a_terminal():
+            assert not logging.is_progress_bar_enabled()
+            assert are_progress_bars_disabled() is not is_terminal
+        assert logging.is_progress_bar_enabled()
+        assert not are_progress_bars_disabled()
+    with without_progress_bars(), download_bars_in_a_terminal():
+        assert are_progress_bars_disabled()

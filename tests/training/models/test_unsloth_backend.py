@@ -154,6 +154,7 @@ def test_lora_and_qlora_by_unsloth_in_plain_peft(
     assert found["statistics off"] == "1"
     assert found["compiled"] == str(folder / "cache" / "unsloth_compiled")
     assert "imported before unsloth" not in done.stderr
+    assert "Unsloth" not in done.stderr
     assert not (ROOT / "unsloth_compiled_cache").exists()
     no_token = [p for p in folder.rglob("*") if p.is_file() and b"hf_secret" in p.read_bytes()]
     assert no_token == []
