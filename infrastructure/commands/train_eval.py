@@ -10,7 +10,6 @@ from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.elsewhere import PREFERENCES
 from infrastructure.config.measures import MEASURES
-from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sources.flags import add_config_flags
 from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.exit_codes import ExitCode
@@ -58,18 +57,15 @@ def run(options: argparse.Namespace) -> int:
     output_dir = Path(config.output_dir)
     config.model.name = run_or_model(config.model.name, output_dir)
     against = None if options.against is None else run_or_model(options.against, output_dir)
-    if config.source("training.method").layer is Layer.FLAG:
-        raise ValueError(
-            "train-eval: --method has no effect here: answers are measured, however a model was"
-            " trained; leave it out"
-        )
+    from infrastructure.evaluation.request import Request, refuse_flags_without_effect
+
+    refuse_flags_without_effect(config)
     if options.tasks is not None:
         return _on_tasks(options, config, against)
     _refuse(options, OF_TASKS, "only --tasks has a use for it")
     if options.data is None:
         raise ValueError("train-eval: DATA is missing: a file, a folder or a hub data set")
     from infrastructure.deployment.given_paths import check_measured, check_model
-    from infrastructure.evaluation.request import Request
 
     request = Request(
         against,

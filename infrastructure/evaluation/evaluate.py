@@ -30,7 +30,7 @@ from infrastructure.evaluation.evaluation_tables import (
     task_table,
 )
 from infrastructure.evaluation.held_out import HeldOut
-from infrastructure.evaluation.request import Request
+from infrastructure.evaluation.request import Request, unused_because
 from infrastructure.evaluation.rows import (
     ALL,
     MeasuredRow,
@@ -49,15 +49,9 @@ from infrastructure.training.trainer_factory import TrainerFactory
 
 # How rows became tokens in the run that made the model; other rules would measure something else.
 INHERITED = ("max_length", "train_on", "chat_template", "over_length")
+
+
 # Fields and sections that only a training has a use for.
-UNUSED = {
-    "data.eval_path": "the model is measured on DATA",
-    "data.validation_split": "nothing is held out of DATA",
-    "model.lora_config": "MODEL brings its own LoRA",
-    "model.embedded": "MODEL has its shape",
-}
-
-
 @dataclass
 class Evaluation(HeldOut):
     """As a run's end is measured, and more.
@@ -277,7 +271,7 @@ def set_aside(config: DeploymentConfig) -> list[str]:
     notes: list[str] = []
     refusals: list[str] = []
     for key, source in given:
-        reason = next((r for part, r in UNUSED.items() if f"{key}.".startswith(f"{part}.")), None)
+        reason = unused_because(key)
         if reason is not None:
             is_meant = source.layer in (Layer.FLAG, Layer.KEYWORD)
             message = f"{key} ({source.place}) has no effect on a measurement: {reason}"

@@ -3,12 +3,57 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from infrastructure.config.base import ConfigurationError
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import MEASURES
+from infrastructure.config.merging.precedence import Layer
 from infrastructure.core.lookup import look_up
 from infrastructure.core.optional import refuse_missing
 from infrastructure.evaluation.text_scores import refuse_missing_package
 
 HARNESS = "lm_eval"
+UNUSED = {
+    "data.eval_path": "the model is measured on DATA",
+    "data.validation_split": "nothing is held out of DATA",
+    "model.lora_config": "MODEL brings its own LoRA",
+    "model.embedded": "MODEL has its shape",
+}
+# Of `training.`: what decides how a model learns, is saved or watched.
+OF_LEARNING = (
+    *("method", "rewards", "teacher", "beta", "num_generations", "max_completion_length"),
+    *("temperature", "method_settings", "num_epochs", "max_steps", "gradient_accumulation"),
+    *("learning_rate", "weight_decay", "warmup_steps", "scheduler_type", "max_grad_norm"),
+    *("optimizer", "adam_beta1", "adam_beta2", "gradient_checkpointing"),
+    *("gradient_checkpointing_mode", "shard", "checkpoint_interval", "checkpoint_frequency"),
+    *("keep_checkpoints", "checkpoint_seconds", "keep_best", "best_metric", "best_metric_mode"),
+    *("keep_every", "compress_checkpoints", "deadline", "validation_interval"),
+    *("validation_frequency", "log_frequency", "early_stopping_patience"),
+    *("early_stopping_min_delta", "layerwise_lr_decay", "unfreeze_interval"),
+    *("curriculum_stages", "curriculum_by", "curriculum_order", "curriculum_keeps_easier"),
+    *("extension_learning_rate", "train_extensions_only", "optimization_frequency"),
+)
+
+
+def unused_because(key: str) -> str | None:
+    """Why a measurement has no use for the setting; None: it has."""
+    return next((r for part, r in UNUSED.items() if f"{key}.".startswith(f"{part}.")), None)
+
+
+def refuse_flags_without_effect(config: DeploymentConfig) -> None:
+    """Refuse, by name, each flag that a measurement would take and not follow.
+
+    Raises:
+        ConfigurationError: a sentence for each.
+    """
+    sentences = []
+    for key, source in config.sources().items():
+        section, _, name = key.partition(".")
+        is_of_learning = section == "training" and name in OF_LEARNING
+        reason = "nothing is trained" if is_of_learning else unused_because(key)
+        if source.layer is Layer.FLAG and reason is not None:
+            sentences.append(f"{key} has no effect on a measurement: {reason}; leave it out")
+    if sentences:
+        raise ConfigurationError("; ".join(sentences))
 
 
 @dataclass(frozen=True)

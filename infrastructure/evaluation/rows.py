@@ -22,6 +22,7 @@ from infrastructure.evaluation.text_scores import (
     final_answer_of,
     scores_by_name,
     usual_measures,
+    words_of,
 )
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.data.store.examples import GenerationPrompt
@@ -134,7 +135,10 @@ def measure_rows(
     questions = data.questions() if can_answer(trainer) else []
     chosen = _choose(questions, which)
     if measures is None:
-        measures = usual_measures(any(final_answer_of(q.expected) for q in chosen))
+        measures = usual_measures(
+            has_final_answers=any(final_answer_of(q.expected) for q in chosen),
+            has_pairs=any(len(words_of(q.expected)) > 1 for q in chosen),
+        )
     scores = scores_by_name(measures)
     if scores:
         _answer(trainer, rows, chosen, scores, which.max_tokens)

@@ -118,8 +118,13 @@ def refuse_missing_package(names: Collection[str]) -> None:
         refuse_missing("torchmetrics", f"the measure {', '.join(needing)}")
 
 
-def usual_measures(has_final_answers: bool) -> list[str]:
-    """Those of answers that are computed where nobody has chosen."""
-    can = is_installed("torchmetrics")
-    left_out = {*(() if can else OF_TORCHMETRICS), *(() if has_final_answers else (FINAL_ANSWER,))}
+def usual_measures(*, has_final_answers: bool, has_pairs: bool = True) -> list[str]:
+    """Those of answers that are computed where nobody has chosen.
+
+    Args:
+        has_pairs: some expected answer has two words; of single words ROUGE-2 is 0, right or wrong.
+    """
+    left_out = set() if is_installed("torchmetrics") else {*OF_TORCHMETRICS}
+    left_out |= set() if has_final_answers else {FINAL_ANSWER}
+    left_out |= set() if has_pairs else {"rouge2"}
     return [name for name, of in MEASURES.items() if of is Of.ROWS and name not in left_out]

@@ -41,7 +41,7 @@ ROWS = (
     "fp16 on a CPU",
     "4 bits of the small model",
     "weights of 4 bits that train",
-    "rounding in rows that are too odd",
+    "rows that share no scale",
     "flash attention on a CPU",
     "pictures that are not there",
     "longer than the model sees",

@@ -6,13 +6,18 @@ from pathlib import Path
 import pytest
 
 from infrastructure.commands.main import main
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.schema import schema_of
+from infrastructure.evaluation.request import OF_LEARNING, UNUSED
 
 
 @pytest.mark.parametrize(
     ("words", "shown"),
     [
         (["train-resume", "run", "--new-run"], "temper train … --new-run trains anew"),
-        (["train-eval", "MODEL", "PAIRS", "--method", "dpo"], "--method has no effect here"),
+        (["train-eval", "MODEL", "PAIRS", "--method", "dpo"], "--method has no effect on a"),
+        (["train-eval", "MODEL", "PAIRS", "--lr", "1e-3"], "--learning-rate has no effect on a"),
+        (["train-eval", "MODEL", "PAIRS", "--lora-r", "4"], "MODEL brings its own LoRA"),
         (["train-eval", "MODEL", "--tasks", "a", "--method", "dpo"], "--method has no effect"),
         (["train-eval", "MODEL", "PAIRS"], "answers are measured here: for the better alone, set"),
     ],
@@ -32,3 +37,10 @@ def test_what_has_no_effect_is_refused(
     error = capsys.readouterr().err
     assert shown in error
     assert "--method sft" not in error
+
+
+def test_what_is_refused_by_name_is_a_setting() -> None:
+    fields = schema_of(DeploymentConfig).fields
+    assert [name for name in OF_LEARNING if f"training.{name}" not in fields] == []
+    sections = {key.rpartition(".")[0] for key in fields}
+    assert {*UNUSED} <= {*fields, *sections}

@@ -50,6 +50,11 @@ def test_rouge_and_f1_are_the_packages_own() -> None:
     assert score["rouge1"]("", "x") == 0
 
 
+def test_pairs_of_words_are_not_measured_where_answers_have_one() -> None:
+    some = usual_measures(has_final_answers=False, has_pairs=False)
+    assert [n for n in usual_measures(has_final_answers=False) if n not in some] == ["rouge2"]
+
+
 def test_a_missing_package_is_named_before_anything_is_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

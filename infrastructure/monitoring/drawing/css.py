@@ -133,6 +133,15 @@ figcaption { font-size: 13px; color: var(--soft); }
   table.numbers.change td:last-child, table.numbers.change th:last-child { padding-right: 0; }
   table.numbers.change td:first-child { white-space: normal; }
   table.change tr.part td:first-child { padding-left: 8px; }
+  table.measures thead { display: none; }
+  table.measures tr { display: flex; flex-wrap: wrap; gap: 0 14px; padding: 7px 0;
+                      border-bottom: 1px solid var(--line); }
+  table.measures tr:last-child { border: 0; }
+  table.numbers.measures td { display: block; border: 0; padding: 0; text-align: left; }
+  table.numbers.measures td:first-child { flex: 0 0 100%; font-weight: 550; white-space: normal; }
+  table.numbers.measures td:not(:first-child) { white-space: normal; }
+  table.measures td[data-name]:not(:first-child)::before {
+    content: attr(data-name) " "; color: var(--soft); }
   table.stack thead { display: none; }
   table.stack tr, table.stack td { display: block; border: 0; padding: 0; }
   table.stack td:first-child { font-weight: 550; min-width: 0; }

@@ -68,17 +68,35 @@ def table(
     css_class: str | None = None,
     row_classes: Sequence[str | None] = (),
 ) -> Markup:
-    """A table inside a box that scrolls sideways where the page is too narrow."""
+    """A table inside a box that scrolls sideways where the page is too narrow.
+
+    A cell of a table of class `measures` has its heading as `data-name`: on a phone its rows are
+    drawn as blocks, and the heading stands before each number.
+    """
     rows = list(rows)
+    names: list[str | None] = (
+        [*map(str, headings)] if "measures" in (css_class or "").split() else []
+    )
     classes = [*row_classes, *[None] * (len(rows) - len(row_classes))]
     head = element("tr", *[element("th", heading, scope="col") for heading in headings])
     body = [
-        element("tr", *[element("td", cell) for cell in row], css_class=row_class)
+        element(
+            "tr",
+            *[
+                _cell(cell, name)
+                for cell, name in zip(row, names or [None] * len(row), strict=True)
+            ],
+            css_class=row_class,
+        )
         for row, row_class in zip(rows, classes, strict=True)
     ]
     parts = [element("thead", head)] if any(headings) else []
     inner = element("table", *parts, element("tbody", *body), css_class=css_class)
     return element("div", inner, css_class="scroll")
+
+
+def _cell(content: object, name: str | None) -> Markup:
+    return element("td", content, **{"data-name": name})
 
 
 def facts(pairs: Mapping[str, object]) -> Markup:
