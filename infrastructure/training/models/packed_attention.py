@@ -2,7 +2,8 @@
 
 A packed row (1, T) is several examples end to end. The attention here runs each of them by
 itself, so its cost is the sum of the squares of the lengths and no (T, T) mask is ever built: on
-a GPU in one variable-length kernel where there is one, else by one causal call per example.
+a GPU in one variable-length kernel where there is one, by products for short examples in bf16 on a
+CPU, else by one causal call per example.
 
 Where each example ends travels in the place of the attention mask: a small integer tensor of four
 dimensions, which transformers hands to every layer as it is (also when a layer is recomputed under
@@ -32,6 +33,7 @@ from infrastructure.training.models.model_inputs import (
     forward_parameters,
     language_model,
 )
+from infrastructure.training.models.short_attention import MAX_LENGTH, ShortAttention
 
 ATTENTION_NAME = "temper_packed"
 PICTURES = "pictures"  # the part of a batch with what the model is given of pictures, by argument
@@ -113,12 +115,14 @@ def packed_attention(
     max_length = attention_mask.shape[2]
     window = sliding_window(module, max_length, kwargs)
     refuse_unsupported(module, query, key, is_causal, kwargs)
+    if takes_products(value, attention_mask, dropout, window):
+        return by_products(query, key, value, attention_mask, scaling), None
     query, key, value = in_autocast_format(query, key, value)
     boundaries = attention_mask[0, 0, 0]
     if has_varlen_kernel(query, value, dropout):
         return varlen(query, key, value, boundaries, max_length, scaling, window), None
     lengths = segment_lengths(attention_mask)
-    if attention_mask.shape[1] == 1 or not compiles_kernels(query):
+    if attention_mask.shape[1] == 1 or not compiles_kernels(value):
         return by_segment(query, key, value, lengths, dropout, scaling, window), None
     layout = rounded_layout(attention_mask)
     query, key, value = (tensor.index_select(2, layout.source) for tensor in (query, key, value))
@@ -126,9 +130,43 @@ def packed_attention(
     return output.index_select(1, layout.places), None
 
 
-def compiles_kernels(query: torch.Tensor) -> bool:
+def takes_products(
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    dropout: float,
+    window: int | None,
+) -> bool:
+    """Whether these are short examples in bf16 on a CPU, which `ShortAttention` is fastest for."""
+    step, max_length = mask.shape[1:3]
+    return (
+        step > 1
+        and compiles_kernels(value)
+        and max_length <= MAX_LENGTH - step
+        and dropout == 0.0
+        and window is None
+    )
+
+
+def by_products(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    scaling: float | None,
+) -> torch.Tensor:
+    """`ShortAttention` of heads that may share their keys and values."""
+    shared = query.shape[1] // key.shape[1]
+    if shared > 1:
+        key, value = (heads.repeat_interleave(shared, dim=1) for heads in (key, value))
+    lengths, step = segment_lengths(mask), mask.shape[1]
+    dtype = compute_format(value)
+    output: torch.Tensor = ShortAttention.apply(query, key, value, lengths, step, scaling, dtype)  # type: ignore[no-untyped-call]
+    return output
+
+
+def compiles_kernels(value: torch.Tensor) -> bool:
     """Whether attention by example has kernels made for each length: oneDNN's of half precision."""
-    return query.device.type == "cpu" and query.dtype in (torch.float16, torch.bfloat16)
+    return value.device.type == "cpu" and compute_format(value) in (torch.float16, torch.bfloat16)
 
 
 def rounded_layout(mask: torch.Tensor) -> RoundedLayout:
@@ -167,10 +205,13 @@ def in_autocast_format(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
     Rotary embeddings leave queries and keys in fp32, which the variable-length kernel cannot read.
     """
-    kind = tensors[0].device.type
-    if not torch.is_autocast_enabled(kind):
-        return list(tensors)
-    return [tensor.to(torch.get_autocast_dtype(kind)) for tensor in tensors]
+    return [tensor.to(compute_format(tensor)) for tensor in tensors]
+
+
+def compute_format(tensor: torch.Tensor) -> torch.dtype:
+    """Autocast's format where it is on, else the tensor's own."""
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
 
 
 def refuse_unsupported(

@@ -17,9 +17,11 @@ NUM_ROWS, WIDTH, VOCAB = 37, 16, 50
 
 @pytest.fixture(autouse=True)
 def chunks_of_eight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several chunks and a short last one."""
-    monkeypatch.setattr(chunked_loss, "CPU_CHUNK_LOGITS", 8 * VOCAB)
+    """Several chunks and a short last one; several pieces in each, and a short last one."""
+    monkeypatch.setattr(chunked_loss, "CPU_CHUNK_BYTES", 8 * VOCAB * 4)
     monkeypatch.setattr(chunked_loss, "MIN_CHUNK_ROWS", 1)
+    monkeypatch.setattr(chunked_loss, "CPU_PIECE_LOGITS", 3 * VOCAB)
+    monkeypatch.setattr(chunked_loss, "LEAST_PIECE_ROWS", 1)
 
 
 def example(
@@ -136,7 +138,7 @@ def test_any_head_gives_its_own_loss(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["plain", "bias"])
 def test_a_head_computes_few_shapes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the number of targets; and what was added has no gradient, bit for bit."""
-    monkeypatch.setattr(chunked_loss, "CPU_CHUNK_LOGITS", 1 << 22)
+    monkeypatch.setattr(chunked_loss, "CPU_CHUNK_BYTES", 1 << 24)
     head = create_head(kind)
     shapes = set()
     for num_rows in range(1, 129):

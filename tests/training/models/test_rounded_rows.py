@@ -93,6 +93,7 @@ def test_examples_whose_attention_is_rounded(
     architecture: str, lengths: list[int], checkpointing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for half precision on a CPU; here in fp32, so that it can be compared."""
+    monkeypatch.setattr(packed_attention, "MAX_LENGTH", 0)  # so that none is short
     made: list[Any] = []
     make = packed_attention._make_layout
 
@@ -111,17 +112,46 @@ def test_examples_whose_attention_is_rounded(
     assert all(length % SEGMENT_STEP == 0 for length in made[0].lengths)
 
 
-def test_few_shapes_of_half_precision() -> None:
-    """Of examples of any length up to 200 tokens."""
+@pytest.mark.parametrize("lengths", LAYOUTS.values(), ids=LAYOUTS)
+@pytest.mark.parametrize("architecture", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_short_examples_by_products(
+    architecture: str, lengths: list[int], checkpointing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for half precision on a CPU; here in fp32, so that it can be compared."""
+    applied: list[int] = []
+    products = packed_attention.by_products
+
+    def count(*given: Any) -> torch.Tensor:
+        applied.append(1)
+        return products(*given)
+
+    monkeypatch.setattr(packed_attention, "compiles_kernels", lambda value: True)
+    monkeypatch.setattr(packed_attention, "by_products", count)
+    model = tiny_model(architecture)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert use_packed_attention(model)
+    assert_same(model, lengths, packed)
+    assert applied, "never for exact lengths"
+
+
+@pytest.mark.parametrize(("limit", "operation"), [(512, "bmm"), (0, "attention")])
+def test_few_shapes_of_half_precision(
+    limit: int, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of examples of any length up to 200 tokens, short ones and longer ones."""
+    monkeypatch.setattr(packed_attention, "MAX_LENGTH", limit)
     model = tiny_model("llama").bfloat16()
     assert use_packed_attention(model)
     shapes: set[Any] = set()
     for start in range(1, 200, 25):
         batch = pack(examples_of(list(range(start, start + 25))), SizeGrid.SIXTEENTHS)
-        with OperationShapes("attention") as attentions:
+        with OperationShapes(operation) as attentions:
             model(**model_arguments(model, batch))
         shapes |= attentions.shapes
-    assert 10 <= len(shapes) <= 14
+    kinds = {shape[0] for shape in shapes}
+    assert 10 * len(kinds) <= len(shapes) <= 17 * len(kinds)
 
 
 def test_rows_separated_by_their_positions_alone() -> None:
