@@ -160,7 +160,7 @@ def by_products(
         key, value = (heads.repeat_interleave(shared, dim=1) for heads in (key, value))
     lengths, step = segment_lengths(mask), mask.shape[1]
     dtype = compute_format(value)
-    output: torch.Tensor = ShortAttention.apply(query, key, value, lengths, step, scaling, dtype)  # type: ignore[no-untyped-call]
+    output: torch.Tensor = ShortAttention.apply(query, key, value, lengths, step, scaling, dtype)
     return output
 
 
