@@ -1,13 +1,17 @@
 """The parser of the `temper` command. Imports nothing but what every command needs."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Sequence
+from itertools import combinations
+from pathlib import Path
 from typing import Any, NoReturn
 
 from infrastructure.core.optional import DISTRIBUTION
 
 PROGRAM = "temper"
+LONGEST_NAME = 255  # of a path that is looked for; more is none
 SHORT_FLAGS = 60  # of a command with more, `--help` shows those that people use
 
 
@@ -141,10 +145,21 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
         return options
     from infrastructure.commands.unknown_words import flag_hint
 
+    if (spaced := _name_with_spaces(words)) is not None:
+        raise ValueError(f"{spaced} has spaces: put it between quotes: {shlex.quote(spaced)}")
     flag = unknown[0].split("=")[0]
     words = [word for word in (options.command, getattr(options, "action", None)) if word]
     hint = flag_hint(flag, known_flags(parser, *words), " ".join([PROGRAM, *words]))
     raise ValueError(f"unknown argument {flag!r}{hint}")
+
+
+def _name_with_spaces(words: Sequence[str]) -> str | None:
+    """Words one after the other that are together the name of something here."""
+    for first, last in combinations(range(len(words) + 1), 2):
+        name = " ".join(words[first:last])
+        if last - first > 1 and len(name) < LONGEST_NAME and Path(name).exists():
+            return name
+    return None
 
 
 def _words_before_flags(

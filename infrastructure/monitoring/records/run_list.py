@@ -12,6 +12,9 @@ RUN_FILE = "run.json"
 MAX_NAMED = 3  # runs that a wrong name may have meant
 FINAL = "final"  # in a finished run: the trained model
 TRAINER_KEY: Final = "trainer"  # in run.json where a Trainer of transformers trained
+_KEPT_NAME = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9.-]{0,38}"
+)  # which stands in a folder's name as it is
 _BEGINS_WITH_TIME = re.compile(r"20\d\d")
 
 
@@ -52,7 +55,9 @@ def finished_model(name: str) -> str:
 
 def run_named(name: str, output_dir: Path) -> Path | None:
     """The newest run that a person has given this name (`--name`); None: nobody has."""
-    runs = (run for run in reversed(runs_in(output_dir)) if name in run.name)
+    runs = [*reversed(runs_in(output_dir))]
+    if _KEPT_NAME.fullmatch(name):  # else its folder is called otherwise
+        runs = [run for run in runs if name in run.name]
     return next((run for run in runs if _given_name(run) == name), None)
 
 

@@ -36,6 +36,8 @@ def test_a_run_is_the_newest_or_an_id_or_a_path(tmp_path: Path) -> None:
     for run in (older, newer):
         (run / RUN_FILE).write_text(json.dumps({"config": {"run_name": {"value": run.name[5:]}}}))
     assert find_run_path("a", tmp_path) == older.resolve()
+    (newer / RUN_FILE).write_text(json.dumps({"config": {"run_name": {"value": "Mein Läuf"}}}))
+    assert run_named("Mein Läuf", tmp_path) == newer  # whose folder has other letters
     assert run_named("2025", tmp_path) is None  # a part of an id is no name
 
 

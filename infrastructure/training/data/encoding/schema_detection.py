@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infrastructure.config.elsewhere import PREFERENCES
-from infrastructure.core.lookup import unknown_name
+from infrastructure.core.lookup import nearest, unknown_name
 from infrastructure.training.data.encoding.column_names import (
     PREFERENCE_PAIRS,
     known_pairs,
@@ -44,6 +44,10 @@ PAIR_COLUMNS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ALPACA: (("instruction",), ("output", "response")),
 }
 CHAT_COLUMNS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat")
+USUAL_COLUMNS = (  # which a wrong name may be a slip of
+    *CHAT_COLUMNS,
+    *("prompt", "completion", "instruction", "output", "question", "answer", "text"),
+)
 OTHER_CHAT_COLUMNS = ("contents", "turns", "utterances")
 TURNS_COLUMNS = (*CHAT_COLUMNS, *OTHER_CHAT_COLUMNS, "data")
 CHOICES_COLUMNS = ("choices", "options")
@@ -502,7 +506,12 @@ def _unclear(
             " say which with data.shape, or with data.prompt_column and data.answer_column"
         )
     wanted = "of no known shape" if request.shape == "auto" else f"not of the shape {request.shape}"
-    return f"the rows are {wanted} (columns: {shown(columns)}): {_way_on(rows, columns)}"
+    odd = [name for name in columns if name not in USUAL_COLUMNS]
+    short = [name for name in odd if len(name) <= COLUMN_CHARACTERS]
+    meant = ((name, nearest(name, USUAL_COLUMNS)) for name in short)
+    slips = [f"is {name!r} meant to be {known!r}? Else " for name, known in meant if known]
+    hint = slips[0] if slips and request.shape == "auto" else ""
+    return f"the rows are {wanted} (columns: {shown(columns)}): {hint}{_way_on(rows, columns)}"
 
 
 def _columns_of(parts: dict[str, str]) -> str:

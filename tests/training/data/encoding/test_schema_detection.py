@@ -108,6 +108,8 @@ def test_several_readings_are_refused_and_named() -> None:
 
 
 def test_unknown_columns_are_refused_and_named() -> None:
+    with pytest.raises(ValueError, match="is 'mesages' meant to be 'messages'"):
+        recognise_shape(names("mesages"), ShapeRequest())
     with pytest.raises(ValueError, match=r"no known shape \(columns: foo, bar\).*prompt_column"):
         recognise_shape(names("foo", "bar"), ShapeRequest())
     with pytest.raises(ValueError, match=r"not of the shape messages \(columns: question"):
