@@ -33,7 +33,12 @@ from infrastructure.training.models.model_inputs import (
     forward_parameters,
     language_model,
 )
-from infrastructure.training.models.short_attention import MAX_LENGTH, ShortAttention
+from infrastructure.training.models.short_attention import (
+    MAX_LENGTH,
+    Group,
+    ShortAttention,
+    grouped,
+)
 
 ATTENTION_NAME = "temper_packed"
 PICTURES = "pictures"  # the part of a batch with what the model is given of pictures, by argument
@@ -41,6 +46,7 @@ UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "s_aux", "head_mask")
 
 _known_lengths = WeakTensorKeyDictionary()  # a mask's are forgotten with it
 _known_layouts = WeakTensorKeyDictionary()
+_known_groups = WeakTensorKeyDictionary()
 
 
 class PackingUnsupportedError(TemperError):
@@ -158,10 +164,17 @@ def by_products(
     shared = query.shape[1] // key.shape[1]
     if shared > 1:
         key, value = (heads.repeat_interleave(shared, dim=1) for heads in (key, value))
-    lengths, step = segment_lengths(mask), mask.shape[1]
-    dtype = compute_format(value)
-    output: torch.Tensor = ShortAttention.apply(query, key, value, lengths, step, scaling, dtype)
+    groups, dtype = product_groups(mask), compute_format(value)
+    output: torch.Tensor = ShortAttention.apply(query, key, value, groups, scaling, dtype)
     return output
+
+
+def product_groups(mask: torch.Tensor) -> list[Group]:
+    """The examples of a segment mask, grouped for products; made once a batch."""
+    if mask not in _known_groups:
+        _known_groups[mask] = grouped(segment_lengths(mask), mask.shape[1])
+    groups: list[Group] = _known_groups[mask]
+    return groups
 
 
 def compiles_kernels(value: torch.Tensor) -> bool:

@@ -10,9 +10,9 @@ that the model computes in.
 """
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -23,12 +23,31 @@ from infrastructure.core.integers import ceil_div
 MAX_LENGTH = 512  # of an example, in tokens
 
 
+@dataclass(frozen=True)
+class Group:
+    """Examples whose products have the same size, so that one product serves all of them.
+
+    Attributes:
+        size: rows of each product.
+        rows: of the packed row, those of the products, (n * size,) int64, or a slice where the
+            group is one example.
+        own: which rows of the products are those of an example, in the same form.
+        examples: the rows of the packed row that these are.
+        others: (n, size) bool: rows of the products that are of no example.
+    """
+
+    size: int
+    rows: torch.Tensor | slice
+    own: torch.Tensor | slice
+    examples: torch.Tensor | slice
+    others: torch.Tensor
+
+
 class ShortAttention(torch.autograd.Function):
     """Causal attention inside each example of a packed row.
 
-    Kernels are made for each shape, so the products have lengths that repeat. What stands in a
-    product beside its example is seen by nothing: other tokens are masked, and what they see
-    themselves is dropped.
+    Kernels are made for each shape, so products have sizes that repeat. What stands in one beyond
+    its example is seen by nothing: later tokens are masked, and what they see is dropped.
     """
 
     @staticmethod
@@ -37,8 +56,7 @@ class ShortAttention(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        lengths: list[int],
-        step: int,
+        groups: list[Group],
         scaling: float | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
@@ -46,8 +64,7 @@ class ShortAttention(torch.autograd.Function):
 
         Args:
             query: (1, H, T, D), as `key`; `value` is (1, H, T, E).
-            lengths: of the examples, whose sum is T.
-            step: lengths in products are multiples of it, as far as the row goes.
+            groups: all examples of the row.
             scaling: of the scores; None: one by the square root of D.
             dtype: of the products with the probabilities.
 
@@ -60,22 +77,19 @@ class ShortAttention(torch.autograd.Function):
             values = value[0].to(dtype)
             output = values.new_empty(values.shape[1], values.shape[0], values.shape[2])
             kept = []
-            for span in spans(lengths, step):
-                rows, own = span.rows, span.own
+            for group in groups:
                 scores = torch.baddbmm(
-                    causal_bias(span.size),
-                    scored_query[:, rows],
-                    scored_key[:, rows].transpose(1, 2),
+                    causal_bias(group.size),
+                    taken(scored_query, group),
+                    taken(scored_key, group).transpose(1, 2),
                     alpha=scale,
                 )
-                scores[..., : own.start] = -torch.inf
                 weights = scores.softmax(-1).to(dtype)
-                weights[:, : own.start] = weights[:, own.stop :] = 0
-                attended = torch.bmm(weights, values[:, rows])
-                output[span.example] = attended[:, own].transpose(0, 1)
+                weights.view(-1, *group.others.shape, group.size)[:, group.others] = 0
+                put(output.transpose(0, 1), group, torch.bmm(weights, taken(values, group)))
                 kept.append(weights)
             ctx.save_for_backward(query[0].to(dtype), key[0].to(dtype), values, *kept)
-        ctx.lengths, ctx.step, ctx.scale = lengths, step, scale
+        ctx.groups, ctx.scale = groups, scale
         ctx.formats = query.dtype, key.dtype, value.dtype
         return output[None]
 
@@ -85,55 +99,70 @@ class ShortAttention(torch.autograd.Function):
         query, key, value, *kept = ctx.saved_tensors
         grad = grad_output[0].to(value.dtype).transpose(0, 1)
         gradients = [torch.empty_like(heads) for heads in (query, key, value)]
-        for span, weights in zip(spans(ctx.lengths, ctx.step), kept, strict=True):
-            rows = span.rows
-            of_weights = torch.bmm(grad[:, rows], value[:, rows].transpose(1, 2))
+        for group, weights in zip(ctx.groups, kept, strict=True):
+            of_output = taken(grad, group)
+            of_weights = torch.bmm(of_output, taken(value, group).transpose(1, 2))
             of_scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
             of_scores *= ctx.scale
             products = (
-                torch.bmm(of_scores, key[:, rows]),
-                torch.bmm(of_scores.transpose(1, 2), query[:, rows]),
-                torch.bmm(weights.transpose(1, 2), grad[:, rows]),
+                torch.bmm(of_scores, taken(key, group)),
+                torch.bmm(of_scores.transpose(1, 2), taken(query, group)),
+                torch.bmm(weights.transpose(1, 2), of_output),
             )
             for gradient, product in zip(gradients, products, strict=True):
-                gradient[:, span.example] = product[:, span.own]
+                put(gradient, group, product)
         given = zip(gradients, ctx.formats, strict=True)
-        return (*(gradient[None].to(dtype) for gradient, dtype in given), None, None, None, None)
+        return (*(gradient[None].to(dtype) for gradient, dtype in given), None, None, None)
 
 
-@dataclass(frozen=True)
-class Span:
-    """The rows of a product, and where its example lies: from the first of them or a later one."""
-
-    begin: int
-    size: int
-    start: int
-    length: int
-
-    @property
-    def rows(self) -> slice:
-        """Of the product."""
-        return slice(self.begin, self.begin + self.size)
-
-    @property
-    def example(self) -> slice:
-        """Its rows."""
-        return slice(self.start, self.start + self.length)
-
-    @property
-    def own(self) -> slice:
-        """The example's rows among those of the product."""
-        offset = self.start - self.begin
-        return slice(offset, offset + self.length)
+def taken(heads: torch.Tensor, group: Group) -> torch.Tensor:
+    """The rows of heads (H, T, D) that a group's products are of, (H * n, size, D)."""
+    if isinstance(group.rows, slice):
+        return heads[:, group.rows]
+    return heads.index_select(1, group.rows).view(-1, group.size, heads.shape[-1])
 
 
-def spans(lengths: list[int], step: int) -> Iterator[Span]:
-    """Of each example. A product that would not end in the row begins earlier."""
-    start, end = 0, sum(lengths)
-    for length in lengths:
-        size = min(ceil_div(length, step) * step, end)
-        yield Span(min(start, end - size), size, start, length)
-        start += length
+def put(heads: torch.Tensor, group: Group, products: torch.Tensor) -> None:
+    """Write the rows of the examples among those of products (H * n, size, D) to (H, T, D)."""
+    if isinstance(group.own, slice):
+        heads[:, group.examples] = products[:, group.own]
+        return
+    rows = products.view(len(heads), -1, products.shape[-1]).index_select(1, group.own)
+    heads[:, group.examples] = rows
+
+
+def grouped(lengths: list[int], step: int) -> list[Group]:
+    """The examples of a packed row, by the sizes of their products: multiples of `step`, as far as
+    the row goes."""
+    total = sum(lengths)
+    starts = [0, *accumulate(lengths)]
+    members: dict[int, list[tuple[int, int]]] = {}
+    for start, length in zip(starts, lengths, strict=False):
+        members.setdefault(ceil_div(length, step) * step, []).append((start, length))
+    return [_group(size, examples, total) for size, examples in members.items()]
+
+
+def _group(size: int, examples: list[tuple[int, int]], total: int) -> Group:
+    starts, lengths = (torch.tensor(column) for column in zip(*examples, strict=True))
+    if len(examples) == 1 and examples[0][0] + size <= total:
+        [(start, length)] = examples
+        others = torch.arange(size)[None] >= length
+        return Group(
+            size, slice(start, start + size), slice(length), slice(start, start + length), others
+        )
+    missing = number_of_products(len(examples)) - len(examples)
+    starts = torch.cat([starts, starts.new_zeros(missing)])
+    lengths = torch.cat([lengths, lengths.new_zeros(missing)])
+    places = starts[:, None] + torch.arange(size)
+    others = torch.arange(size) >= lengths[:, None]
+    own = (~others).flatten()
+    rows = places.clamp(max=total - 1).flatten()
+    return Group(size, rows, own.nonzero().squeeze(1), rows[own], others)
+
+
+def number_of_products(count: int) -> int:
+    """As many as there are examples, or a few more: the number is part of the shape."""
+    return count if count <= 2 else ceil_div(count, 4) * 4
 
 
 @cache

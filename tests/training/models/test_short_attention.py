@@ -6,7 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from infrastructure.training.models.short_attention import MAX_LENGTH, ShortAttention, Span, spans
+from infrastructure.training.models.short_attention import (
+    MAX_LENGTH,
+    ShortAttention,
+    grouped,
+    number_of_products,
+)
 
 LENGTHS = [5, 1, 9, 3]
 
@@ -23,7 +28,7 @@ def mask() -> torch.Tensor:
 
 
 def attend(given: list[torch.Tensor], step: int, scaling: Any, dtype: torch.dtype) -> torch.Tensor:
-    output: torch.Tensor = ShortAttention.apply(*given, LENGTHS, step, scaling, dtype)  # type: ignore[no-untyped-call]
+    output: torch.Tensor = ShortAttention.apply(*given, grouped(LENGTHS, step), scaling, dtype)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -65,17 +70,29 @@ def test_in_bf16_it_errs_no_more_than_flash_attention() -> None:
         F.scaled_dot_product_attention(*exact, is_causal=True).transpose(1, 2), exact
     )
     with torch.autocast("cpu", torch.bfloat16):
-        actual: torch.Tensor = ShortAttention.apply(*given, [48], 16, None, torch.bfloat16)  # type: ignore[no-untyped-call]
+        actual: torch.Tensor = ShortAttention.apply(*given, grouped([48], 16), None, torch.bfloat16)  # type: ignore[no-untyped-call]
     assert actual.dtype is torch.bfloat16
     assert error(gradients(actual, given)) <= 1.5 * error(gradients(flash, given)) < 0.02
 
 
-def test_lengths_in_products_repeat_and_end_in_the_row() -> None:
-    assert list(spans([3, 4, 6], 4)) == [Span(0, 4, 0, 3), Span(3, 4, 3, 4), Span(5, 8, 7, 6)]
-    assert list(spans([3, 2], 16)) == [Span(0, 5, 0, 3), Span(0, 5, 3, 2)]  # a row is no longer
+def test_examples_of_one_size_share_their_products() -> None:
+    alone, shared = grouped([6, 3, 4, 2], 4)
+    assert (alone.size, shared.size) == (8, 4)
+    assert (alone.rows, alone.own, alone.examples) == (slice(0, 8), slice(6), slice(0, 6))
+    assert isinstance(shared.rows, torch.Tensor)
+    assert shared.rows[:12].tolist() == [6, 7, 8, 9, 9, 10, 11, 12, 13, 14, 14, 14]
+    assert (~shared.others).sum(1).tolist() == [3, 4, 2, 0]  # four products, as for four examples
+    assert isinstance(shared.examples, torch.Tensor)
+    assert shared.examples.tolist() == list(range(6, 15))
+
+
+def test_few_numbers_of_products() -> None:
+    assert len({number_of_products(count) for count in range(1, 65)}) == 18
 
 
 def test_the_longest_example_fits() -> None:
     given = [torch.zeros(1, 1, MAX_LENGTH, 2) for _ in range(3)]
-    output: torch.Tensor = ShortAttention.apply(*given, [MAX_LENGTH], 16, None, torch.float32)  # type: ignore[no-untyped-call]
+    output: torch.Tensor = ShortAttention.apply(
+        *given, grouped([MAX_LENGTH], 16), None, torch.float32
+    )  # type: ignore[no-untyped-call]
     assert output.shape == (1, MAX_LENGTH, 1, 2)
