@@ -106,13 +106,16 @@ class Forked(subprocess.Popen[Any]):
         ends = [end if end != -1 else own for own, end in enumerate((p2cread, c2pwrite, errwrite))]
         self._status, status = os.pipe()
         try:
-            _server().fork(order, [*ends, status])
+            self._fork(order, [*ends, status])
         finally:
             os.close(status)
         kind, self.pid = self._message()  # it is itself now: who signals its group means no other
         assert kind == BEGUN, f"no fork: {self.pid}"
         self._child_created = True
         self._close_pipe_fds(*pipes)
+
+    def _fork(self, order: Order, descriptors: list[int]) -> None:
+        _server().fork(order, descriptors)
 
     def _message(self) -> tuple[bytes, int]:
         data = os.read(self._status, MESSAGE.size)
@@ -421,6 +424,17 @@ class ForkedPython(Forked):
             what, *arguments = arguments
             work, how = functools.partial(runners[how], what), how if how == "-c" else what
         super().__init__(work, (how, *arguments), **options)
+
+
+class OwnFork(ForkedPython):
+    """A child of this very process, which has imported what its children need."""
+
+    def _fork(self, order: Order, descriptors: list[int]) -> None:
+        if os.fork() == 0:
+            _be(pickle.dumps(order), [os.dup(descriptor) for descriptor in descriptors])
+
+    def _try_wait(self, wait_flags: int) -> tuple[int, int]:
+        return subprocess.Popen._try_wait(self, wait_flags)  # type: ignore[attr-defined,no-any-return]
 
 
 def _run_module(name: str) -> None:
