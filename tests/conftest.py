@@ -1,7 +1,5 @@
 """Fixtures for all tests."""
 
-import functools
-import gc
 import json
 import logging
 import os
@@ -23,7 +21,7 @@ from tests import forks
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _num_modules_frozen = len(sys.modules)
-count_frozen = gc.get_freeze_count
+_looked_at: set[str] = set()  # modules that no test wrote
 
 # Tests write and sync some hundred thousand small files; a disk takes milliseconds for each.
 IN_MEMORY, LEAST_FREE_BYTES = Path("/dev/shm"), 4 << 30
@@ -70,10 +68,7 @@ def _set_aside() -> None:
     at all of it, for half a second each time."""
     global _num_modules_frozen
     _num_modules_frozen = len(sys.modules)
-    gc.collect()
-    gc.freeze()
-    # To count a million objects takes a tenth of a second, at the start of each training.
-    gc.get_freeze_count = functools.partial(int, count_frozen())  # type: ignore[assignment]
+    forks.freeze()
     _write_as_one_logger()
 
 
@@ -94,9 +89,15 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if item.path.parent == forks.ROOT / "tests":  # it has read the whole project, and keeps it
         _set_aside()
     written_below = str(item.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
-    for name, module in [*sys.modules.items()]:
-        if str(getattr(module, "__file__", None)).startswith(written_below):
+    for name in sys.modules.keys() - _looked_at:
+        if str(_file_of(sys.modules[name])).startswith(written_below):
             del sys.modules[name]
+    _looked_at.update(sys.modules)
+
+
+def _file_of(module: object) -> object:
+    """Not by `getattr`: some modules import what they are about when they are asked."""
+    return getattr(module, "__dict__", {}).get("__file__")
 
 
 def train_tiny_tokenizer(**special_tokens: str) -> Any:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from infrastructure.optimization.garbage import ScheduledCollection
-from tests.conftest import count_frozen
+from tests.forks import count_frozen
 
 
 class Node:

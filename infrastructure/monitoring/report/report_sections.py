@@ -1,5 +1,6 @@
 """The sections of a report, each from the record of a run; what is not known is a missing line."""
 
+import functools
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -273,6 +274,7 @@ def _config_table(values: Mapping[str, tuple[object, str]]) -> Markup:
     return table(("setting", "value", "comes from"), rows, "config stack")
 
 
+@functools.lru_cache(maxsize=1024)  # each page names the same ones
 def _name(key: str) -> Markup:
     """A setting's name, which a narrow screen breaks between its words."""
     return raw_markup("<wbr>".join(map(as_markup, re.split(r"(?<=[._])", key))))
