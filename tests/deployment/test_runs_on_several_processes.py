@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,8 @@ def launched(size: int, *arguments: str, folder: Path) -> list[subprocess.Popen[
 
 def ranks_of(process: subprocess.Popen[str]) -> dict[str, psutil.Process]:
     """The processes that the command has started, by their number."""
-    return {child.environ()["RANK"]: child for child in psutil.Process(process.pid).children()}
+    children = psutil.Process(process.pid).children()
+    return {child.environ().get("RANK", ""): child for child in children}
 
 
 class ForkedRank(OwnFork):
@@ -212,3 +214,29 @@ def test_a_rank_that_dies_is_started_again_and_the_same_run_goes_on(
     assert f"Run {run.name}: going on from step" in out
     assert runs_of(tmp_path) == [run]
     assert [step for step, _ in losses(run)] == [*range(1, 25)]
+
+
+@slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("rank", ["0", "1"])
+@pytest.mark.parametrize("when", ["it begins", "it trains"])
+def test_a_rank_that_is_stopped_is_given_up_and_started_again(
+    when: str, rank: str, tmp_path: Path, saved_llama: Path
+) -> None:
+    """Slow, because a rank is silent for half a minute before it is lost, and has another half to
+    end when it is asked to."""
+    write(tmp_path, settings_with_dropout(tmp_path, saved_llama, num_processes=2))
+    process = start_temper("train", folder=tmp_path)
+    if when == "it trains":
+        when_saved(tmp_path, 2, process)
+    while rank not in (ranks := ranks_of(process)):
+        time.sleep(0.05)
+    ranks[rank].send_signal(signal.SIGSTOP)
+    _, err = process.communicate(timeout=400)
+    assert process.returncode == 0, err
+    (note,) = (line for line in err.splitlines() if line.startswith("note: the process"))
+    assert f"the process of rank {rank} (of 2" in note
+    assert note.endswith("goes on (restart 1)")
+    assert "Stopped at" not in err
+    (run,) = runs_of(tmp_path)
+    assert [step for step, _ in losses(run)] == [*range(1, 49)]

@@ -36,6 +36,8 @@ POLL_SECONDS, LONGEST_PAUSE_SECONDS, LONG_SECONDS = 0.0005, 0.02, 5.0
 LAST_WORDS_SECONDS = 2.0  # until a rank that failed has given its reason
 # A process group ends what it waits for itself after so long; the group above is quicker.
 BACKSTOP = timedelta(minutes=30)
+# All are there when it is made, which nobody looks after: no signal is handled meanwhile either.
+MADE_WITHIN = timedelta(minutes=1)
 LIMIT_SECONDS = 600.0
 BUSY_TIMES = 6.0  # so much longer may take what has no steps to count, such as loading a model
 MOST_SILENT_SECONDS = 30.0
@@ -194,14 +196,16 @@ class JoinedGroup(Group):
         try:
             self.agree(Status.FINE)  # all are there: the process group is made within a moment
             self.is_joining = False
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if self._on_gpu else "gloo",
-                store=dist.PrefixStore("process-group", store),
-                rank=rank,
-                world_size=size,
-                timeout=BACKSTOP,
-            )
-            self._has_process_group = True
+            with self._named_errors():
+                dist.init_process_group(
+                    "cpu:gloo,cuda:nccl" if self._on_gpu else "gloo",
+                    store=dist.PrefixStore("process-group", store),
+                    rank=rank,
+                    world_size=size,
+                    timeout=MADE_WITHIN,
+                )
+                self._has_process_group = True
+                dist.distributed_c10d._set_pg_timeout(BACKSTOP)
         except BaseException as error:
             self.close(str(error))
             raise

@@ -44,6 +44,7 @@ from infrastructure.core.helper_process import (
 )
 from infrastructure.core.redact import redact
 from infrastructure.core.stop_signals import StopSignal, signals_handled, stop_signals
+from infrastructure.training.distributed.rank_watch import living_ranks, ranks_watched
 
 # Given up when so many processes were lost one after the other, and no version came between.
 MOST_LOST_IN_VAIN = 3
@@ -89,6 +90,7 @@ class Agent:
         self.show_line, self.show_end, self.before_line = show_line, show_end, before_line
         self.stdin = stdin
         self._stop_number: int | None = None  # of the signal that came
+        self._reasons: Mapping[int, str] = {}  # by pid: see `RankWatch`
         self._started = time.monotonic()
 
     def run(self) -> int:
@@ -164,6 +166,8 @@ class Agent:
             inside.enter_context(_torch_is_silent())
             if self.stdin is not None:
                 inside.enter_context(_standard_input(self.stdin))
+            watch = inside.enter_context(ranks_watched(self.size))
+            self._reasons = watch.reasons
             try:
                 elastic_launch(config, sys.executable)(*arguments)
             except ChildFailedError as error:
@@ -210,7 +214,8 @@ class Agent:
         rank = failure.local_rank
         words = last_line(_words(logs, rank))
         name = f"the process of rank {rank} (of {self.size}, pid {failure.pid})"
-        return f"{name} is gone: {fate_of(failure.exitcode, words)}"
+        reason = self._reasons.get(failure.pid)
+        return f"{name} is gone: {reason or fate_of(failure.exitcode, words)}"
 
     def _show_end(self, folder: AgentFolder) -> None:
         lines = folder.last_lines
@@ -233,7 +238,7 @@ class Agent:
         def forward(number: int, _frame: FrameType | None) -> None:
             is_usr1 = number == signal.SIGUSR1
             self._stop_number = signal.SIGTERM if is_usr1 else number
-            first = _rank_0()
+            first = living_ranks().get(0)
             if first is None:
                 raise StopSignal(self._stop_number)
             with suppress(psutil.NoSuchProcess):
@@ -273,16 +278,6 @@ def _others_before(
     others = (failure for rank, failure in failures.items() if rank)
     before = (one for one in others if own is None or one.timestamp <= own.timestamp)
     return sorted(before, key=lambda failure: failure.timestamp)
-
-
-def _rank_0() -> psutil.Process | None:
-    """The living child that is rank 0."""
-    for child in psutil.Process().children():
-        with suppress(psutil.Error):
-            is_alive = child.status() != psutil.STATUS_ZOMBIE
-            if is_alive and child.environ().get("RANK") == "0":
-                return child
-    return None
 
 
 def _newest_version(folder: AgentFolder) -> str:

@@ -66,6 +66,7 @@ class TrainingLoop:
     leave: Callable[[str | None], None] = do_nothing
     is_ending: bool = field(default=False, init=False)
     _is_stopped: bool = field(default=False, init=False)
+    _is_joining: bool = field(default=False, init=False)
 
     def run(self, state: TrainingState) -> TrainingState:
         """Train from `state.position` to the end, or until something asks to stop.
@@ -79,7 +80,7 @@ class TrainingLoop:
         self.is_ending, self._is_stopped = False, False
         self.checkpointer.schedule.start(state.step)
         try:
-            step.group = self.join()
+            step.group = self._joined()
             state.num_processes = step.group.size
             step.first_states = FirstStates(hooks)
             hooks.fire(Event.TRAIN_START, state)
@@ -111,6 +112,14 @@ class TrainingLoop:
             step.group = ALONE
         return state
 
+    def _joined(self) -> Group:
+        """The group, with everybody in it."""
+        self._is_joining = True
+        try:
+            return self.join()
+        finally:
+            self._is_joining = False
+
     def _take_state_of_first(self, state: TrainingState) -> None:
         """Be where rank 0 is, and compute as it does."""
         step = self.optimizer_step
@@ -141,7 +150,7 @@ class TrainingLoop:
     @property
     def may_break_off(self) -> bool:
         """Whether an exception now costs no more than the step that is being done."""
-        is_safe = self.optimizer_step.safe_point is not None
+        is_safe = self._is_joining or self.optimizer_step.safe_point is not None
         return is_safe and not (self.checkpointer.is_saving or self.is_ending)
 
     def poll(self, state: TrainingState) -> None:

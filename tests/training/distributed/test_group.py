@@ -4,14 +4,18 @@ import functools
 import json
 import os
 import signal
+import subprocess
 import time
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.training.distributed import group as module
 from infrastructure.training.distributed.group import ALONE, Group, JoinedGroup, Status
+from tests.forks import Forked
 from tests.training.distributed.ranks import free_port, results_of, start_ranks, store_at
 
 LIMIT_SECONDS = 3.0
@@ -156,6 +160,45 @@ def test_who_is_lost_is_named_in_time() -> None:
             assert WORDS[how].format(lost) in sentence, (how, verb, errors)
             assert seconds < 3 * LIMIT_SECONDS
             assert pair[1 - lost].returncode == 0, errors
+    finally:
+        for process in [process for pair in pairs for process in pair]:
+            process.kill()
+            process.communicate()
+
+
+def join_where_one_is_lost(rank: int, port: int, number: signal.Signals) -> None:
+    """Rank 1 is lost when all are there, and their connections are not; what rank 0 sees of it."""
+    torch.set_num_threads(1)
+    module.MADE_WITHIN = timedelta(seconds=LIMIT_SECONDS)
+    if rank == 1:
+        dist.init_process_group = lambda *_, **__: os.kill(os.getpid(), number)
+    started = time.monotonic()
+    store = dist.PrefixStore(number.name, store_at(port))
+    try:
+        JoinedGroup(store, rank, 2, torch.device("cpu"), limit_seconds=LIMIT_SECONDS)
+    except ProcessLostError as error:
+        print(json.dumps([time.monotonic() - started, str(error)]), flush=True)
+
+
+def test_who_is_lost_while_all_are_connected_is_named_in_time() -> None:
+    """No rank looks after the others meanwhile."""
+    port = free_port()
+    _holder = store_at(port, is_host=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    pairs = [
+        [
+            Forked(functools.partial(join_where_one_is_lost, rank, port, number), **pipes)
+            for rank in range(2)
+        ]
+        for number in (signal.SIGSTOP, signal.SIGKILL)
+    ]
+    try:
+        for first, _ in pairs:
+            out, errors = first.communicate(timeout=60)
+            assert out, errors[-3000:]
+            seconds, sentence = json.loads(out)
+            assert "the process of rank 1 (of 2) is gone" in sentence
+            assert seconds < 4 * LIMIT_SECONDS
     finally:
         for process in [process for pair in pairs for process in pair]:
             process.kill()

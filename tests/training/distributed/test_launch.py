@@ -21,9 +21,9 @@ from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.launcher import launched_process
 from infrastructure.core.stop_signals import StopSignal
-from infrastructure.training.distributed import launch, members
+from infrastructure.training.distributed import launch, members, rank_watch
 from infrastructure.training.distributed.launch import LOOPBACK, Agent
-from tests.training.distributed.stand_in import STOPPED
+from tests.training.distributed.stand_in import PATIENCE_SECONDS, STOPPED
 
 # Torch's agent leaves the files that ranks write to for Python to close.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -114,6 +114,35 @@ def test_a_lost_process_is_started_again_with_one_sentence(
     (line,) = lines
     assert words.replace("PID", pid) in line
     assert line.endswith("run run-of-test goes on (restart 1)")
+
+
+@pytest.fixture
+def short_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_watch, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(rank_watch, "MOST_STOPPED_SECONDS", 0.5)
+    monkeypatch.setattr(rank_watch, "MOST_SECONDS_AFTER_FIRST", 0.5)
+
+
+@pytest.mark.usefixtures("short_watch")
+@pytest.mark.parametrize("deeds", [["0@0:stop", "1@0:wait"], ["1@0:stop", "0@0:wait"]])
+def test_a_rank_that_a_signal_has_stopped_is_lost(deeds: list[str], tmp_path: Path) -> None:
+    agent, lines = agent_of(tmp_path, *deeds)
+    assert agent.run() == ExitCode.DONE
+    assert started(tmp_path) == ["rank-0@0", "rank-0@1", "rank-1@0", "rank-1@1"]
+    pid = (tmp_path / f"rank-{deeds[0][0]}@0").read_text()
+    (line,) = lines
+    assert f"the process of rank {deeds[0][0]} (of 2, pid {pid}) is gone: a signal had" in line
+    assert line.endswith("run run-of-test goes on (restart 1)")
+
+
+@pytest.mark.usefixtures("short_watch")
+@pytest.mark.parametrize("deed", ["stop", "hang"])
+def test_a_rank_that_stays_after_rank_0_is_waited_for_a_while(deed: str, tmp_path: Path) -> None:
+    agent, lines = agent_of(tmp_path, f"1@0:{deed}")
+    began = time.monotonic()
+    assert agent.run() == ExitCode.DONE
+    assert time.monotonic() - began < PATIENCE_SECONDS / 2
+    assert not lines
 
 
 def test_what_is_lost_again_and_again_is_given_up(tmp_path: Path) -> None:

@@ -210,6 +210,15 @@ def test_while_data_or_gradients_are_prepared_a_step_may_be_broken_off_the_first
     assert allowed == [True] * 7
 
 
+def test_while_other_ranks_come_the_training_may_be_broken_off() -> None:
+    """Nothing of it has begun, and a rank may never come."""
+    training = Training(max_steps=2)
+    join, allowed = training.loop.join, []
+    training.loop.join = lambda: (allowed.append(training.loop.may_break_off), join())[1]
+    training.run()
+    assert allowed == [True]
+
+
 def test_the_last_save_is_not_broken_off(tmp_path: Path) -> None:
     """A save may take longer than the patience of whoever stops the training."""
     training = Training(tmp_path, **QUIET)

@@ -1,0 +1,113 @@
+"""What the agent sees to where torch's would wait for ever: a rank that is stopped, or that stays
+after rank 0 has ended.
+
+The ranks look after each other while they train (`group.py`). Before that and afterwards one may
+wait for another that a signal, a debugger or a job's scheduler has stopped and forgotten, and a
+process that is stopped does not hear that it is asked to end.
+"""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import psutil
+
+from infrastructure.core.agent import LOOK_SECONDS
+
+# Later than the other ranks find out in a training: they say more, and save.
+MOST_STOPPED_SECONDS = 45.0
+# Rank 0 ends last: the others have done their part.
+MOST_SECONDS_AFTER_FIRST = 60.0
+LONG_PAUSE_SECONDS = 5.0  # between two looks
+
+
+def living_ranks() -> dict[int, psutil.Process]:
+    """The processes that this one has started as ranks, by rank."""
+    ranks: dict[int, psutil.Process] = {}
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            number = child.environ().get("RANK")
+            if number is not None and _is_alive(child):
+                ranks[int(number)] = child
+    return ranks
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+@dataclass
+class RankWatch:
+    """Kills a rank for which the others, or torch's agent, would wait for ever.
+
+    Args:
+        size: how many ranks there are.
+
+    Attributes:
+        reasons: by pid, why a rank was killed, which its exit code does not say.
+    """
+
+    size: int
+    reasons: dict[int, str] = field(default_factory=dict)
+    _ranks: dict[int, psutil.Process] = field(default_factory=dict)
+    _seconds_stopped: dict[int, float] = field(default_factory=dict)  # by pid
+    _seconds_after_first: float = 0.0
+
+    def look(self, seconds: float) -> None:
+        """Look at all ranks.
+
+        Args:
+            seconds: since the last look.
+        """
+        if seconds > LONG_PAUSE_SECONDS:  # this process was stopped itself, perhaps with the others
+            return
+        if len(self._ranks) < self.size:  # looking for them takes a while on a large machine
+            self._ranks |= living_ranks()
+        living = {rank: one for rank, one in self._ranks.items() if _is_alive(one)}
+        for process in living.values():
+            with suppress(psutil.NoSuchProcess):
+                self._look_at(process, seconds)
+        if 0 in self._ranks and 0 not in living:
+            self._seconds_after_first += seconds
+            if self._seconds_after_first > MOST_SECONDS_AFTER_FIRST:
+                for process in living.values():
+                    self._kill(process, "it did not end after rank 0 had")
+
+    def _look_at(self, process: psutil.Process, seconds: float) -> None:
+        is_stopped = process.status() == psutil.STATUS_STOPPED
+        stopped = self._seconds_stopped.get(process.pid, 0.0) + seconds if is_stopped else 0.0
+        self._seconds_stopped[process.pid] = stopped
+        if stopped > MOST_STOPPED_SECONDS:
+            text = f"a signal had stopped it, and nothing let it go on for {stopped:.0f} seconds"
+            self._kill(process, text)
+
+    def _kill(self, process: psutil.Process, reason: str) -> None:
+        self.reasons.setdefault(process.pid, reason)
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL)
+
+
+@contextmanager
+def ranks_watched(size: int) -> Iterator[RankWatch]:
+    """Inside, the ranks that this process has started are looked at, from a thread."""
+    watch, is_over = RankWatch(size), threading.Event()
+
+    def look() -> None:
+        before = time.monotonic()
+        while not is_over.wait(LOOK_SECONDS):
+            now = time.monotonic()
+            watch.look(now - before)
+            before = now
+
+    thread = threading.Thread(target=look, daemon=True, name="temper-rank-watch")
+    thread.start()
+    try:
+        yield watch
+    finally:
+        is_over.set()
+        thread.join()
