@@ -29,7 +29,9 @@ def require_free_space(where: str, store: Store, keep: int, bytes_per_version: i
     if free is None:
         return f"{text}; how much is free is not known"
     if free < needed:
-        raise StorageError(f"{text}, {_size(free)} are free: make room, or keep fewer")
+        raise StorageError(
+            f"{text}, {_size(free)} are free: make room, or set training.keep_checkpoints lower"
+        )
     return f"{text}, {_size(free)} are free"
 
 

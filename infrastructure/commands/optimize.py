@@ -4,19 +4,18 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from infrastructure.commands.arguments import add_folder_flags, add_json, keys_of
+from infrastructure.commands.arguments import add_folder_flags, add_json, keys_of, run_or_model
 from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.hardware import processor
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.monitoring.drawing.tables import render_table
-from infrastructure.monitoring.records.run_list import finished_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("model", metavar="MODEL", help="a run's final/, or any model folder")
+    parser.add_argument("model", metavar="MODEL", help="a run, its final/, or any model folder")
     parser.add_argument("--rows", type=int, default=1, help="of the inputs (default: 1)")
     parser.add_argument("--length", type=int, default=128, help="in tokens (default: 128)")
     parser.add_argument(
@@ -33,7 +32,8 @@ def run(options: argparse.Namespace) -> int:
     """Measure, show the table, save what is asked for."""
     from infrastructure.deployment.given_paths import check_device, check_model
 
-    config = configure(options, {"model.name": finished_model(options.model)})
+    config = configure(options, {"model.name": options.model})
+    config.model.name = run_or_model(config.model.name, Path(config.output_dir))
     _refuse_wrong(options)
     check_device(config)
     check_model(config.model.name)

@@ -8,6 +8,8 @@ from infrastructure.commands.arguments import add_data, add_json
 from infrastructure.commands.output import progress, show
 from infrastructure.commands.settings import configure, training_words
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
+from infrastructure.config.sources.languages import in_flags
+from infrastructure.core.console import Report
 from infrastructure.core.exit_codes import ExitCode
 
 
@@ -34,7 +36,11 @@ def run(options: argparse.Namespace) -> int:
     check_paths(config)
     from infrastructure.deployment.tuning import find_fastest
 
-    fastest = find_fastest(config, options.learning_rate_test, partial(progress, options.json))
+    report = Report(partial(progress, options.json))
+    with report.waiting("measuring the next setting"):
+        fastest = find_fastest(
+            config, options.learning_rate_test, lambda line: report(in_flags(line))
+        )
     given = shlex.join(training_words(options, without=fastest["settings"]))
     command = f"{given} {fastest['flags']}"
     show(options.json, {**fastest, "command": command}, f"The fastest training: {command}")

@@ -23,6 +23,7 @@ from typing import Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.console import waiting_beside
 from infrastructure.core.errors import DamagedFileError, TemperError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import make_directory
@@ -278,11 +279,12 @@ class TrainingQueue:
     def _wait(self, job: Job, place: DetachedTraining) -> None:
         """Until its process has ended; meanwhile its run is written down for who looks on."""
         run = job.run
-        while place.is_alive:
-            if run is None and place.run_path is not None:
-                run = str(place.run_path)
-                self._change(job.number, run=run)
-            time.sleep(LOOK_SECONDS)
+        with waiting_beside("training; temper watch shows it"):
+            while place.is_alive:
+                if run is None and place.run_path is not None:
+                    run = str(place.run_path)
+                    self._change(job.number, run=run)
+                time.sleep(LOOK_SECONDS)
 
     def _place(self, job: Job) -> DetachedTraining:
         return DetachedTraining(self.folder / str(job.number))

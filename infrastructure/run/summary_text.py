@@ -9,7 +9,7 @@ from pathlib import Path
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.monitoring.drawing.formatting import format_duration, printable
 from infrastructure.monitoring.drawing.tables import before_after_table
-from infrastructure.monitoring.records.status_text import question_command
+from infrastructure.monitoring.records.status_text import question_command, writes_text
 from infrastructure.run.directory import RunStatus
 from infrastructure.run.record_types import Summary
 
@@ -80,7 +80,7 @@ def _place_lines(run_path: Path, summary: Summary) -> list[str]:
     lines += [f"  {name:<12} {_relative(path)}" for name, path in summary["paths"].items()]
     in_notebook = in_notebook_kernel()
     model = summary["paths"].get("model")
-    if model:
+    if model and writes_text(Path(model)):
         sees = (Path(model) / SEES).is_file()
         system = summary.get("system_prompt")
         line = _answer_command(_relative(model), in_notebook, sees, system)

@@ -27,7 +27,7 @@ def test_the_fastest_settings_are_measured_and_printed(
     out, err = capsys.readouterr()
     fastest = json.loads(out)
     assert fastest["settings"]["training.batch_size"] >= 1
-    assert "training.batch_size auto:" in err
+    assert "--batch-size auto:" in err
     measured = {entry["key"] for entry in fastest["tried"]}
     assert {"", "data.num_workers"} <= measured
     options = parse(create_parser(), shlex.split(fastest["command"])[1:])

@@ -198,7 +198,7 @@ def test_a_disk_that_is_too_small_is_reported_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forecast, "SMALL_BYTES", 10**16)
-    with pytest.raises(StorageError, match="make room, or keep fewer"):
+    with pytest.raises(StorageError, match="make room, or set"):
         deploy(small_config(tmp_path, max_steps=3))
 
 

@@ -34,6 +34,16 @@ def test_the_end_shows_table_example_and_places(tmp_path: Path) -> None:
     assert f"  run          {tmp_path}" in lines
 
 
+def test_a_model_that_gives_scores_gets_no_question(tmp_path: Path) -> None:
+    model = tmp_path / "final"
+    model.mkdir()
+    summary = a_summary(tmp_path)
+    summary["paths"]["model"] = str(model)
+    assert "temper ask" in "\n".join(closing_lines(tmp_path, summary))
+    (model / "config.json").write_text('{"architectures": ["LlamaForSequenceClassification"]}')
+    assert "temper ask" not in "\n".join(closing_lines(tmp_path, summary))
+
+
 def test_the_end_before_the_last_step_has_its_reason(tmp_path: Path) -> None:
     more = {"status": "finished", "steps": 126, "total_steps": 840, "reason": "it is enough"}
     early = closing_lines(tmp_path, a_summary(tmp_path, **more))

@@ -51,6 +51,7 @@ from infrastructure.monitoring.records.status_text import (
     safety_words,
     state_words,
     time_words,
+    writes_text,
 )
 
 MAX_COMMAND_CHARACTERS = 4000
@@ -419,7 +420,7 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
     if final.exists():
         held_out = next((v for k in HELD_OUT_KEYS if (v := config.get(k, (None, ""))[0])), None)
         data = _quoted(held_out) if held_out else "DATA"
-        if not (final / SEES).is_file():
+        if writes_text(final) and not (final / SEES).is_file():
             system = facts.summary.get("system_prompt")
             steps.append(("Ask the model", question_command(str(final), system)))
         steps.append(("Evaluate the result", f"temper train-eval {_quoted(final)} {data}"))

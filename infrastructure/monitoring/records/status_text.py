@@ -1,7 +1,9 @@
 """What is told of a run in one sentence, the same in the terminal and on the page."""
 
 import shlex
+from pathlib import Path
 
+from infrastructure.core.hub import json_of
 from infrastructure.core.json_text import JsonObject
 from infrastructure.monitoring.drawing.formatting import clip, format_duration, format_share
 from infrastructure.monitoring.drawing.metrics_file import Record
@@ -31,6 +33,13 @@ def question_command(model: str, system: object = None) -> str:
         return command
     shown = shlex.quote(system) if len(system) <= MAX_CHARACTERS else "SYSTEM_PROMPT"
     return f"{command} --system {shown}"
+
+
+def writes_text(model: Path) -> bool:
+    """Whether one can ask the model in a folder: a reward model gives a score."""
+    config, lora = json_of(model / "config.json"), json_of(model / "adapter_config.json")
+    is_score = "SequenceClassification" in str(config.get("architectures"))
+    return not is_score and lora.get("task_type") != "SEQ_CLS"
 
 
 def state_words(run: LiveRun) -> str:
