@@ -5,9 +5,11 @@ DataError that says what to do. Of an address only what is no secret is ever sho
 """
 
 import abc
+import functools
 import logging
 import mimetypes
 import re
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -90,6 +92,11 @@ class RemoteFile(abc.ABC):
         return None
 
 
+@functools.cache  # to read the certificates takes as long as many a file
+def _trusted() -> ssl.SSLContext:
+    return httpx.create_ssl_context()
+
+
 class WebFile(RemoteFile):
     """What an http(s) address gives.
 
@@ -121,7 +128,10 @@ class WebFile(RemoteFile):
             with (
                 _addresses_not_logged(),
                 httpx.Client(
-                    headers=headers, timeout=self.silence_seconds, follow_redirects=True
+                    headers=headers,
+                    timeout=self.silence_seconds,
+                    follow_redirects=True,
+                    verify=_trusted(),
                 ) as client,
             ):
                 yield client

@@ -225,7 +225,7 @@ BOMBS: dict[str, Callable[[Path], None]] = {
     "passage.txt.gz": lambda path: zipped(path, b"a\n\n" + LINES * 20, 1),
 }
 QUICK = [
-    *("dictionary.parquet", "list.parquet", "structs.parquet", "claim.parquet", "pages.parquet"),
+    *("dictionary.parquet", "list.parquet", "structs.parquet", "claim.parquet"),
     *("one_line.jsonl.zst", "one_text.xlsx"),
     *("never_written.h5", "lists.jsonl.gz", "passage.txt.gz"),
 ]

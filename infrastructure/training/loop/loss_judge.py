@@ -5,10 +5,10 @@ and refused where they are bad. A bad loss is raised, never averaged away.
 from dataclasses import replace
 from typing import Any
 
-import psutil
 import torch
 
 from infrastructure.config.sections.recovery_config import RecoveryConfig
+from infrastructure.core.process_memory import resident_bytes
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import Position, RecoveryKind, TrainingState
 from infrastructure.training.model_adapters.base_adapter import DataSource
@@ -145,4 +145,4 @@ def memory_in_use_bytes(device: torch.device) -> int:
     """Peak memory of this process: on the GPU since the start, else the resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return int(psutil.Process().memory_info().rss)
+    return resident_bytes()

@@ -132,7 +132,8 @@ def packing_difference(
     other_first = probe_rows(model, seed=1)[0]
     with probing(model):
         logits, gradients = probe(model, pack_rows(rows, max_length))
-        other_logits, _ = probe(model, pack_rows([other_first, rows[1]], max_length))
+        other = pack_rows([other_first, rows[1]], max_length)
+        other_logits = probe(model, other, with_gradient=False)[0]
         alone = [probe(model, {"input_ids": row.unsqueeze(0)}) for row in rows]
     expected_logits = torch.cat([row_logits for row_logits, _ in alone])
     expected_gradients = torch.cat([row_gradients for _, row_gradients in alone])
@@ -191,8 +192,10 @@ def pack_rows(rows: list[torch.Tensor], max_length: int | None = None) -> dict[s
     }
 
 
-def probe(model: torch.nn.Module, batch: Mapping[str, object]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Logits (T, V) and the gradient (T, H) that reaches the token embeddings.
+def probe(
+    model: torch.nn.Module, batch: Mapping[str, object], with_gradient: bool = True
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits (T, V) and the gradient (T, H) that reaches the token embeddings, or zeros.
 
     The gradient is that of a fixed weighting of the logits; no parameter's `.grad` is touched.
     """
@@ -206,6 +209,8 @@ def probe(model: torch.nn.Module, batch: Mapping[str, object]) -> tuple[torch.Te
     try:
         with torch.enable_grad():
             logits = logits_of(call_model(model, model_arguments(model, batch)))[0]
+            if not with_gradient:  # computed as with one, which other kernels do
+                return logits.detach(), torch.zeros_like(seen[-1][0])
             weights = torch.linspace(-1, 1, logits.shape[-1], device=logits.device)
             (gradient,) = torch.autograd.grad((logits.float() * weights).sum(), seen[-1:])
     finally:
