@@ -111,6 +111,14 @@ measure-stackwise: environment ## stack-wise training beside its rivals; DATA=gs
 	@[ -n "$$GIVEN_DATA" ] || { echo 'usage: make measure-stackwise DATA=…' >&2; exit 2; }
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.stackwise_quality "$$GIVEN_DATA"
 
+.PHONY: bench
+bench: environment ## speed beside TRL and the limit, where a step's time goes, memory; DATA=gsm8k/train.jsonl; 40 minutes, quiet machine
+	@[ -n "$$GIVEN_DATA" ] || { echo 'usage: make bench DATA=…' >&2; exit 2; }
+	$(PYTHON) -m benchmarks.throughput --data "$$GIVEN_DATA" --write benchmarks/results
+	$(PYTHON) -m benchmarks.step_profile --data "$$GIVEN_DATA" --write benchmarks/results/step_profile.md
+	$(PYTHON) -m benchmarks.short_attention --write benchmarks/results/short_attention.md
+	$(PYTHON) -m benchmarks.memory_growth --write benchmarks/results/memory_growth.md
+
 .PHONY: docs
 docs: environment ## the pages of docs/, with the reference made from the code, in build/docs
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict

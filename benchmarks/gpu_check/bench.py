@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.throughput import train_tokenizer
+from benchmarks.throughput.workbench import train_tokenizer
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig

@@ -1,0 +1,168 @@
+"""Where the time of one of Temper's steps goes on a CPU, by what kind of work it is.
+
+    python -m benchmarks.step_profile --data gsm8k/train.jsonl [--scenario all] [--steps 8]
+
+PyTorch's profiler watches some steps of the same training that `benchmarks.throughput` measures.
+Each operation counts with its own time, without that of the operations that it calls. What no
+operation has is Python and the profiler itself: the same steps are timed without it, too. Prints a
+table, and the operations that take the most time.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+from benchmarks.machine import environment, publish, sentence, table
+from benchmarks.throughput.__main__ import be_quiet
+from benchmarks.throughput.systems import temper_trainer
+from benchmarks.throughput.workbench import SCENARIOS, Workbench, prepare
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.extensions.extension_hooks import Observer
+
+# An operation is of the first kind that a part of its name, or of a caller's name, says.
+INSIDE = {
+    "attention": ("ShortAttention", "scaled_dot_product"),
+    "optimizer": ("Optimizer.step", "Optimizer.zero_grad"),
+}
+PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::addmm_", "4bit")
+CONVERSIONS = ("aten::copy_", "aten::_to_copy", "aten::to")
+LOSS = ("LinearCrossEntropy", "softmax", "nll_loss", "cross_entropy")
+KINDS = (
+    "products",
+    "attention",
+    "conversions and copies",
+    "loss, but for its products",
+    "norms and pointwise",
+    "optimizer and clipping",
+    "embedding, concatenation, zeroing",
+    "Python, and what is between operations",
+)
+POINTWISE = ("mul", "add", "sub", "div", "silu", "sigmoid", "rsqrt", "mean", "pow", "sum", "neg")
+FOREACH = ("_foreach", "_fused", "linalg", "clip", "norm")
+NUM_LISTED = 12
+
+
+@dataclass
+class ProfiledSteps(Observer):
+    """Times some steps, then profiles as many.
+
+    Attributes:
+        seconds: of the steps without the profiler, and with it.
+    """
+
+    num_warmup: int
+    num_steps: int
+    profiler: Any = None
+    seconds: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
+    _steps_done: int = 0
+    _started: float = 0.0
+
+    def step_end(self, state: TrainingState) -> None:
+        now = perf_counter()
+        if self._steps_done > self.num_warmup:
+            self.seconds[self.profiler is not None].append(now - self._started)
+        self._steps_done += 1
+        if self._steps_done == self.num_warmup + self.num_steps + 1:
+            self.profiler = profile(activities=[ProfilerActivity.CPU])
+            self.profiler.start()
+        self._started = perf_counter()
+
+    def train_end(self, state: TrainingState) -> None:
+        self.profiler.stop()
+
+
+def kind_of(event: Any) -> str:
+    """What kind of work an operation is."""
+    callers = list(names_up(event))
+    name = callers[0]
+    if is_any(INSIDE["attention"], callers):
+        return "attention"
+    if is_any(INSIDE["optimizer"], callers) or is_any(FOREACH, callers):
+        return "optimizer and clipping"
+    if is_any(PRODUCTS, [name]):
+        return "products"
+    if is_any(LOSS, callers):
+        return "loss, but for its products"
+    if name in CONVERSIONS:
+        return "conversions and copies"
+    if is_any(POINTWISE, [name]):
+        return "norms and pointwise"
+    return "embedding, concatenation, zeroing"
+
+
+def names_up(event: Any) -> Iterator[str]:
+    while event is not None:
+        yield event.name
+        event = event.cpu_parent
+
+
+def is_any(parts: Iterable[str], names: Iterable[str]) -> bool:
+    return any(part in name for name in names for part in parts)
+
+
+def steps_by_kind(
+    workbench: Workbench, num_warmup: int, num_steps: int
+) -> tuple[ProfiledSteps, Counter[str], Counter[tuple[str, str]]]:
+    """The steps, and the milliseconds of one by kind, and by kind and operation."""
+    steps = ProfiledSteps(num_warmup, num_steps)
+    # one step more than is profiled: what comes after the last step is not of it
+    temper_trainer(workbench, num_warmup + 2 * num_steps + 1, [steps]).train()
+    kinds: Counter[str] = Counter()
+    operations: Counter[tuple[str, str]] = Counter()
+    for event in steps.profiler.events():
+        kind, time = kind_of(event), event.self_cpu_time_total / 1000 / num_steps
+        kinds[kind] += time
+        operations[kind, event.name] += time
+    profiled = 1000 * sum(steps.seconds[True]) / num_steps
+    kinds[KINDS[-1]] = max(0.0, profiled - sum(kinds.values()))
+    return steps, kinds, operations
+
+
+def page(workbench: Workbench, num_warmup: int, num_steps: int) -> str:
+    steps, kinds, operations = steps_by_kind(workbench, num_warmup, num_steps)
+    total = sum(kinds.values())
+    alone, watched = (1000 * median(steps.seconds[is_on]) for is_on in (False, True))
+    by_kind = [(kind, f"{kinds[kind]:.0f}", f"{kinds[kind] / total:.0%}") for kind in KINDS]
+    listed = [
+        (f"`{name}`", kind, f"{time:.0f}")
+        for (kind, name), time in operations.most_common(NUM_LISTED)
+    ]
+    return (
+        f"# Where the time of a step goes: {workbench.scenario.title}\n\n"
+        f"`python -m benchmarks.step_profile`: a step of Temper took {alone:.0f} ms in the middle,"
+        f" and {watched:.0f} ms with PyTorch's profiler, whose times these are, over"
+        f" {num_steps} steps. {sentence(environment())}\n\n"
+        f"{table(('kind of work', 'ms of a step', 'share'), by_kind)}\n"
+        f"{table(('operation', 'kind', 'ms of a step'), listed)}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("--data", type=Path, required=True, help="GSM8K's train.jsonl")
+    parser.add_argument("--scenario", choices=list(SCENARIOS), default="all")
+    parser.add_argument("--steps", type=int, default=8, help="profiled; default 8")
+    parser.add_argument("--warmup", type=int, default=8, help="steps before them; default 8")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="keep the page")
+    arguments = parser.parse_args()
+    be_quiet()
+    num_steps = arguments.warmup + 2 * arguments.steps + 1
+    with tempfile.TemporaryDirectory() as name, redirect_stdout(sys.stderr):
+        scenario = SCENARIOS[arguments.scenario]
+        workbench = prepare(scenario, arguments.data, num_steps, Path(name))
+        made = page(workbench, arguments.warmup, arguments.steps)
+    publish(made, arguments.write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""A scenario measured: all systems and the ruler by turns, and what their steps say."""
+
+from collections.abc import Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.throughput.products import step_products
+from benchmarks.throughput.systems import System, crude_loss, systems_of, temper
+from benchmarks.throughput.workbench import Row, Workbench
+from benchmarks.turns import Clock, interval, take_turns
+from infrastructure.optimization.size_grid import SizeGrid
+from infrastructure.training.data.serving.collate import pack
+from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.training.models.packing_check import prepare_packing
+from infrastructure.training.models.quantization import keep_trainable_layout
+from infrastructure.training.models.token_loss import TokenLoss
+
+PRECISIONS = ("fp32", "bf16")
+# Relative. In bf16 each number is rounded to a few thousandths, by either in other places.
+MOST_DIFFERENCE = {
+    "fp32": {"loss": 1e-6, "gradients": 1e-5},
+    "bf16": {"loss": 1e-3, "gradients": 2e-2},
+}
+
+
+def measure(workbench: Workbench, num_warmup: int, num_steps: int) -> dict[str, Any]:
+    """Speeds, shares of what the products allow, and Temper's leads; see `summarise`."""
+    systems = systems_of(workbench)
+    steps = num_warmup + num_steps
+    products = step_products(workbench, steps)
+    runs = {name: partial(system.train, workbench, steps) for name, system in systems.items()}
+    for precision in PRECISIONS:
+        runs[f"products_{precision}"] = partial(products.train, precision, steps)
+    clocks = take_turns(runs, steps, workbench.scenario.title)
+    formats = {name: system.precision for name, system in systems.items()}
+    return {
+        "title": workbench.scenario.title,
+        "warmup_steps": num_warmup,
+        "steps": num_steps,
+        "tokens_per_step": products.num_tokens,
+        "gflop_of_products_per_step": round(products.flops / 1e9, 1),
+        "gflop_per_second": gflop_rates(clocks, products.flops, num_warmup),
+        **summarise(clocks, formats, num_warmup),
+    }
+
+
+def gflop_rates(clocks: dict[str, Clock], flops: int, num_warmup: int) -> dict[str, int]:
+    """How fast the products of a step are, by format."""
+    return {
+        precision: round(flops / 1e9 / median(clocks[f"products_{precision}"].seconds[num_warmup:]))
+        for precision in PRECISIONS
+    }
+
+
+def summarise(clocks: dict[str, Clock], formats: dict[str, str], num_warmup: int) -> dict[str, Any]:
+    """Of each system: tokens per second, its share of what the products of its format allow, and
+    how many times as fast as it Temper is. The last two are of neighbouring steps, with intervals.
+    """
+    speeds = {name: clock.speeds[num_warmup:] for name, clock in clocks.items()}
+    systems = {}
+    for name, precision in formats.items():
+        limit = speeds[f"products_{precision}"]
+        systems[name] = {
+            "precision": precision,
+            "tokens_per_second": round(median(speeds[name])),
+            "share_of_products": ratio(speeds[name], limit),
+        }
+        if name != "temper":
+            systems[name]["temper_times"] = ratio(speeds["temper"], speeds[name])
+    limits = {p: round(median(speeds[f"products_{p}"])) for p in PRECISIONS}
+    return {"systems": systems, "tokens_per_second_of_products": limits}
+
+
+def ratio(ours: Sequence[float], others: Sequence[float]) -> list[float]:
+    """The median of the ratios of neighbouring steps, and its 95 % interval."""
+    ratios = [one / other for one, other in zip(ours, others, strict=True)]
+    return [round(value, 3) for value in (median(ratios), *interval(ratios, median))]
+
+
+def differences(workbench: Workbench) -> dict[str, dict[str, float]]:
+    """How far Temper's loss and gradients of one batch are from the plain loop's, by format."""
+    return {precision: difference(workbench, precision) for precision in PRECISIONS}
+
+
+def difference(workbench: Workbench, precision: str) -> dict[str, float]:
+    """Relative: of the loss, and of all gradients together, by their norm."""
+    half = precision == "bf16"
+    examples = workbench.batch(0)
+    plain, ours = (drawn_model(workbench, half) for _ in range(2))
+    keep_trainable_layout(ours)  # as Temper's loading does
+    prepare_packing(ours)
+    grid = SizeGrid.SIXTEENTHS if half else SizeGrid.EXACT
+    batch = pack([tokenized(row) for row in examples], grid)
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        expected = crude_loss(plain, examples)
+        loss_sum, num_items = TokenLoss()(ours, batch, grid)
+    loss = loss_sum / num_items
+    expected.backward()
+    loss.backward()
+    wanted, measured = (gradients(model) for model in (plain, ours))
+    return {
+        "loss": abs(loss.item() / expected.item() - 1.0),
+        "gradients": float((measured - wanted).norm() / wanted.norm()),
+    }
+
+
+def drawn_model(workbench: Workbench, half: bool) -> Any:
+    """Always the same. LoRA's matrices are drawn: new ones are zeros, and hide what is wrong."""
+    model = workbench.create_model(torch.bfloat16 if half else torch.float32)
+    torch.manual_seed(0)
+    for name, weight in model.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(weight, std=0.02)
+    return model
+
+
+def gradients(model: torch.nn.Module) -> torch.Tensor:
+    """Of all weights that train, in one tensor."""
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    parts = [torch.zeros_like(w) if w.grad is None else w.grad for w in trained]
+    return torch.cat([part.flatten() for part in parts])
+
+
+def tokenized(row: Row) -> TokenizedExample:
+    labels = np.array(row["labels"])
+    return TokenizedExample(np.array(row["input_ids"], dtype=np.int32), labels != -100)
+
+
+def is_right(measured: dict[str, dict[str, float]]) -> bool:
+    return all(
+        measured[precision][what] <= most
+        for precision, limits in MOST_DIFFERENCE.items()
+        for what, most in limits.items()
+    )
+
+
+def measure_compiled(workbench: Workbench, num_steps: int) -> dict[str, Any]:
+    """What torch.compile gives once it is done (second half), and what it takes until then."""
+    systems: dict[str, System] = {"temper": temper(), "compiled": temper("default")}
+    runs = {name: partial(system.train, workbench, num_steps) for name, system in systems.items()}
+    clocks = take_turns(runs, num_steps, "compiled")
+    half = num_steps // 2
+    speeds = {name: median(clock.speeds[half:]) for name, clock in clocks.items()}
+    lost = sum(clocks["compiled"].seconds[:half]) - sum(clocks["temper"].seconds[:half])
+    saved_per_token = 1 / speeds["temper"] - 1 / speeds["compiled"]
+    return {
+        "tokens_per_second": {name: round(speed) for name, speed in speeds.items()},
+        "seconds_lost_at_first": round(lost, 1),
+        "tokens_to_pay_back": round(lost / saved_per_token) if saved_per_token > 0 else None,
+    }

@@ -1,0 +1,191 @@
+"""What is compared: Temper as a user calls it, what one writes by hand, and TRL.
+
+All train the same model on the same token ids with the same labels, by AdamW and with clipping at
+1. TRL's defaults are bf16 (emulated, where the processor has no such instructions: "trl_fp32" is
+without that handicap) and gradient checkpointing; the loops of "crude" have neither checkpointing
+nor TRL's logging.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.throughput.workbench import PACKED_LENGTH, Row, Workbench, peft_config
+from benchmarks.turns import Clock
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.training.core.precision import choose_precision
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.extensions.extension_hooks import Hook, Observer
+
+LEARNING_RATE = 1e-3
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class System:
+    """Trains for so many steps, and marks the clock after each.
+
+    Attributes:
+        precision: the format of its products.
+    """
+
+    precision: str
+    train: Callable[[Workbench, int, Clock], None]
+
+
+@dataclass
+class StepClock(Observer):
+    """Marks the clock after each of Temper's steps."""
+
+    clock: Clock
+
+    def step_end(self, state: TrainingState) -> None:
+        self.clock.num_tokens = state.num_tokens
+        self.clock.mark()
+
+
+def temper_trainer(
+    workbench: Workbench,
+    num_steps: int,
+    hooks: list[Hook],
+    compile_mode: Literal["default"] | None = None,
+) -> EnhancedTrainer:
+    """As a user has it: packing, and the precision that the device has."""
+    return EnhancedTrainer(
+        workbench.model_config,
+        TrainingConfig(
+            max_steps=num_steps,
+            batch_size=workbench.scenario.batch_size,
+            learning_rate=LEARNING_RATE,
+            compile_mode=compile_mode,
+        ),
+        workbench.data_config,
+        device="cpu",
+        cache_config=workbench.cache,
+        hooks=hooks,
+    )
+
+
+def temper(compile_mode: Literal["default"] | None = None) -> System:
+    def train(workbench: Workbench, num_steps: int, clock: Clock) -> None:
+        temper_trainer(workbench, num_steps, [StepClock(clock)], compile_mode).train()
+
+    return System(choose_precision(True, torch.device("cpu")).name, train)
+
+
+def crude(precision: str) -> System:
+    """What one writes in an afternoon: packed rows, explicit 4-D mask, all logits, plain AdamW."""
+
+    def train(workbench: Workbench, num_steps: int, clock: Clock) -> None:
+        model = workbench.create_model(DTYPES[precision])
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+        optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE)
+        for step in range(num_steps):
+            examples = workbench.batch(step)
+            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                loss = crude_loss(model, examples)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            clock.num_tokens += sum(len(example["input_ids"]) for example in examples)
+            clock.mark()
+
+    return System(precision, train)
+
+
+def crude_loss(model: Any, examples: list[Row]) -> torch.Tensor:
+    """Mean cross-entropy over the supervised tokens of the examples in one row."""
+    lengths = [len(example["input_ids"]) for example in examples]
+    ids, labels = (
+        torch.cat([torch.tensor(example[name]) for example in examples])
+        for name in ("input_ids", "labels")
+    )
+    segment = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    causal = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+    mask = (segment[:, None] == segment) & causal
+    logits = model(
+        input_ids=ids[None], attention_mask=mask[None, None], position_ids=positions[None]
+    ).logits
+    return F.cross_entropy(logits[0, :-1].float(), labels[1:])
+
+
+def trl(precision: str, **options: Any) -> System:
+    """TRL's SFTTrainer with its own defaults but for the format and the given options."""
+
+    def train(workbench: Workbench, num_steps: int, clock: Clock) -> None:
+        given = {
+            "per_device_train_batch_size": workbench.scenario.batch_size,
+            "max_length": workbench.scenario.max_length,
+            "bf16": precision == "bf16",
+            **options,
+        }
+        trainer = trl_trainer(
+            workbench, DTYPES[precision], clock, {**given, "max_steps": num_steps}
+        )
+        trainer.train()
+
+    return System(precision, train)
+
+
+def trl_trainer(
+    workbench: Workbench, dtype: torch.dtype, clock: Clock, options: dict[str, Any]
+) -> Any:
+    from datasets import Dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl import SFTConfig, SFTTrainer
+
+    class CountingTrainer(SFTTrainer):
+        def training_step(self, model: Any, inputs: dict[str, Any], *args: Any) -> Any:
+            mask = inputs.get("attention_mask", inputs["input_ids"].new_ones(()))
+            clock.num_tokens += int(mask.expand_as(inputs["input_ids"]).sum())
+            return super().training_step(model, inputs, *args)
+
+    class Marking(TrainerCallback):
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            clock.mark()
+
+    config = SFTConfig(
+        output_dir=str(workbench.folder / "trl"),
+        learning_rate=LEARNING_RATE,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        logging_strategy="no",
+        use_cpu=True,
+        **options,
+    )
+    lora = workbench.scenario.lora
+    return CountingTrainer(
+        model=workbench.create_base(dtype),
+        args=config,
+        train_dataset=Dataset.from_list(workbench.examples),
+        processing_class=AutoTokenizer.from_pretrained(workbench.model_folder),
+        callbacks=[Marking()],
+        peft_config=None if lora is None else peft_config(lora),
+    )
+
+
+# Two rows hold about as many tokens as a step of the others.
+PACKED = {"packing": True, "per_device_train_batch_size": 2, "max_length": PACKED_LENGTH}
+COMMON = {
+    "temper": temper(),
+    "crude_fp32": crude("fp32"),
+    "crude_bf16": crude("bf16"),
+    "trl_defaults": trl("bf16"),
+    "trl_fp32": trl("fp32"),
+}
+PACKING = {
+    "trl_packing": trl("bf16", **PACKED),
+    "trl_packing_fp32": trl("fp32", **PACKED),
+}
+
+
+def systems_of(workbench: Workbench) -> dict[str, System]:
+    """Those that are compared in this scenario."""
+    return {**COMMON, **PACKING} if workbench.scenario.packs else dict(COMMON)
