@@ -1,5 +1,5 @@
 """G1 on several processes in its long form: `python -m tests.faults.rank_kills` prints one JSON
-line: many kills, and a version that is taken away, which has to be noticed."""
+line: many kills, and planted defects, which have to be noticed."""
 
 from tests.faults.judge import print_figures
 from tests.faults.rank_storm import MUTANTS

@@ -24,10 +24,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import psutil
+import torch
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 from infrastructure.commands.main import main as main_of_command
@@ -344,7 +346,23 @@ def _loses_the_newest_version() -> None:
     Training.num_versions = forgetful  # type: ignore[method-assign]
 
 
-MUTANTS: dict[str, Callable[[], None]] = {"lost_versions": _loses_the_newest_version}
+def _moments_are_not_restored(rank: str) -> None:
+    """The optimizer of one rank goes on as a new one does."""
+    load = torch.optim.Optimizer.load_state_dict
+
+    def forgetful(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+        if os.environ.get("RANK") == rank:
+            saved = {**saved, "state": {}}
+        load(optimizer, saved)
+
+    torch.optim.Optimizer.load_state_dict = forgetful  # type: ignore[method-assign]
+
+
+MUTANTS: dict[str, Callable[[], None]] = {
+    "lost_versions": _loses_the_newest_version,
+    "no_moments_on_rank_0": partial(_moments_are_not_restored, "0"),
+    "no_moments_on_rank_1": partial(_moments_are_not_restored, "1"),
+}
 
 
 if __name__ == "__main__":
