@@ -440,7 +440,7 @@ def saves_left(loop: TrainingLoop, seconds: float) -> int:
     per_epoch = max(1, ceil_div(loop.data.num_examples, loop.global_batch_size))
     interval = config.checkpoint_interval
     every = config.checkpoint_frequency or (interval * per_epoch if interval else None)
-    by_rhythm = loop.total_steps // every if every else 0
+    by_rhythm = (loop.total_steps - 1) // every if every else 0  # the last one is that at the end
     by_clock = int(seconds // USUAL_SAVE_SECONDS) if config.checkpoint_seconds else 0
     return 1 + by_rhythm + by_clock
 

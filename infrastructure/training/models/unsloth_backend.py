@@ -30,6 +30,7 @@ from infrastructure.training.models.lora import (
     expert_parameters,
     target_paths,
 )
+from infrastructure.training.models.progress_bars import download_bars_in_a_terminal
 from infrastructure.training.models.quantization import quantized_layers
 from infrastructure.training.models.saved_model import (
     ModelSource,
@@ -141,7 +142,7 @@ def load_unsloth(
     """
     _refuse_what_it_would_ignore(options)
     unsloth = require("unsloth", "model.backend=unsloth")
-    with prints_to_log():
+    with prints_to_log(), download_bars_in_a_terminal():
         try:
             model, tokenizer = unsloth.FastLanguageModel.from_pretrained(
                 model_name=source.location,
