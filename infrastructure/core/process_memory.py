@@ -80,6 +80,18 @@ def trim_heap() -> None:
         trim(0)
 
 
+def allowed_bytes() -> int | None:
+    """What this process may have at most where the kernel limits its private memory (RLIMIT_DATA,
+    such as `ulimit -d` sets); None: it does not."""
+    if not can_limit_hard():
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
+    if soft == resource.RLIM_INFINITY:
+        return None
+    now = psutil.Process().memory_info()
+    return int(now.rss + max(0, soft - now.data))
+
+
 def can_limit_hard() -> bool:
     """Whether the system refuses memory beyond a limit to one process (Linux does)."""
     return sys.platform == "linux"

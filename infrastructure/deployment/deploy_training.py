@@ -44,7 +44,12 @@ from infrastructure.deployment.run_record import (
     unused_gpus,
 )
 from infrastructure.deployment.signals import stop_on_signals
-from infrastructure.evaluation.held_out import HeldOut, measure, measure_answers
+from infrastructure.evaluation.held_out import (
+    HeldOut,
+    MeasuredBefore,
+    measure,
+    measure_answers,
+)
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_reader import data_words, model_words
 from infrastructure.run.checkpoint_paths import step_of, verify
@@ -392,7 +397,10 @@ class TrainingDeployment:
             ).train()
 
     def _measure(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
-        """What the model can do before the first step, kept in the run."""
+        """What the model can do before the first step, kept in the run; nothing yet of one
+        that no process can hold."""
+        if trainer.adapter.on_disk:
+            return measure(trainer)
         self.report(f"Run {run.run_id}: measuring the model before the training")
         try:
             with self._stage("measure", "measuring the model"):
@@ -532,6 +540,13 @@ class TrainingDeployment:
         if copies.has_place:
             trainer.add_hooks([CopiesObserver(copies.backup)])
         trainer.add_hooks([*checking_hooks(self.config, trainer, run.path), forecast.peak])
+        if checkpoint is None and trainer.adapter.on_disk:
+
+            def keep(before: HeldOut) -> None:
+                finalizer.before = before
+                write_record(run.before_file, before.to_dict())
+
+            trainer.add_hooks([MeasuredBefore(trainer, keep)])
         if checkpoint is not None:
             self._restore(run, trainer, checkpoint)
         loop = trainer.prepare()

@@ -420,7 +420,7 @@ def costs_of(trainer: EnhancedTrainer) -> StepCosts:
     return replace(
         costs,
         step_seconds=costs.step_seconds * count,
-        limit_bytes=costs.limit_bytes // count,
+        limit_bytes=trainer.memory_budget.limit_bytes(trainer.device, count),
     )
 
 

@@ -15,9 +15,11 @@ from infrastructure.evaluation.generation import (
 from infrastructure.evaluation.text_scores import scores_by_name
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.training.core.preserve import preserve
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.data.store.examples import GenerationPrompt
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.extensions.extension_hooks import Observer
 
 # Long answers take long to write: this many expected tokens are enough for a measurement.
 MAX_ANSWER_TOKENS = 8000
@@ -55,11 +57,29 @@ class HeldOut:
         return {**self.metrics, "exact_match": self.exact_match}
 
 
+class MeasuredBefore(Observer):
+    """Keeps what the ranks have measured together before the first step, of a model that none of
+    them holds whole.
+
+    Args:
+        keep: is given it, before the first step.
+    """
+
+    def __init__(self, trainer: EnhancedTrainer, keep: Callable[[HeldOut], None]) -> None:
+        self.trainer, self.keep = trainer, keep
+
+    def train_start(self, state: TrainingState) -> None:
+        self.keep(HeldOut(self.trainer.before))
+
+
 def measure(trainer: EnhancedTrainer) -> HeldOut:
     """Loss over all held-out examples, and greedy answers to some of them.
 
-    How many is `training.validation_prompts`, and fewer where the answers are long.
+    How many is `training.validation_prompts`, and fewer where the answers are long. Of a model that
+    no process holds whole: the last loss that the training has measured.
     """
+    if trainer.adapter.on_disk:
+        return HeldOut({} if trainer.state is None else dict(trainer.state.evaluation))
     training = trainer.training_config
     metrics = trainer.evaluate()
     answers = answer_questions(trainer, training.validation_prompts)

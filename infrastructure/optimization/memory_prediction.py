@@ -14,7 +14,7 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.types import amount_bytes
 from infrastructure.core.hardware import memory
-from infrastructure.core.process_memory import resident_bytes
+from infrastructure.core.process_memory import allowed_bytes, resident_bytes
 
 MAX_MEMORY_PERCENT = 85.0
 # What a GPU's context and other programs may take besides what is free now.
@@ -84,12 +84,17 @@ class MemoryBudget:
             config.resources.gpu.memory_limit or by_share,
         )
 
-    def limit_bytes(self, device: torch.device) -> int:
+    def limit_bytes(self, device: torch.device, num_processes: int = 1) -> int:
         """What there is for this process at all: beyond it there is no memory, or no permission."""
-        return replace(self, max_percent=100.0).size_bytes(device)
+        return replace(self, max_percent=100.0).size_bytes(device, num_processes)
 
-    def size_bytes(self, device: torch.device) -> int:
-        """The most that this process should hold on `device`, by what is free there now."""
+    def size_bytes(self, device: torch.device, num_processes: int = 1) -> int:
+        """The most that this process should hold on `device`, by what is free there now.
+
+        Args:
+            num_processes: that train; on a CPU they share its memory, and what the kernel allows a
+                process at most (RLIMIT_DATA) each has for itself.
+        """
         if device.type == "cuda":
             free, total = torch.cuda.mem_get_info(device)
             there = int((free + torch.cuda.memory_reserved(device)) * GPU_SHARE)
@@ -97,7 +102,9 @@ class MemoryBudget:
         machine = memory()
         kept_free = machine.total_bytes * (1 - self.max_percent / 100)
         there = int(resident_bytes() + machine.available_bytes - kept_free)
-        return _at_most(there, self.cpu_limit, machine.total_bytes)
+        share = _at_most(there, self.cpu_limit, machine.total_bytes) // num_processes
+        allowed = allowed_bytes()
+        return share if allowed is None else min(share, allowed)
 
 
 def _at_most(size_bytes: int, limit: str | None, total_bytes: int) -> int:

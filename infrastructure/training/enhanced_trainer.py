@@ -1,6 +1,8 @@
 """EnhancedTrainer puts adapter, data, strategy, hooks and loop together; it trains nothing."""
 
 import sys
+import tempfile
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -39,6 +41,7 @@ from infrastructure.core.hardware import gib
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject
 from infrastructure.optimization.memory_prediction import MemoryBudget
+from infrastructure.optimization.peak_memory import PeakMemory
 from infrastructure.run.compatibility import Difference, Verdict, check_compatible
 from infrastructure.run.configuration_judge import (
     ConfigurationJudge,
@@ -98,6 +101,7 @@ from infrastructure.training.models.source import (
     starts_from_scratch,
 )
 from infrastructure.training.models.trainable_state import trainable_state, whole
+from infrastructure.training.models.weights_on_disk import put_back
 from infrastructure.training.observers.early_stopping import early_stopping
 from infrastructure.training.quantum.data_selection_step import limit_data
 from infrastructure.training.quantum.functional import (
@@ -165,6 +169,7 @@ class EnhancedTrainer:
         ranks: of this training, whose rank 0 is this process; None: it is alone, or another rank.
         group: what this process has joined already as another rank than 0.
         sharding: how the model is spread over the ranks while they train; None: each has all of it.
+        before: held-out numbers before the first step of a model that no process holds whole.
     """
 
     def __init__(  # noqa: PLR0913 (its first arguments are those of the specification)
@@ -223,6 +228,7 @@ class EnhancedTrainer:
         self.sharding: Sharding | None = None
         self.sharding_sentence = ""  # why
         self._restore_spread: Callable[[Group], None] | None = None
+        self.before: dict[str, float] = {}
         self.backend_sentence: str | None = None  # why this library loads the model
         deadline = time_left(training_config.deadline)
         self.schedule = SaveSchedule(training_config.checkpoint_seconds, deadline)
@@ -308,6 +314,7 @@ class EnhancedTrainer:
     def initialize_model(self) -> torch.nn.Module:
         """Build or load the model; the same seed gives the same weights."""
         if self.model is None:
+            self.adapter.on_disk = self.adapter.on_disk or self._is_too_large()
             seed_everything(self.training_config.seed)
             model = self.adapter.initialize_model()
             self._refuse_saved_weights(model)
@@ -358,21 +365,41 @@ class EnhancedTrainer:
         """Ranks of this training, this process included."""
         return self.group.size if self.ranks is None else self.ranks.size
 
+    def _may_spread(self) -> bool:
+        wanted = self.training_config.shard
+        why_not = next(why_not_spread(self.model_config, self.training_config), None)
+        return self.num_processes > 1 and wanted != "no" and not (why_not and wanted == "auto")
+
+    def _is_too_large(self) -> bool:
+        """Whether this process lacks the memory for all weights and its part of them, so that it
+        reads its part alone."""
+        if self.ranks is None or not self._may_spread():
+            return False
+        weights = self.adapter.weight_bytes()
+        if weights is None:
+            return False
+        size = self.num_processes
+        there = self.memory_budget.limit_bytes(self.device, size)
+        return PeakMemory(self.device).now() + weights + weights // size > there
+
     def _choose_sharding(self) -> str:
         """Decide whether the model is spread over the ranks, once; why, in a sentence."""
         wanted, size = self.training_config.shard, self.num_processes
-        why_not = next(why_not_spread(self.model_config, self.training_config), None)
-        if size == 1 or wanted == "no" or (why_not and wanted == "auto"):
+        if not self._may_spread():
             return ""
         measurement, share = self.cost_measurement(), f"1/{size}"
         spread = f"each of the {size} processes keeps {share} of weights, gradients and optimizer"
+        if self.adapter.on_disk:
+            spread += (
+                "; none of them ever has all weights, so what the model writes is not measured"
+            )
         if wanted != "auto":
             self.sharding = Sharding(wanted)
             return f"training.shard is {wanted}: {spread}"
-        needed = measurement.fixed_bytes()
-        there = measurement.budget.limit_bytes(self.device)
-        there = there // size if self.device.type == "cpu" else there
-        if needed <= there:
+        on_disk = self.adapter.weight_bytes() if self.adapter.on_disk else None
+        needed = measurement.fixed_bytes() + (on_disk or 0)
+        there = measurement.budget.limit_bytes(self.device, size)
+        if needed <= there and not self.adapter.on_disk:
             return (
                 f"Each of the {size} processes holds weights, gradients and optimizer: they take"
                 f" {gib(needed)} of {gib(there)} (training.shard auto)"
@@ -531,7 +558,8 @@ class EnhancedTrainer:
         if is_sharded(state.model):
             return
         step, model = loop.optimizer_step, state.model
-        group.broadcast(trainable_state(model).values())
+        if not self.adapter.on_disk:  # of which each reads its part
+            group.broadcast(trainable_state(model).values())
         step.optimizer.param_groups.clear()  # it would keep the whole weights
         shard_model(model, mesh_of(group), offload=sharding is Sharding.OFFLOAD)
         state.optimizer = step.optimizer = self.create_optimizer(model)
@@ -546,6 +574,9 @@ class EnhancedTrainer:
             snapshot = load_together(group, None, model, step.optimizer)
             snapshot.tensors["random"] = capture_random(self.device)
             restore_snapshot(snapshot, state, step)
+        elif self.adapter.on_disk and holds_out(loop.data):
+            with group.watched():
+                self.before = self.evaluate()
 
     def _put_together(self) -> None:
         """Give rank 0 a model of its own again, with the weights that were trained."""
@@ -559,19 +590,27 @@ class EnhancedTrainer:
             return
         parts = trainable_state(state.model)
         loop.optimizer_step.optimizer.state.clear()
-        whole_model = None
-        if group.is_first:
-            seed_everything(self.training_config.seed)
-            with group.busy(), preserve(state.model, random=self.device):
-                whole_model = self.adapter.initialize_model()
-        targets = trainable_state(whole_model) if whole_model is not None else {}
+        gathered = ((name, whole(part)) for name, part in parts.items())
+        if not group.is_first:
+            with group.watched():
+                deque(gathered, maxlen=0)
+            return
+        seed_everything(self.training_config.seed)
+        with group.busy(), preserve(state.model, random=self.device):
+            model = self.adapter.initialize_model()
         with group.watched(), torch.no_grad():
-            for name, part in parts.items():
-                gathered = whole(part)
-                if whole_model is not None:
-                    targets[name].copy_(gathered)
-        if whole_model is not None:
-            self.model = state.model = whole_model
+            if self.adapter.on_disk:
+                put_back(model, gathered, self._folder())
+            else:
+                targets = trainable_state(model)
+                for name, weight in gathered:
+                    targets[name].copy_(weight)
+        self.model = state.model = model
+
+    def _folder(self) -> Path:
+        """Of this run, or of files that nobody needs afterwards."""
+        run = self.checkpoints.store.root.parent if self.checkpoints is not None else None
+        return run or Path(tempfile.gettempdir())
 
     def _remember_limit(self, micro_batch_size: int) -> None:
         if self.group.is_first or self.sharding is not None:
@@ -666,6 +705,11 @@ class EnhancedTrainer:
             kind: makes what measures; another one may keep more than the sums.
         """
         model, data = self.initialize_model(), self.initialize_data()
+        if self.adapter.on_disk and not is_sharded(model):
+            raise ConfigurationError(
+                "no process has the memory for all of this model: its held-out loss is measured"
+                " while it trains (training.validation_interval)"
+            )
         size = self.batch_plan().micro_batch_size
         if self.state is not None:  # what has fitted so far
             size = min(size, self.state.micro_batch_size)

@@ -106,6 +106,7 @@ def trainer_of(
     trainer = TrainerFactory().for_one_process(config)
     trainer.group = group
     trainer.sharding = Sharding(facts["sharding"]) if facts["sharding"] else None
+    trainer.adapter.on_disk = facts["on_disk"]
     if trainer.sharding is None:
         trainer.answering = _measured_by_rank_0
     trainer.hooks = ExtensionManager(

@@ -39,6 +39,7 @@ def welcome(trainer: EnhancedTrainer, group: Group) -> None:
             "total_steps": loop.total_steps,
             "tokenizer": {name: content.numel() for name, content in files.items()},
             "sharding": trainer.sharding,
+            "on_disk": trainer.adapter.on_disk,
         }
     )
     group.broadcast(content.to(trainer.device) for content in files.values())
@@ -67,7 +68,7 @@ def compare(group: Group, trainer: EnhancedTrainer) -> None:
     assert trainer.model is not None
     assert trainer.data is not None
     own = {
-        "weights": fingerprint(trainer.model),
+        "weights": [fingerprint(trainer.model), trainer.adapter.describe().get("base_sha256")],
         "data": [trainer.data.fingerprint, trainer.data.num_examples],
     }
     first = group.decide(lambda: own)

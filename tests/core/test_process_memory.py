@@ -1,11 +1,13 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from infrastructure.core.process_memory import (
     HardLimit,
+    allowed_bytes,
     can_limit_hard,
     children_bytes,
     peak_resident_bytes,
@@ -13,6 +15,8 @@ from infrastructure.core.process_memory import (
 )
 
 MIB = 1 << 20
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_what_is_allocated_is_resident_and_stays_in_the_peak() -> None:
@@ -72,3 +76,15 @@ def test_a_limit_that_was_never_set_is_lifted_without_a_trace() -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
     HardLimit(1).lift()
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
+
+
+def test_a_limit_of_private_memory_is_what_a_process_may_have() -> None:
+    assert allowed_bytes() is None
+    code = (
+        "import resource; from infrastructure.core.process_memory import *;"
+        "limit = 3 << 30; resource.setrlimit(resource.RLIMIT_DATA, (limit, limit));"
+        "print(allowed_bytes(), resident_bytes())"
+    )
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=ROOT)
+    allowed, resident = map(int, output.stdout.split())
+    assert (3 << 30) - (200 << 20) < allowed <= (3 << 30) + resident

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -164,7 +165,11 @@ def test_processes_of_one_cpu_share_its_memory_and_a_step_of_each_is_smaller(
         plans.append(plan)
         return costs
 
+    def there(self: MemoryBudget, device: torch.device, num_processes: int = 1) -> int:
+        return (4 << 30) // num_processes
+
     monkeypatch.setattr(CostMeasurement, "costs", measured)
+    monkeypatch.setattr(MemoryBudget, "limit_bytes", there)
     settings = small_settings(tmp_path, batch_size=4, gradient_accumulation=3)
     config = DeploymentConfig(**settings, num_processes=2)
     found = costs_of(TrainerFactory().for_run(config))

@@ -11,7 +11,7 @@ fp32. Method: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
@@ -27,11 +27,13 @@ from torch.distributed.fsdp import (
     fully_shard,
     register_fsdp_forward_method,
 )
+from torch.distributed.tensor import DTensor
 
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.integers import ceil_div
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import StepOutput
+from infrastructure.training.distributed.checkpoint_storage import own_chunk
 from infrastructure.training.distributed.group import JoinedGroup
 from infrastructure.training.distributed.replicate import shares_of
 from infrastructure.training.forward.gradient_accumulation import split
@@ -40,6 +42,7 @@ from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.models.chunked_loss import is_plain_linear
 from infrastructure.training.models.model_inputs import IN_FORWARD
 from infrastructure.training.models.token_loss import output_head
+from infrastructure.training.models.weights_on_disk import WeightOnDisk, taken_out
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 # Gradients that are kept whole on each rank until the last micro-batch, instead of being summed
@@ -57,7 +60,8 @@ class Sharding(StrEnum):
 def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = False) -> None:
     """Spread `model` over the ranks of `mesh`, in place; all ranks call it together.
 
-    Each rank keeps its part of each weight, by the first dimension, of the whole model that it has.
+    Each rank keeps its part of each weight, by the first dimension, of the whole model that it has;
+    where that lies on the disk (`weights_on_disk`), it reads its part from there.
 
     Args:
         offload: the parts wait in main memory, where the optimizer computes, too.
@@ -74,6 +78,7 @@ def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = Fal
     }
     blocks = blocks_of(model)
     _refuse_shared(model, blocks)
+    weights = taken_out(model)
     for block in blocks:
         fully_shard(block, **policy)
     head = output_head(model)
@@ -86,6 +91,27 @@ def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = Fal
     for module in sharded_modules(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+    if weights:
+        _read_own_parts(model, weights, "cpu" if offload else mesh.device_type)
+
+
+def _read_own_parts(
+    model: torch.nn.Module, weights: Mapping[str, WeightOnDisk | torch.Tensor], device_type: str
+) -> None:
+    """Give each rank its rows of each weight, one weight after the other."""
+    buffers = [(m, name, b) for m in model.modules() for name, b in m._buffers.items()]
+    model.to_empty(device=device_type)
+    for module, name, buffer in buffers:  # which nobody has taken apart
+        module._buffers[name] = buffer
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            assert isinstance(parameter, DTensor)
+            own, weight = own_chunk(parameter), weights[name]
+            first, count = own.offsets[0], own.sizes[0]
+            if isinstance(weight, WeightOnDisk):
+                parameter.to_local().copy_(weight.rows(first, count))
+            else:
+                parameter.to_local().copy_(weight[first : first + count])
 
 
 def mesh_of(group: JoinedGroup) -> DeviceMesh:

@@ -73,6 +73,8 @@ class ModelAdapter(ABC):
         size_grid: how the lengths of its batches are rounded, where they vary.
         takes_token_functions: whether `compute_loss` computes `training.loss`, and `sum_metrics`
             what `training.metrics` names. Where not, both are refused.
+        on_disk: the model is made with its weights on the disk, for a training that is spread over
+            several processes and whose model none of them holds whole.
         lora_within: the part of the model whose layers a LoRA is beside; None: all of it.
     """
 
@@ -86,6 +88,7 @@ class ModelAdapter(ABC):
     memory_config: MemoryConfig
     size_grid: SizeGrid
     takes_token_functions: bool = False
+    on_disk: bool = False
     lora_within: str | None = None
 
     def __init__(
@@ -112,6 +115,11 @@ class ModelAdapter(ABC):
         Raises:
             ValueError: it cannot be loaded.
         """
+        return None
+
+    def weight_bytes(self) -> int | None:
+        """What the model's weights take, before they are loaded; None: they cannot stay on the disk
+        (`on_disk`)."""
         return None
 
     @abstractmethod

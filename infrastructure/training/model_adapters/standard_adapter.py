@@ -31,8 +31,9 @@ from infrastructure.training.model_adapters.base_adapter import (
 )
 from infrastructure.training.models.bidirectional import check_bidirectional
 from infrastructure.training.models.fitting import describe_added
-from infrastructure.training.models.model_inputs import inner_model
+from infrastructure.training.models.model_inputs import attention_implementation, inner_model
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager
+from infrastructure.training.models.packed_attention import use_packed_attention
 from infrastructure.training.models.packing_check import (
     chunk_size,
     prepare_packing,
@@ -76,7 +77,7 @@ class StandardModelAdapter(ModelAdapter):
         self._notes: list[str] = []
 
     def _manager(self) -> ModelManager:
-        return ModelManager(
+        manager = ModelManager(
             self.model_config,
             device=self.device,
             seed=self.training_config.seed,
@@ -88,6 +89,11 @@ class StandardModelAdapter(ModelAdapter):
             tokenizer_directory=self.saved_tokenizer,
             needs_mask_token=self.training_config.time_step_masking,
         )
+        manager.on_disk = self.on_disk
+        return manager
+
+    def weight_bytes(self) -> int | None:
+        return self._manager().weight_bytes()
 
     def _load(self) -> LoadedModel:
         return self._manager().load()
@@ -108,7 +114,10 @@ class StandardModelAdapter(ModelAdapter):
         if precision.name == "fp8":
             train_in_fp8(loaded.model)
         with precision.autocast():
-            self._probe(loaded.model)
+            if self.on_disk:
+                self._probe_few_blocks(loaded.model)
+            else:
+                self._probe(loaded.model)
         mode = self.training_config.compile_mode
         if mode not in (None, "auto"):  # auto is decided when the training begins
             self.set_compiled(True, mode)
@@ -129,6 +138,13 @@ class StandardModelAdapter(ModelAdapter):
             self.set_objective(objective)
         elif self.data_config.packing:
             self._prepare_packing(model)
+
+    def _probe_few_blocks(self, model: torch.nn.Module) -> None:
+        """Measure what a small model of the same kind allows."""
+        few = self._manager().load_few_blocks()
+        self._probe(few)
+        if attention_implementation(few) != attention_implementation(model):
+            use_packed_attention(model)
 
     def _prepare_packing(self, model: torch.nn.Module) -> None:
         check = prepare_packing(model, self.data_config.max_length)

@@ -7,6 +7,7 @@ the modules beside it do the work. Loading leaves torch's random state as it was
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,7 @@ from infrastructure.training.models.vision_language import (
     tower_facts,
     tower_source,
 )
+from infrastructure.training.models.weights_on_disk import few_blocks, layers_on_disk, weight_bytes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -157,6 +159,7 @@ class ModelManager:
 
     Attributes:
         sees: it is a model of image and text; set it before anything is loaded.
+        on_disk: the weights stay on the disk, see `weights_on_disk`; set it before, too.
         vision: the tower that a model of text gets; None: it sees by itself, or not at all.
         processor: of such a model, loaded with its tokenizer.
     """
@@ -188,6 +191,7 @@ class ModelManager:
         self.tokenizer_directory = tokenizer_directory
         self.needs_mask_token = needs_mask_token
         self.sees = False
+        self.on_disk = False
         self.vision: MultimodalConfig | None = None
         self._tower: VisionTower | None = None
         self.processor: Any = None
@@ -232,6 +236,35 @@ class ModelManager:
         trains = self._is_full and source.kind is SourceKind.FOLDER
         for module in added_modules(model).values():
             module.requires_grad_(trains)
+
+    def load_few_blocks(self) -> torch.nn.Module:
+        """A small model of the same kind; see `weights_on_disk`."""
+        _, base, options = self._read_source()
+        with offline_where_unreachable() if base.kind is SourceKind.HUB else nullcontext():
+            values = load_config(base, options)
+        with own_random_state(self.seed, self.device):
+            return few_blocks(values, options)
+
+    def weight_bytes(self) -> int | None:
+        """What the weights take once they are loaded; None: they cannot stay on the disk, because
+        this model is made, or its weights are computed with before they train."""
+        source, lora = find_source(self.config.name), self.config.lora_config
+        needs_weights = lora is not None and (lora.use_dora or lora.init_lora_weights != "default")
+        is_read = source.kind in (SourceKind.FOLDER, SourceKind.HUB, SourceKind.LORA_FOLDER)
+        if not is_read or needs_weights or self.needs_mask_token or self.sees:
+            return None
+        if extensions_folder(source) is not None:
+            return None
+        _, base, options = self._read_source()
+        with offline_where_unreachable() if base.kind is SourceKind.HUB else nullcontext():
+            return weight_bytes(base, options)
+
+    def _read_source(self) -> tuple[ModelSource, ModelSource, LoadOptions]:
+        """What is loaded, the base model if that is a LoRA, and how."""
+        source = find_source(self.config.name)
+        is_lora = source.kind is SourceKind.LORA_FOLDER
+        base = base_of_lora(source.folder) if is_lora else source
+        return source, base, self._options(trains_all=self._is_full and not is_lora)
 
     def load_tokenizer(self) -> "PreTrainedTokenizerBase | None":
         """The tokenizer alone, as `load` gives it with the model; None: the model reads no text.
@@ -355,9 +388,7 @@ class ModelManager:
         return model.to(self.device), None
 
     def _load_language_model(self, source: ModelSource) -> ModelAndTokenizer:
-        is_lora = source.kind is SourceKind.LORA_FOLDER
-        base = base_of_lora(source.folder) if is_lora else source
-        options = self._options(trains_all=self._is_full and not is_lora)
+        source, base, options = self._read_source()
         if self.config.backend == "unsloth":
             prepare_backend(self.config)
         with offline_where_unreachable() if base.kind is SourceKind.HUB else nullcontext():
@@ -378,7 +409,8 @@ class ModelManager:
         size = getattr(values.get_text_config(), "vocab_size", None)
         if self.vision is None and isinstance(size, int):
             check_vocabulary(size, tokenizer, self.config.name)
-        model = load_causal_lm(base, options)
+        load = partial(layers_on_disk, config=values) if self.on_disk else load_causal_lm
+        model = load(base, options=options)
         if options.quantization is not None and (names := expert_parameters(model)):
             experts = [model.get_parameter(name) for name in names]
             self._notes.append(note_on_experts(experts, options.quantization))

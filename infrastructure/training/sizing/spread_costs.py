@@ -15,6 +15,7 @@ from infrastructure.optimization.memory_prediction import MemoryPoint, fit_line
 from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimizer_state_bytes
 from infrastructure.optimization.peak_memory import PeakMemory, peak_memory
 from infrastructure.training.distributed.shard import blocks_of
+from infrastructure.training.models.weights_on_disk import lies_in
 from infrastructure.training.sizing.batch_plan import BatchPlan
 from infrastructure.training.sizing.cost_measurement import CostMeasurement, StepCosts
 from infrastructure.training.sizing.dry_run import dry_run
@@ -83,7 +84,6 @@ def spread_costs(
         offload=offload,
         on_gpu=device.type == "cuda",
     )
-    limit = measurement.budget.limit_bytes(device)
     own = plan.of_one_process(num_ranks)
     size = min(own.micro_batch_size, len(measurement.usual))
     points, seconds = [], 0.0
@@ -98,7 +98,8 @@ def spread_costs(
                 size_bytes = max(0, peak.read() - idle)
             points.append(MemoryPoint(measurement.units(measurement.usual[:count]), size_bytes))
     line = fit_line(points[-2:], 0)
-    fixed = idle - _bytes(model) + state.part_bytes + state.together_bytes
+    lies_here = 0 if any(map(lies_in, model.parameters())) else _bytes(model)
+    fixed = idle - lies_here + state.part_bytes + state.together_bytes
     shared = num_ranks if device.type == "cpu" else 1
     return StepCosts(
         memory=replace(line, fixed_bytes=line.fixed_bytes + fixed),
@@ -107,7 +108,7 @@ def spread_costs(
         copy_bytes=0,
         step_seconds=own.gradient_accumulation * seconds * (1 + BACKWARD_SECONDS) * shared,
         evaluation_seconds=seconds / size * shared,  # all ranks evaluate all examples
-        limit_bytes=limit // shared,
+        limit_bytes=measurement.budget.limit_bytes(device, num_ranks),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
@@ -127,6 +128,9 @@ def folder_of(tmp: Path, model: Path) -> Path:
     shutil.copytree(model, tmp / "tied")
     config = tmp / "tied/config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "tie_word_embeddings": True}))
+    weights = load_file(tmp / "tied/model.safetensors")
+    del weights["lm_head.weight"]  # with a value of its own it is not tied
+    save_file(weights, tmp / "tied/model.safetensors", {"format": "pt"})
     return tmp
 
 

@@ -42,6 +42,7 @@ HELD_OUT: dict[str, Any] = {
     "training.loss": "tests.training.models.test_token_functions:focal",
     "training.metrics": ["tests.training.models.test_token_functions:accuracy"],
 }
+TOO_LARGE: dict[int, str | int] = {0: "no memory for all weights"}
 WAYS_ON = {
     "one then spread": Case("one then spread", {**SPREAD, **SAVES}, goes_on_from=("one", 3)),
     "spread then one": Case("spread then one", {**SHORT, **SAVES}, 1, goes_on_from=("spread", 3)),
@@ -56,8 +57,10 @@ FIRST = [Case("one", {**SHORT, **SAVES}, 1), Case("spread", {**SPREAD, **SAVES})
 QUICK = [
     Case("untied, uneven shares 1", {**SHORT, **UNTIED}, 1),
     Case("untied, uneven shares 2", {**SPREAD, **UNTIED}),
+    Case("untied, uneven shares on disk", {**SPREAD, **UNTIED}, planted=TOO_LARGE),
     Case("lora, held out 1", {**SHORT, **HELD_OUT}, 1),
     Case("lora, held out 2", {**SPREAD, **HELD_OUT}),
+    Case("lora, held out on disk", {**SPREAD, **HELD_OUT}, planted=TOO_LARGE),
     *FIRST,
     Case("torn", {**SPREAD, **SAVES}, planted={1: "no memory in the update"}, limit_seconds=12),
     Case(
@@ -71,6 +74,13 @@ QUICK = [
 SLOW = [
     Case("tied, packed 1", {**SHORT, **TIED}, 1, model="tied"),
     Case("tied, packed 2", {**SPREAD, **TIED}, model="tied"),
+    Case("tied, packed on disk", {**SPREAD, **TIED}, model="tied", planted=TOO_LARGE),
+    Case(
+        "one then on disk",
+        {**SPREAD, **SAVES},
+        planted=TOO_LARGE,
+        goes_on_from=("one", 3),
+    ),
     Case("stopped", {**SPREAD, **SAVES}, planted={1: "SIGTERM"}),
     Case("failed", {**SPREAD, **SAVES}, planted={1: "an error"}, limit_seconds=12),
     *FIRST,
@@ -94,11 +104,12 @@ def found(tmp_path_factory: pytest.TempPathFactory, saved_llama: Path) -> dict[s
     return results(folder_of(tmp_path_factory.mktemp("spread"), saved_llama), QUICK)
 
 
+@pytest.mark.parametrize("how", ["2", "on disk"])
 @pytest.mark.parametrize("name", ["untied, uneven shares", "lora, held out"])
 def test_a_spread_model_learns_what_one_process_learns(
-    name: str, found: dict[str, dict[str, Any]]
+    name: str, how: str, found: dict[str, dict[str, Any]]
 ) -> None:
-    one, two = found[f"{name} 1"], found[f"{name} 2"]
+    one, two = found[f"{name} 1"], found[f"{name} {how}"]
     check_same(one, two)
     assert two["evaluation"] == pytest.approx(one["evaluation"], abs=1e-5)
     assert ("eval_accuracy" in one["evaluation"]) == ("held out" in name)
@@ -143,12 +154,13 @@ def test_a_rank_that_lacks_memory_ends_all_which_go_on_in_smaller_pieces(
 def test_a_signal_an_error_and_other_modes(tmp_path: Path, saved_llama: Path) -> None:
     found = results(folder_of(tmp_path, saved_llama), SLOW)
     check_same(found["tied, packed 1"], found["tied, packed 2"])
+    check_same(found["tied, packed 1"], found["tied, packed on disk"])
     assert found["stopped"]["stop"] == ["signal", "SIGTERM received"]
     assert found["stopped"]["versions"][-1] == 3
     assert found["failed"]["error"].startswith(
         "ProcessLostError: the process of rank 1 (of 2) failed: ValueError: planted in a rank"
     )
-    for name in ("spread then spread", "spread then replicas"):
+    for name in ("one then on disk", "spread then spread", "spread then replicas"):
         check_goes_on(found[name], found["one"])
 
 

@@ -219,6 +219,13 @@ def a_loss_that_is_none() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def no_memory_for_all_weights() -> Iterator[None]:
+    """No process has the memory for the whole model."""
+    with _replaced(EnhancedTrainer, "_is_too_large", lambda self: self.ranks is not None):
+        yield
+
+
 def _at_step(number: int, act: Callable[[OptimizerStep], None]) -> Any:
     @contextmanager
     def planted() -> Iterator[None]:
@@ -264,6 +271,7 @@ def hanging_in(number: int) -> Iterator[None]:
 
 PLANTS: dict[str, Callable[[], Any]] = {
     "no memory for two": no_memory_for_two,
+    "no memory for all weights": no_memory_for_all_weights,
     "no memory in the update": no_memory_in_update,
     "a loss that is none": a_loss_that_is_none,
     "SIGTERM": _at_step(3, lambda _: os.kill(os.getpid(), signal.SIGTERM)),

@@ -1,0 +1,95 @@
+"""A model whose weights stay on the disk: it takes no memory, and its rows are read one by one."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.training.models.model_manager import ModelManager
+from infrastructure.training.models.weights_on_disk import lies_in, put_back, taken_out
+
+
+def manager_of(folder: Path, **settings: object) -> ModelManager:
+    config = ModelConfig(name=str(folder), **settings)  # type: ignore[arg-type]
+    return ModelManager(config, device=torch.device("cpu"), seed=0)
+
+
+def on_disk(folder: Path, **settings: object) -> torch.nn.Module:
+    manager = manager_of(folder, **settings)
+    manager.on_disk = True
+    return manager.load().model
+
+
+def test_rows_are_those_of_the_file_and_the_model_takes_no_memory(saved_llama: Path) -> None:
+    model, loaded = on_disk(saved_llama), manager_of(saved_llama).load().model
+    whole = dict(loaded.named_parameters())
+    assert {name for name, _ in model.named_parameters()} == set(whole)
+    for name, parameter in model.named_parameters():
+        stored = lies_in(parameter)
+        assert stored is not None
+        assert parameter.untyped_storage().nbytes() == 4
+        assert torch.equal(stored.rows(1, 3), whole[name][1:4])
+        assert stored.rows(0, 0).shape[0] == 0
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, loaded.get_buffer(name))
+    logits = model(torch.tensor([[1, 2]])).logits
+    assert bool(logits.isnan().all()), "nobody takes it for a model"
+
+
+def test_a_lora_is_there_and_its_base_is_not(saved_llama: Path) -> None:
+    model = on_disk(saved_llama, lora_config=LoraConfig(r=4))
+    loaded = manager_of(saved_llama, lora_config=LoraConfig(r=4)).load().model
+    for name, parameter in model.named_parameters():
+        assert (lies_in(parameter) is None) == ("lora_" in name)
+        if "lora_" in name:
+            assert torch.equal(parameter, loaded.get_parameter(name))
+    sources = taken_out(model)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert set(sources) == {name for name, _ in loaded.named_parameters()}
+
+
+def test_what_was_trained_is_put_back_into_files(saved_llama: Path, tmp_path: Path) -> None:
+    model = on_disk(saved_llama)
+    name = next(name for name, _ in model.named_parameters())
+    trained = torch.randn(model.get_parameter(name).shape)
+    put_back(model, [(name, trained)], tmp_path)
+    assert torch.equal(model.get_parameter(name), trained)
+    others = [p for n, p in model.named_parameters() if n != name]
+    assert all(parameter.is_meta for parameter in others)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["lack", "have in another shape", "have twice"])
+def test_files_of_other_weights_are_refused(saved_llama: Path, tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(saved_llama, folder)
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    if what == "lack":
+        del weights["model.norm.weight"]
+    elif what == "have twice":
+        config = folder / "config.json"
+        config.write_text(config.read_text().replace('embeddings": false', 'embeddings": true'))
+    else:
+        weights["model.norm.weight"] = torch.ones(3)
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=f"and its files {what} .*, so that its parts cannot"):
+        on_disk(folder)
+
+
+def test_what_weights_are_computed_with_first_stays_in_memory(saved_llama: Path) -> None:
+    assert manager_of(saved_llama).weight_bytes() == sum(
+        4 * p.numel() for p in manager_of(saved_llama).load().model.parameters()
+    )
+    pissa = LoraConfig(r=4, init_lora_weights="pissa")
+    assert manager_of(saved_llama, lora_config=pissa).weight_bytes() is None
+    assert ModelManager(ModelConfig(), device=torch.device("cpu"), seed=0).weight_bytes() is None
+
+
+def test_a_small_model_of_the_same_kind_has_one_block_of_each_kind(saved_llama: Path) -> None:
+    few = manager_of(saved_llama).load_few_blocks()
+    assert few.config.num_hidden_layers == 1  # type: ignore[union-attr]
+    assert not any(bool(p.isnan().any()) for p in few.parameters())
