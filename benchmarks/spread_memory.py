@@ -129,7 +129,6 @@ def settings_of(folder: Path, model: Path, num_processes: int, lora: bool) -> di
             "optimizer": "adamw",
             "strategy": "standard",
         },
-        "monitor": {"enabled": False},
         "cache": {"directory": str(folder / "cache")},
         "output_dir": str(folder / "runs"),
     }

@@ -415,7 +415,7 @@ def costs_of(trainer: EnhancedTrainer) -> StepCosts:
             offload=trainer.sharding is Sharding.OFFLOAD,
         )
     costs = trainer.cost_measurement().costs(plan, loop.total_steps, has_optimizer)
-    if trainer.device.type != "cpu":
+    if trainer.device.type != "cpu" or count == 1:
         return costs
     return replace(
         costs,

@@ -82,7 +82,8 @@ def layers_on_disk(
         names.setdefault(parameter, []).append(name)
     made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     for parameter, aliases in names.items():
-        [stored, *others] = [there[name] for name in aliases if name in there] or [None]
+        found = [there[name] for name in aliases if name in there]
+        stored, others = found[0] if found else None, found[1:]
         if stored is None or others or stored.shape != tuple(parameter.shape):
             what = "lack" if stored is None else "have twice" if others else "have in another shape"
             raise ValueError(
