@@ -156,7 +156,7 @@ def measured(parent: Path, *, lora: bool) -> dict[str, Any]:
     base = run("base", small, 2, None)
     assert base.code == 0, base.output
     limit = base.largest(1, 1)[0] + int(SHARE * state_bytes)
-    told = run("one, told", large, 1, limit)
+    refused = run("one, refused", large, 1, limit)
     one = run("one", large, 1, limit, enable_memory_optimization=False)
     two = run("two", large, 2, limit)
     forecast = summary = {}
@@ -170,7 +170,7 @@ def measured(parent: Path, *, lora: bool) -> dict[str, Any]:
         "limit_bytes": limit,
         "private_bytes_with_a_tiny_model": base.largest(2, 1),
         "resident_bytes_with_a_tiny_model": base.largest(2, 0),
-        "one, as it is": [told.code, told.output[-600:]],
+        "one, as it is": [refused.code, refused.output[-600:]],
         "one, by the kernel": [one.code, one.output[-600:]],
         "two": [two.code, two.output[-3000:]],
         "peaks": two.largest(2, 0),

@@ -82,8 +82,8 @@ def layers_on_disk(
         names.setdefault(parameter, []).append(name)
     made: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
     for parameter, aliases in names.items():
-        found = [there[name] for name in aliases if name in there]
-        stored, others = found[0] if found else None, found[1:]
+        same = [there[name] for name in aliases if name in there]
+        stored, others = same[0] if same else None, same[1:]
         if stored is None or others or stored.shape != tuple(parameter.shape):
             what = "lack" if stored is None else "have twice" if others else "have in another shape"
             raise ValueError(
