@@ -16,7 +16,7 @@ from functools import partial
 from typing import Protocol, cast
 
 from infrastructure.commands.parser import PROGRAM, CommandParser, ShowVersion, parse
-from infrastructure.core.agent import agent_folder, end_with_agent
+from infrastructure.core.agent import agent_folder, end_with_agent, left_to_agent
 from infrastructure.core.console import RED, styled, write_above_bar
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.error_place import described, error_place
@@ -63,6 +63,8 @@ HIDDEN = "train-detached"
 # An agent of ours, torchrun or accelerate may start several of these; the first one leads. Their
 # work is not what they print.
 TRAINS = ("train", "train-resume", HIDDEN)
+
+INTERRUPTED = "temper: interrupted"
 
 log = logging.getLogger("temper")
 
@@ -166,10 +168,11 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (ValueError, TemperError) as error:
         return _fail(error, ExitCode.WRONG_INPUT)
     except StopSignal as error:
-        print("temper: interrupted", file=sys.stderr)
+        if not left_to_agent([INTERRUPTED], error.name):
+            print(INTERRUPTED, file=sys.stderr)
         return exit_code_of_signal(error.name)
     except KeyboardInterrupt:
-        print("temper: interrupted", file=sys.stderr)
+        print(INTERRUPTED, file=sys.stderr)
         return ExitCode.INTERRUPTED
     except Exception as error:
         return _fail_unexpectedly(error)

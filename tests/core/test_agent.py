@@ -1,17 +1,24 @@
 """What rank 0 and its agent learn from each other; the agent itself is in test_launch.py."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from infrastructure.commands import main as main_module
+from infrastructure.commands import train
 from infrastructure.core.agent import (
+    AGENT_VARIABLE,
     SPENT_VARIABLE,
     AgentFolder,
     agent_folder,
     agent_variable,
     time_left,
 )
+from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.exit_codes import exit_code_of_signal
+from infrastructure.core.stop_signals import StopSignal
 
 
 def test_rank_0_of_an_agent_alone_has_its_folder(
@@ -50,3 +57,26 @@ def test_a_deadline_counts_from_the_command(monkeypatch: pytest.MonkeyPatch) -> 
     assert (time_left(None), time_left(60.0)) == (None, 60.0)
     monkeypatch.setenv(SPENT_VARIABLE, "45.5")
     assert (time_left(None), time_left(60.0)) == (None, 14.5)
+
+
+@pytest.mark.parametrize(("name", "is_left"), [("SIGTERM", True), ("SIGINT", False)])
+def test_only_an_agent_knows_whether_sigterm_ends_the_training(
+    name: str,
+    is_left: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It sends one where another rank is lost, and goes on."""
+
+    def run(_: object) -> int:
+        raise StopSignal(signal.Signals[name])
+
+    monkeypatch.setattr(train, "run", run)
+    monkeypatch.setenv(AGENT_VARIABLE, f"{os.getppid()} {tmp_path}")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(main_module, "take_usr1_as_sigterm", do_nothing)
+    assert main_module.main(["train"]) == exit_code_of_signal(name)
+    folder = AgentFolder(tmp_path)
+    assert folder.last_lines == (["temper: interrupted"] if is_left else [])
+    assert ("interrupted" in capsys.readouterr().err) is not is_left
