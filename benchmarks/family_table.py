@@ -51,7 +51,7 @@ MISSING = [
         "torchao rounds linear layers, and GPT-2's are of another class; refused",
         ("gpt2",),
         ("int4",),
-        refused="lie in Conv1D, which stays as it is",
+        refused="are Conv1D, which stay as they are",
     ),
     Missing(
         "torchao rounds linear layers, and most weights are experts; refused",

@@ -227,5 +227,9 @@ def print_storm(
     print_figures(label, {**asdict(outcome), "seconds": seconds})
 
 
-if __name__ == "__main__":
+def main() -> None:
     print_storm("G1 runs", str(__doc__), MUTANTS, storm)
+
+
+if __name__ == "__main__":
+    main()

@@ -20,7 +20,8 @@ def suggested(run: Path, before: float | None, after: float | None, **more: Any)
 
 def test_a_run_that_has_overfitted_names_the_better_step(tmp_path: Path) -> None:
     """Planted: what is learnt is so much that other rows are not."""
-    more: dict[str, Any] = {"validation_frequency": 2, "learning_rate": 0.5, "num_epochs": 8}
+    more: dict[str, Any] = {"validation_frequency": 2, "learning_rate": 0.2, "num_epochs": 8}
+    more["mixed_precision"] = False  # the same losses on every machine
     config = small_config(tmp_path, **more)
     run, lines = deploy(config)
     [line] = [line for line in lines if "was best at step" in line]

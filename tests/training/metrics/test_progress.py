@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import TextIO
 
 import pytest
+from huggingface_hub.utils import are_progress_bars_disabled
 from tqdm import tqdm
 from transformers.utils.logging import is_progress_bar_enabled
 
 from infrastructure.core.console import show
 from infrastructure.training.metrics.progress import Progress, RecentRate, display_kind
-from infrastructure.training.models.progress_bars import progress_bars_in_a_terminal
+from infrastructure.training.models.progress_bars import download_bars_in_a_terminal
 
 COLUMNS = 100
 
@@ -90,8 +91,9 @@ def test_a_terminal_without_a_size_gets_lines(
 ) -> None:
     fcntl.ioctl(terminal.stream, termios.TIOCSWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
     monkeypatch.setattr(sys, "stderr", terminal.stream)
-    with progress_bars_in_a_terminal():
+    with download_bars_in_a_terminal():
         assert not is_progress_bar_enabled()
+        assert are_progress_bars_disabled()
     progress = Progress(20, stream=terminal.stream)
     for step in range(1, 21):
         progress.update(step, loss=1.0)
