@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import math
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -56,6 +58,19 @@ def test_every_saved_value_comes_back() -> None:
         through_json(take_snapshot(training.state, training.step)), again.state, again.step
     )
     assert values_of(again.state) == expected
+
+
+def test_random_numbers_go_on_where_they_were() -> None:
+    training = Training()
+    snapshot = take_snapshot(training.state, training.step)
+    snapshot = Snapshot(
+        {name: {k: t.clone() for k, t in part.items()} for name, part in snapshot.tensors.items()},
+        snapshot.values,
+    )
+    expected = torch.rand(3), random.random(), np.random.random_sample()
+    restore_snapshot(snapshot, training.state, training.step)
+    assert torch.equal(torch.rand(3), expected[0])
+    assert (random.random(), np.random.random_sample()) == expected[1:]
 
 
 def test_what_is_no_number_comes_back_as_such() -> None:

@@ -133,6 +133,14 @@ def test_a_loss_scaler_begins_the_step_anew_that_was_broken_off(tmp_path: Path, 
     assert [entry["kind"] for entry in training.state.recoveries] == ["out_of_memory"]
 
 
+def test_gradients_are_clipped_as_they_are_not_as_a_loss_scaler_has_made_them() -> None:
+    """A power of two changes no bit of them."""
+    settings: dict[str, Any] = {"max_steps": 3, "max_grad_norm": 1.0, "optimizer": "sgd"}
+    plain = Training(**settings).run()
+    scaled = Training(scaler=torch.amp.GradScaler("cpu", init_scale=1024.0), **settings).run()
+    assert torch.equal(scaled.weights, plain.weights)
+
+
 def test_no_gradient_is_held_while_a_checkpoint_is_gone_back_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
