@@ -54,6 +54,15 @@ def test_what_is_forgotten_is_read_from_the_disk(cached_file: Path) -> None:
     assert cached_bytes(cached_file) == 0
 
 
+def test_all_of_a_file_is_to_be_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody tells what lies in memory, what the system is asked for counts."""
+    advice: list[tuple[int, ...]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, *words: advice.append(words))
+    (tmp_path / "file").write_bytes(PAGES)
+    FileOperations().forget_cached(tmp_path / "file")
+    assert advice == [(0, 0, os.POSIX_FADV_DONTNEED)]  # a length of 0 is up to its end
+
+
 def test_where_nothing_can_be_forgotten_nothing_happens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
