@@ -371,8 +371,8 @@ class EnhancedTrainer:
         return self.num_processes > 1 and wanted != "no" and not (why_not and wanted == "auto")
 
     def _is_too_large(self) -> bool:
-        """Whether this process lacks the memory for all weights and its part of them, so that it
-        reads its part alone."""
+        """Whether this process lacks the memory for all weights and, beside them, its part of the
+        training, so that it reads its part alone: C's heap keeps much of what is given back."""
         if self.ranks is None or not self._may_spread():
             return False
         weights = self.adapter.weight_bytes()
@@ -380,7 +380,9 @@ class EnhancedTrainer:
             return False
         size = self.num_processes
         there = self.memory_budget.limit_bytes(self.device, size)
-        return PeakMemory(self.device).now() + weights + weights // size > there
+        # a gradient and two numbers of AdamW for each weight that trains
+        part = weights * (1 if self.model_config.lora_config else 4) // size
+        return PeakMemory(self.device).now() + weights + part > there
 
     def _choose_sharding(self) -> str:
         """Decide whether the model is spread over the ranks, once; why, in a sentence."""

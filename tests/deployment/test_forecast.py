@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from infrastructure.backup.format.store import Store
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.forecast import Forecast, RunForecast, costs_of
@@ -194,6 +195,25 @@ def test_auto_spreads_a_model_where_a_process_lacks_the_memory_and_names_it(
     lines: list[str] = []
     assert checked_before(config, trainer, lines.append) == []
     assert lines[0].startswith("note: model and optimizer are not checked before this training")
+
+
+@pytest.mark.parametrize("there_bytes", [1 << 40, 1 << 20])
+def test_a_model_that_no_process_can_hold_stays_on_the_disk(
+    there_bytes: int, tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MemoryBudget, "limit_bytes", lambda *_: there_bytes)
+    settings = {**small_settings(tmp_path), "model": {"name": str(saved_llama)}}
+    trainer = TrainerFactory().for_run(DeploymentConfig(**settings, num_processes=2))
+    trainer.initialize_data()
+    is_small = there_bytes == 1 << 20
+    assert trainer.adapter.on_disk == is_small
+    assert ("none of them ever has all weights" in trainer.sharding_sentence) == is_small
+    assert trainer.sharding == (Sharding.SHARD if is_small else None)
+    if is_small:
+        with pytest.raises(ConfigurationError, match="no process has the memory for all of this"):
+            trainer.evaluate()
+    else:
+        assert trainer.evaluate()["eval_loss"] > 0
 
 
 def test_the_time_that_steps_do_not_take_is_explained() -> None:
