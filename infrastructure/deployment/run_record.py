@@ -19,6 +19,7 @@ from infrastructure.training.data.defaults import num_positions
 from infrastructure.training.data.encoding.token_preview import token_preview_html
 from infrastructure.training.data.readers.sources import data_files_hash
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.models.lora import count_parameters
 from infrastructure.training.models.token_functions import CROSS_ENTROPY
 from infrastructure.training.resume.fingerprint import installed_versions
 from infrastructure.training.setup.resource_limits import memory_facts
@@ -107,8 +108,7 @@ def describe_model(trainer: EnhancedTrainer) -> str:
     """One line on the model that is about to train."""
     model: torch.nn.Module = trainer.initialize_model()
     described = trainer.adapter.describe()
-    total = sum(p.numel() for p in model.parameters())
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    total, trained = count_parameters(model)
     share = "" if trained == total else f", {trained / 1e6:.2f} M of them trained"
     count = trainer.num_processes
     processes = f", {count} processes" if count > 1 else ""

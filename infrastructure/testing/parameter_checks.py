@@ -14,7 +14,7 @@ from infrastructure.testing.subject import (
     undone,
 )
 from infrastructure.training.forward.one_step import one_step
-from infrastructure.training.models.lora import adapted_paths, target_paths
+from infrastructure.training.models.lora import adapted_paths, count_parameters, target_paths
 from infrastructure.training.models.model_inputs import inner_model, relative_difference
 from infrastructure.training.models.packing_check import leak_tolerance
 from infrastructure.training.strategies.trial import first_step, is_own
@@ -41,8 +41,8 @@ def check_trainable(subject: Subject) -> CheckResult:
     """What may train is what the configuration asks for: LoRA and nothing of its base, or all."""
     named = dict(subject.model.named_parameters())
     trained = {name for name, parameter in named.items() if parameter.requires_grad}
-    total = sum(parameter.numel() for parameter in named.values())
-    share = sum(named[name].numel() for name in trained) / max(1, total)
+    counts = count_parameters(subject.model)
+    share = counts.trainable / max(1, counts.total)
     numbers = {"trained_share": share, "num_trained": float(len(trained))}
     wrong = _wrong_in_lora(subject, trained) if has_lora(subject.model) else ""
     if not trained:

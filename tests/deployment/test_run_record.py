@@ -1,6 +1,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -95,6 +96,15 @@ def test_the_model_in_one_line(trainer: EnhancedTrainer, saved_llama: Path) -> N
     line = describe_model(trainer)
     assert line.startswith(f"Model: {saved_llama.name}, 0.")
     assert line.endswith(f"M parameters, {trainer.precision.name} on cpu")
+
+
+def test_weights_of_four_bits_are_all_counted(
+    trainer: EnhancedTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = next(trainer.initialize_model().parameters())
+    shape = SimpleNamespace(shape=torch.Size((3000, 1000)))
+    monkeypatch.setattr(packed, "quant_state", shape, raising=False)
+    assert ", 3." in describe_model(trainer)
 
 
 def test_more_gpus_than_the_run_uses_are_reported(

@@ -6,6 +6,7 @@ measured with a large matrix product in the training's number format, so it hold
 it is a little less than what its maker prints.
 """
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -49,10 +50,17 @@ def arithmetic_of(model: torch.nn.Module) -> FlopsEstimate:
     weights = {id(p): (p, _share_used(name, p, config)) for name, p in model.named_parameters()}
     if (table := _lookup_table(model)) is not None:
         weights.pop(id(table), None)
-    numbers = sum(share * weight.numel() for weight, share in weights.values())
-    trained = sum(share * w.numel() for w, share in weights.values() if w.requires_grad)
+    numbers = sum(share * num_weights(weight) for weight, share in weights.values())
+    trained = sum(share * num_weights(w) for w, share in weights.values() if w.requires_grad)
     layers, width = (_size(config, n) for n in ("num_hidden_layers", "hidden_size"))
     return FlopsEstimate(4.0 * numbers + 2.0 * trained, 12.0 * layers * width)
+
+
+def num_weights(tensor: torch.Tensor) -> int:
+    """How many weights a parameter holds: bitsandbytes packs two 4-bit weights in a byte and keeps
+    the true shape beside it."""
+    quant_state = getattr(tensor, "quant_state", None)
+    return math.prod(quant_state.shape) if quant_state is not None else tensor.numel()
 
 
 def _share_used(name: str, weight: torch.Tensor, config: "PreTrainedConfig | None") -> float:

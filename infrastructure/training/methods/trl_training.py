@@ -38,7 +38,11 @@ from infrastructure.training.models.fitting import (
     choose_dtype,
     describe,
 )
-from infrastructure.training.models.lora import expert_parameters, peft_arguments
+from infrastructure.training.models.lora import (
+    count_parameters,
+    expert_parameters,
+    peft_arguments,
+)
 from infrastructure.training.models.model_manager import check_saved, weights_begun_with
 from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.models.quantization import note_on_experts, quantization_config
@@ -263,11 +267,10 @@ class TrlTraining:
 
     def described(self, trainer: Any) -> str:
         """One line on what is about to train."""
-        counts = [p.numel() for p in trainer.model.parameters()]
-        trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+        total, trained = count_parameters(trainer.model)
         args, title = trainer.args, self.installed.method.title
         return (
-            f"{title} of TRL {version('trl')}: {sum(counts) / 1e6:.2f} M parameters,"
+            f"{title} of TRL {version('trl')}: {total / 1e6:.2f} M parameters,"
             f" {trained / 1e6:.2f} M of them trained, learning rate {args.learning_rate:g},"
             f" {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'fp32'} on {self.device}"
         )

@@ -9,7 +9,6 @@ out, in); PEFT puts matrices of rank r beside each expert's part. Routers stay a
 in full.
 """
 
-import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ import torch
 
 from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core.optional import require
+from infrastructure.training.core.flops import num_weights
 from infrastructure.training.models.model_inputs import language_model
 
 HEAD_LAYER = 1_000_000
@@ -293,14 +293,8 @@ def _has_transposed_weights(model: torch.nn.Module) -> bool:
 
 def count_parameters(model: torch.nn.Module) -> ParameterCounts:
     """How many weights there are and how many train."""
-    sizes = [(_num_weights(p), p.requires_grad) for p in model.parameters()]
+    sizes = [(num_weights(p), p.requires_grad) for p in model.parameters()]
     return ParameterCounts(sum(n for n, _ in sizes), sum(n for n, trains in sizes if trains))
-
-
-def _num_weights(parameter: torch.nn.Parameter) -> int:
-    """bitsandbytes packs two 4-bit weights in a byte and keeps the true shape beside it."""
-    quant_state = getattr(parameter, "quant_state", None)
-    return math.prod(quant_state.shape) if quant_state is not None else parameter.numel()
 
 
 def layer_of(name: str) -> int:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.training.core.flops import arithmetic_of
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.training.models.quantization import layers_not_in_blocks, quantized_layers
 from infrastructure.training.models.saving import save_model
@@ -74,11 +75,13 @@ def test_evaluation_in_between_changes_nothing(
 
 
 def test_a_four_bit_weight_counts_as_one(llama_folder: Path) -> None:
-    quantized = load(llama_folder, "4bit").description
+    quantized = load(llama_folder, "4bit")
     config = ModelConfig(name=str(llama_folder), lora_config=LoraConfig(r=8, alpha=16))
-    plain = ModelManager(config, device=CPU, seed=0).load().description
-    assert quantized["num_parameters"] == plain["num_parameters"]
-    assert quantized["num_trainable"] == plain["num_trainable"]
+    loaded = ModelManager(config, device=CPU, seed=0).load()
+    plain = loaded.description
+    assert quantized.description["num_parameters"] == plain["num_parameters"]
+    assert quantized.description["num_trainable"] == plain["num_trainable"]
+    assert arithmetic_of(quantized.model) == arithmetic_of(loaded.model)
 
 
 def test_a_saved_qlora_gives_the_same_logits(
