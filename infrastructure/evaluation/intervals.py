@@ -43,7 +43,10 @@ def wilson(num_right: int, num_rows: int) -> Interval:
     share, square = num_right / num_rows, Z * Z / num_rows
     middle = (share + square / 2) / (1 + square)
     half = Z / (1 + square) * math.sqrt(share * (1 - share) / num_rows + square / 4 / num_rows)
-    return Interval(share, max(0.0, middle - half), min(1.0, middle + half))
+    # Nothing right begins at 0, and all right ends at 1, exactly: rounding would leave 1e-18.
+    low = 0.0 if num_right == 0 else max(0.0, middle - half)
+    high = 1.0 if num_right == num_rows else min(1.0, middle + half)
+    return Interval(share, low, high)
 
 
 def bootstrap(sums: Floats, counts: Floats) -> Interval:

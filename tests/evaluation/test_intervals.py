@@ -18,6 +18,12 @@ def test_a_share_has_wilsons_interval(right: int, rows: int) -> None:
     assert interval.value == right / rows
 
 
+def test_a_share_of_none_or_all_ends_there_exactly() -> None:
+    for rows in range(1, 400):
+        assert wilson(0, rows).low == 0.0
+        assert wilson(rows, rows).high == 1.0
+
+
 def test_a_mean_over_tokens_is_drawn_by_rows() -> None:
     random = np.random.default_rng(1)
     counts = random.integers(1, 20, 200).astype(float)
