@@ -15,7 +15,7 @@ from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import key_of_keyword
 from infrastructure.config.sources.languages import in_keywords
 from infrastructure.config.sources.load import load_config
-from infrastructure.core.console import ShowLine, show, waiting_beside
+from infrastructure.core.console import ShowLine, show, show_beside, waiting_beside
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.given_paths import check_given, check_model
@@ -199,7 +199,9 @@ def evaluate(
         config = load_config(keywords=named | _by_key(settings))
         take_effect(config)
         evaluation, _ = evaluate_configured(config, request)
-        return evaluation
+    for note in evaluation.notes:
+        show_beside(in_keywords(note))
+    return evaluation
 
 
 def evaluate_tasks(

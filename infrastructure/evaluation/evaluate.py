@@ -29,7 +29,7 @@ from infrastructure.evaluation.evaluation_tables import (
     short_names,
     task_table,
 )
-from infrastructure.evaluation.held_out import HeldOut
+from infrastructure.evaluation.held_out import MAX_ANSWER_TOKENS, HeldOut
 from infrastructure.evaluation.request import Request, unused_because
 from infrastructure.evaluation.rows import (
     ALL,
@@ -59,6 +59,7 @@ class Evaluation(HeldOut):
     Attributes:
         scores: by task ("all" for all rows) and measure: value, low, high (95 %), rows.
         against: of a second model: model, scores, and `differences` by task.
+        notes: what a person should know of how it was measured.
         page, file, answers: what was written; the page shows it, `answers` has every row.
     """
 
@@ -67,6 +68,7 @@ class Evaluation(HeldOut):
     page: str = ""
     file: str = ""
     answers: str = ""
+    notes: list[str] = field(default_factory=list)
 
 
 def evaluate_model(config: DeploymentConfig) -> list[str]:
@@ -101,10 +103,11 @@ def measure_model(
         answered = {answer.question.place for answer in first.answers}
         models.append(_measure(other, request, notes, places=answered))
     compared = compare(*models) if len(models) == 2 else {}
-    notes += _notes_of(models)
+    notes += _notes_of(models, config.training.validation_prompts)
     evaluation = _evaluation(models, compared)
     # Its notes name flags of the command, too: so they name all settings.
     html = evaluation_page(str(config.data.path), models, compared, [*map(in_flags, notes)])
+    evaluation.notes = notes
     _write(config, evaluation, models, html)
     return evaluation, _lines(config, notes, evaluation, models, compared)
 
@@ -134,13 +137,19 @@ def _measure(
     return measure_rows(trainer, config.model.name, request.measures, questions)
 
 
-def _notes_of(models: Sequence[ModelRows]) -> list[str]:
+def _notes_of(models: Sequence[ModelRows], num_prompts: int | None = None) -> list[str]:
     """What a person should know of how this was measured."""
     first = models[0]
     num_answers, notes = len(first.answers), []
     if num_answers < first.num_questions:
+        usual = min(num_prompts or 0, first.num_questions)
+        why = (
+            f", as many as have expected answers of {MAX_ANSWER_TOKENS:,} tokens in all"
+            if num_answers < usual
+            else ""
+        )
         notes.append(
-            f"{num_answers:,} of {first.num_questions:,} prompts were answered:"
+            f"{num_answers:,} of {first.num_questions:,} prompts were answered{why}:"
             f" training.validation_prompts {first.num_questions} answers all of them"
         )
     notes += [
@@ -222,7 +231,8 @@ def _lines(
             tables.append(render_table(by_names, of_tasks))
     if compared:
         one, other = short_names([each.model for each in models])
-        tables.append(render_table(*difference_table(compared, (one, other))))
+        table = render_table(*difference_table(compared, ("first", "second")))
+        tables.append(f"First: {one}; second: {other}\n{table}")
     measured_on = f"Measured on {config.data.path}"
     answered = f"({evaluation.num_questions} prompts answered)"
     written = [f"What was written is in {evaluation.page}"] if evaluation.page else []

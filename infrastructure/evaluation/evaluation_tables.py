@@ -33,6 +33,7 @@ LABELS = {
     "rougeL": "ROUGE-L",
 }
 BEGAN_AT = re.compile(r"^\d{8}-\d{6}-(?=.)")
+POINTS = " points"  # of percent
 PLAIN = (LOSS, PERPLEXITY)  # the others are shares
 
 
@@ -90,7 +91,7 @@ def _cell(name: str, of: Measured | None, with_interval: bool) -> str:
 
 def difference_table(compared: Mapping[str, Sequence[Difference]], names: tuple[str, str]) -> Table:
     """The second model minus the first, task by task."""
-    headings = ["measure", "rows", *names, "difference", "95 % interval", ""]
+    headings = ["measure", "rows", *names, "difference", "95 % interval", "verdict"]
     rows = []
     for task, differences in compared.items():
         for of in differences:
@@ -102,8 +103,8 @@ def difference_table(compared: Mapping[str, Sequence[Difference]], names: tuple[
                     f"{of.num_rows:,}",
                     shown(of.measure, of.first),
                     shown(of.measure, of.second),
-                    _signed(of.measure, change.value),
-                    f"{_signed(of.measure, change.low)} to {_signed(of.measure, change.high)}",
+                    _signed(of.measure, change.value).removesuffix(POINTS),
+                    _signed_range(of.measure, change),
                     of.verdict if of.chance is None else f"{of.verdict} (p = {of.chance:.2g})",
                 ]
             )
@@ -124,7 +125,13 @@ def shown_range(measure: str, interval: Interval) -> str:
     return f"{shown(measure, interval.low)} to {shown(measure, interval.high)}"
 
 
+def _signed_range(measure: str, change: Interval) -> str:
+    """Both ends; their unit once."""
+    low, high = (_signed(measure, end) for end in (change.low, change.high))
+    return f"{low.removesuffix(POINTS)} to {high}"
+
+
 def _signed(measure: str, value: float) -> str:
     if math.isnan(value):
         return "–"
-    return f"{value:+.4g}" if measure in PLAIN else f"{100 * value:+.1f} points"
+    return f"{value:+.4g}" if measure in PLAIN else f"{100 * value:+.1f}{POINTS}"

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
+import numpy as np
+
 from infrastructure.config.measures import EXACT_MATCH
 from infrastructure.core.callbacks import do_nothing
-from infrastructure.core.integers import ceil_div
 from infrastructure.evaluation.generation import (
     Answer,
     exact_match_by_task,
@@ -147,6 +148,11 @@ def can_answer(trainer: EnhancedTrainer) -> bool:
 
 def affordable(questions: list[GenerationPrompt]) -> list[GenerationPrompt]:
     """Evenly many of the questions, so that their answers stay within `MAX_ANSWER_TOKENS`."""
-    total = sum(question.expected_length for question in questions)
-    stride = max(1, ceil_div(total, MAX_ANSWER_TOKENS))
-    return questions[::stride]
+    num_kept = len(questions)
+    while num_kept > 1:
+        spread = [round(n) for n in np.linspace(0, len(questions) - 1, num_kept)]
+        total = sum(questions[n].expected_length for n in spread)
+        if total <= MAX_ANSWER_TOKENS:
+            return [questions[n] for n in spread]
+        num_kept = max(1, min(num_kept - 1, num_kept * MAX_ANSWER_TOKENS // total))
+    return questions[:num_kept]

@@ -29,7 +29,9 @@ def test_it_trains_and_the_same_call_trains_nothing_more(settings: dict[str, Any
     assert len(losses(run)) == 4
 
 
-def test_a_run_goes_on_and_is_measured(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_run_goes_on_and_is_measured(
+    settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = Path(temper.train(**settings)["paths"]["run"])
     with pytest.raises(ValueError, match="max_steps"):
         temper.resume(run.name, max_step=6)
@@ -45,6 +47,8 @@ def test_a_run_goes_on_and_is_measured(settings: dict[str, Any], tmp_path: Path)
     measured = temper.evaluate(run, rows, **{"training.validation_prompts": 2})
     assert measured.metrics["eval_loss"] > 0
     assert measured.num_questions == 2
+    shown = capsys.readouterr().err
+    assert "2 of 8 prompts were answered: validation_prompts 8 answers all of them" in shown
     [written] = (tmp_path / "runs/evaluations").glob("*.json")
     assert json.loads(written.read_text())["metrics"] == measured.metrics
 

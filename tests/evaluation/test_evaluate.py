@@ -137,7 +137,9 @@ def test_a_saved_model_is_measured_by_task(saved_llama: Path, rows: Path, tmp_pa
     assert numbers["num_questions"] == 4
     assert numbers["example"]["prompt"] == "Reverse 10"
     assert lines[-1] == f"The numbers are in {evaluation.file}"
-    assert any(line.startswith("4 of 9 prompts were answered") for line in lines)
+    assert any(line.startswith("4 of 9 prompts were answered:") for line in lines)
+    assert [*evaluation.notes] == lines[: len(evaluation.notes)]
+    assert any(note.startswith("4 of 9 prompts") for note in evaluation.notes)
     table = "\n".join(lines)
     assert "\neval_token_accuracy " in table  # a metric that was chosen stands under what always is
     assert "eval_loss" not in table  # which is "loss per token"
@@ -198,7 +200,10 @@ def test_two_models_are_compared_on_the_same_rows(
     assert loss["difference"]["value"] == pytest.approx(loss["second"] - loss["first"])
     assert differences["final_answer"]["num_rows"] == 9
     assert differences["exact_match"]["chance"] == 1.0
-    assert any("first is better" in line for line in lines)
+    [table] = [part for part in "\n\n".join(lines).split("\n\n") if "first is better" in part]
+    assert table.startswith(f"First: {saved_llama.name}; second: {worse.name}\nmeasure ")
+    of_all = [line for line in table.splitlines()[1:] if line[0] not in " ─"]
+    assert max(len(line) for line in of_all) <= 105
     assert (
         lines.count("note: data.train_on = last, as in the run") == 1
     )  # both have it of their run

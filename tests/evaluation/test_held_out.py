@@ -75,5 +75,9 @@ def questions(count: int, length: int) -> list[GenerationPrompt]:
 def test_long_answers_are_fewer() -> None:
     assert len(affordable(questions(300, 5))) == 300
     few = affordable(questions(300, 200))
+    assert len(few) == MAX_ANSWER_TOKENS // 200
+    assert (few[0].prompt, few[-1].prompt) == ("0", "299")  # from everywhere
+    assert len(affordable(questions(200, 41))) == 195  # and not every second one
+    assert len(affordable(questions(3, 9000))) == 1
     assert sum(question.expected_length for question in few) <= MAX_ANSWER_TOKENS
     assert len(few) > 30
