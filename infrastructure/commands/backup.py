@@ -37,7 +37,8 @@ from infrastructure.core.kept_traceback import COPIER_TRACEBACK_FILE
 from infrastructure.core.redact import redact, redact_urls
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_number
 from infrastructure.monitoring.drawing.tables import render_table
-from infrastructure.monitoring.records.run_owner import read_trainer
+from infrastructure.monitoring.records.run_list import FINAL
+from infrastructure.monitoring.records.run_owner import read_trainer, was_stopped
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import RunDirectory, RunStatus, find_run
 from infrastructure.run.restore import answer_of, named_run, restore_run
@@ -196,10 +197,14 @@ def restore(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
         name or None, backup, Path(config.output_dir), int(step) if step else None
     )
     number = step_of(checkpoint)
-    command = f"temper train-resume {run.path}"
-    facts = {"run": run.run_id, "path": str(run.path), "step": number, "go_on": command}
-    line = f"Run {run.run_id} is here, verified, at step {number}; go on with: {command}"
-    show(options.json, facts, line)
+    path = run.path.resolve()
+    command = f"temper train-resume {shlex.quote(str(path))}"
+    is_finished = run.is_finished()
+    facts = {"run": run.run_id, "path": str(path), "step": number}
+    facts["go_on"] = None if is_finished else command
+    line = f"Run {run.run_id} is here, verified, at step {number}"
+    end = f", and finished: its model is {path / FINAL}"
+    show(options.json, facts, line + (end if is_finished else f"; go on with: {command}"))
     return ExitCode.DONE
 
 
@@ -257,7 +262,10 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     training = training_words(run, None if newest is None else backup.store.read(newest).step)
     lines = [loss.text, *([training] if training else [])]
     facts["training"] = training
-    if loss.seconds == 0.0 or (training is not None and state.confirmed_name == newest):
+    missing = _not_there(open_place(backup.options.place))
+    if missing is not None:
+        lines.append(f"Caution: {missing}")
+    elif loss.seconds == 0.0 or (training is not None and state.confirmed_name == newest):
         place = open_place(backup.options.place)
         caution = place.caution(run.path) if isinstance(place, FolderPlace) else None
         safe = "If this machine died now, nothing that was saved would be lost"
@@ -269,8 +277,16 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
         lines.append(f"If this machine died now, {since} would have to be trained again")
     elif loss.seconds is not None:
         lines.append(f"If this machine died now, {age_words(loss.seconds)} of work would be lost")
-    show(options.json, {**facts, "text": loss.text}, *lines)
-    return ExitCode.DONE
+    show(options.json, {**facts, "text": loss.text, "missing": missing}, *lines)
+    is_asked_for = "backup.place" in _given(config)
+    return ExitCode.WRONG_INPUT if missing is not None and is_asked_for else ExitCode.DONE
+
+
+def _not_there(place: Place) -> str | None:
+    """That a folder is not there, in a sentence; None: it is, or only its answer would show it."""
+    if not isinstance(place, FolderPlace) or place.root.is_dir():
+        return None
+    return f"there is no folder {place.url}: no copy is there now; is the path right, and mounted?"
 
 
 def training_words(run: RunDirectory, newest_step: int | None) -> str | None:
@@ -285,7 +301,9 @@ def training_words(run: RunDirectory, newest_step: int | None) -> str | None:
     command = f"the same command, or temper train-resume {shlex.quote(run.run_id)}"
     go_on = "its own script" if run.is_of_a_trainer() else command
     at = "" if newest_step is None else f" from step {newest_step}"
-    return f"The training {how.get(run.status(), 'was killed')} before its end: {go_on} goes on{at}"
+    by_person = was_stopped(run.path, trainer)
+    ended = how.get(run.status(), "was stopped" if by_person else "was killed")
+    return f"The training {ended} before its end: {go_on} goes on{at}"
 
 
 Action = Callable[[argparse.Namespace, DeploymentConfig], ExitCode]

@@ -239,6 +239,7 @@ def stop(
         return False
     saved = SavedSteps(run_path).newest()
     if saved is None:
+        announce_stop(run_path, trainer.pid)  # taken, and nothing else says how it ended
         report(f"Stopped: {trainer} had no checkpoint of run {run_path.name} yet")
     else:
         report(f"Stopped: run {run_path.name} is saved at step {saved.step} in {run_path}")

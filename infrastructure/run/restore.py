@@ -135,7 +135,8 @@ def named_run(place: Place, run_id: str | None) -> str:
     """
     known = answer_of(place, lambda: runs_at(place))
     if not known:
-        raise ValueError(f"there is no run at {place.url}")
+        named = "" if run_id is None else f", so none that is called {run_id!r}"
+        raise ValueError(f"there is no run at {place.url}{named}")
     if run_id is None:
         return known[-1]
     if run_id not in known:

@@ -18,6 +18,7 @@ from infrastructure.commands.main import main
 from infrastructure.commands.train_resume import resume
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.monitoring.records.run_owner import announce_stop, read_trainer
 from tests.deployment.runs import deploy, end_copiers, newest_step, runs_of, small_config
 
 pytestmark = pytest.mark.usefixtures("restore_logging")
@@ -102,6 +103,7 @@ def test_the_status_shows_what_is_safe(run: Path, place: Path, temper: Temper) -
         ),
         ("running", True, ("was killed before its end: the same command, or temper train-resume",)),
         ("running", False, ("was killed", "all steps would have to be trained again")),
+        ("announced", True, ("was stopped before its end", "goes on from step 3")),
         ("stopped", True, ("was stopped before its end", "goes on from step 3")),
         ("failed", True, ("ended with an error before its end",)),
     ],
@@ -115,6 +117,11 @@ def test_the_status_knows_a_killed_training_from_a_finished_one(
 ) -> None:
     """`running` is what stands there until the end, or for ever after kill -9."""
     record = read_record(run / "summary.json")
+    if summary == "announced":  # stopped before it could write an end
+        summary = "running"
+        trainer = read_trainer(run)
+        assert trainer is not None
+        announce_stop(run, trainer.pid)
     write_record(run / "summary.json", {**record, "status": summary})
     if not confirmed:
         (run / "checkpoints" / STATUS_FILE).unlink()
@@ -133,6 +140,16 @@ def test_another_disk_keeps_what_was_saved(
     write_record(run / "summary.json", {**record, "status": "finished"})
     assert main(["backup", "status", run.name]) == ExitCode.DONE
     assert "nothing that was saved would be lost" in capsys.readouterr().out
+
+
+def test_the_status_says_that_a_place_is_not_there(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = str(tmp_path / "nowhere")
+    assert main(["backup", "status", run.name, "--place", nowhere]) == ExitCode.WRONG_INPUT
+    out = capsys.readouterr().out
+    assert f"Caution: there is no folder {nowhere}" in out
+    assert "both die with it" not in out
 
 
 def test_a_place_without_a_folder_is_named_as_such(
@@ -228,7 +245,7 @@ def test_a_whole_run_comes_back_and_goes_on(run: Path, place: Path, temper: Temp
     shutil.rmtree(run)
     code, output = temper("restore", run.name, "--place", str(place))
     assert (code, output["path"], output["step"]) == (ExitCode.DONE, str(run), 3)
-    assert output["go_on"] == f"temper train-resume {run}"
+    assert output["go_on"] is None  # it came back finished
     assert (run / "run.json").read_bytes() == before
     assert (run / "tokenizer/tokenizer.json").is_file()
     assert newest_step(run) == 3
@@ -242,6 +259,17 @@ def test_the_newest_run_is_restored_where_none_is_named(
     code, output = temper("restore", "--place", str(place), "--output", "elsewhere")
     assert (code, output["run"]) == (ExitCode.DONE, run.name)
     assert Path(output["path"]).parent.name == "elsewhere"
+
+
+def test_a_finished_run_that_is_restored_has_nothing_to_go_on_with(
+    run: Path, place: Path, temper: Temper, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = read_record(run / "summary.json")
+    write_record(run / "summary.json", {**record, "status": "finished"})
+    (run / "final").mkdir(exist_ok=True)
+    assert temper("restore", run.name, "--place", str(place))[1]["go_on"] is None
+    assert main(["backup", "restore", run.name, "--place", str(place)]) == ExitCode.DONE
+    assert f"finished: its model is {run.resolve() / 'final'}" in capsys.readouterr().out
 
 
 def test_a_restored_run_does_not_lose_what_is_newer_here(

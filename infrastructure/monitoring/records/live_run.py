@@ -17,7 +17,7 @@ from infrastructure.monitoring.drawing.downsampling import BoundedPoints
 from infrastructure.monitoring.drawing.metrics_file import Record
 from infrastructure.monitoring.records.jsonl_tail import GrowingFile, GrowingLog
 from infrastructure.monitoring.records.machine_history import MachineHistory
-from infrastructure.monitoring.records.run_owner import TrainerProcess, read_trainer
+from infrastructure.monitoring.records.run_owner import TrainerProcess, read_trainer, was_stopped
 from infrastructure.monitoring.records.run_reader import (
     ERRORS_FILE,
     FINISHED,
@@ -292,7 +292,7 @@ def state_of(facts: RunFacts, trainer: TrainerProcess | None) -> str:
     if facts.status != "running":
         return facts.status
     if trainer is not None and trainer.is_alive is False:
-        return "interrupted"
+        return "stopped" if was_stopped(facts.directory, trainer) else "interrupted"
     return "running" if facts.summary else "starting"
 
 

@@ -48,6 +48,16 @@ def announce_stop(run_path: Path, pid: int) -> None:
         (run_path / STOP_FILE).write_text(_line(pid))
 
 
+def was_stopped(run_path: Path, trainer: TrainerProcess) -> bool:
+    """Whether a person has stopped the process that trained a run last: its announcement lies there
+    where the process ended before it could take it, or before there was a checkpoint."""
+    try:
+        text = (run_path / STOP_FILE).read_text()
+    except (OSError, ValueError):
+        return False
+    return trainer.is_alive is False and text == f"{trainer}\n"
+
+
 def take_announced_stop(run_path: Path) -> bool:
     """Whether `announce_stop` has announced a signal to this process; forgets it."""
     path = run_path / STOP_FILE

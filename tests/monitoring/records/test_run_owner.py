@@ -10,8 +10,10 @@ import pytest
 
 from infrastructure.monitoring.records.run_owner import (
     HOLDER_FILE,
+    announce_stop,
     leave_trainer,
     read_trainer,
+    was_stopped,
     write_trainer,
 )
 
@@ -23,6 +25,22 @@ write_trainer(Path(sys.argv[1]))
 print("written", flush=True)
 time.sleep(600)
 """
+
+
+def test_who_was_stopped_is_not_one_that_was_killed(tmp_path: Path) -> None:
+    write_trainer(tmp_path)
+    leave_trainer(tmp_path)
+    trainer = read_trainer(tmp_path)
+    assert trainer is not None
+    assert not was_stopped(tmp_path, trainer)
+    announce_stop(tmp_path, os.getpid() + 1)  # an earlier one
+    assert not was_stopped(tmp_path, trainer)
+    announce_stop(tmp_path, os.getpid())
+    assert was_stopped(tmp_path, trainer)
+    write_trainer(tmp_path)  # goes on
+    alive = read_trainer(tmp_path)
+    assert alive is not None
+    assert not was_stopped(tmp_path, alive)
 
 
 def test_a_training_process_is_alive_until_it_is_killed(tmp_path: Path) -> None:
