@@ -1,18 +1,29 @@
 """Arguments that several commands take."""
 
 import argparse
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import add_config_flags
-from infrastructure.monitoring.records.run_list import RUN_FILE, finished_model, run_named
+from infrastructure.core.lookup import unknown_name
+from infrastructure.monitoring.records.run_list import (
+    MAX_NAMED,
+    RUN_FILE,
+    finished_model,
+    run_named,
+    runs_in,
+)
 
 DATA_HELP = "file, folder or hub data set (default: samples)"
 RUN_HELP = (
     "a run, RUN@step, RUN@best, or the path of a run or of a checkpoint (default: the newest run)"
 )
 A_RUN_HELP = "a run (default: the newest)"
+NOT_HERE = "no folder of that name here"  # how a refusal of a model begins
 
 
 def add_data(parser: argparse.ArgumentParser) -> None:
@@ -71,6 +82,21 @@ def run_or_model(name: str, output_dir: Path) -> str:
         return str(output_dir / name)
     named = run_named(name, output_dir)
     return name if named is None else str(named)
+
+
+@contextmanager
+def naming_runs(output_dir: Path) -> Iterator[None]:
+    """Inside, what is said of a model that is nowhere names the runs that there are, too: it may
+    have been meant as one."""
+    try:
+        yield
+    except ValueError as error:
+        found = re.match(rf"model '([^'/]+)': {NOT_HERE}", str(error))
+        runs = [path.name for path in runs_in(output_dir)]
+        if found is None or not runs:
+            raise
+        known = unknown_name("run", found[1], runs, MAX_NAMED)
+        raise ValueError(f"{error}; in {output_dir}: {known}") from error
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

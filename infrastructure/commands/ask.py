@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from infrastructure.commands.arguments import add_folder_flags, run_or_model
+from infrastructure.commands.arguments import add_folder_flags, naming_runs, run_or_model
 from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
 from infrastructure.core.console import show_beside, waiting_beside
@@ -68,7 +68,8 @@ def run(options: argparse.Namespace) -> int:
     config = configure(options)
     model = run_or_model(options.model, Path(config.output_dir))
     check_device(config)
-    check_model(model)
+    with naming_runs(Path(config.output_dir)):
+        check_model(model)
     is_piped = not options.questions and not sys.stdin.isatty()
     typed = _typed()
     first = next(typed, None) if is_piped else None  # before the model is loaded

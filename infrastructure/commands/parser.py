@@ -8,6 +8,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, NoReturn
 
+from infrastructure.core.lookup import unknown_name
 from infrastructure.core.optional import DISTRIBUTION
 
 PROGRAM = "temper"
@@ -80,6 +81,8 @@ class CommandParser(argparse.ArgumentParser):
             raise ValueError(unknown_command(self.prog, str(value), known))
         if action.choices is not None and value not in action.choices:
             self._refuse_value_of_another(action, value)
+            name = action.option_strings[-1] if action.option_strings else str(action.metavar)
+            self.error(unknown_name(f"value of {name}", str(value), map(str, action.choices)))
         super()._check_value(action, value)
 
     def _refuse_value_of_another(self, action: argparse.Action, value: object) -> None:

@@ -42,7 +42,7 @@ FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
     "what is kept, and where": {
         "output_dir": ("FOLDER", f"for the runs ({DEFAULT})"),
         "run_name": ("NAME", "of a new run, on all pages and in its folder's name"),
-        "backup.place": ("PLACE", "copies: a folder, Drive, s3://…, hf://OWNER/NAME"),
+        "backup.place": ("PLACE", "copies: a folder, Drive, s3://…, hf://buckets/OWNER/NAME"),
         "training.checkpoint_frequency": ("N", "steps between two checkpoints"),
         "training.metrics_sinks": ("NAMES", f"({DEFAULT})"),
         "new_run": ("", "begin anew; otherwise an unfinished run goes on"),

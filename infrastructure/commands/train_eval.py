@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from infrastructure.commands.arguments import add_json, names_in, run_or_model
+from infrastructure.commands.arguments import add_json, names_in, naming_runs, run_or_model
 from infrastructure.commands.output import loading_torch, show
 from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -72,10 +72,11 @@ def run(options: argparse.Namespace) -> int:
         None if options.measures is None else tuple(names_in(options.measures)),
         options.max_tokens,
     )
-    if against is not None:
-        check_model(against)
     try:
-        check_measured(config)
+        with naming_runs(output_dir):
+            if against is not None:
+                check_model(against)
+            check_measured(config)
     except ValueError as error:
         if PREFERENCES not in str(error):
             raise
@@ -98,7 +99,8 @@ def _on_tasks(options: argparse.Namespace, config: DeploymentConfig, against: st
     names = tuple(names_in(options.tasks))
     request = TaskRequest(names, options.tasks_path, options.limit, options.num_fewshot)
     for model in (config.model.name, *([] if against is None else [against])):
-        check_model(model)
+        with naming_runs(Path(config.output_dir)):
+            check_model(model)
     with loading_torch(options.json):
         from infrastructure.deployment.one_call import evaluate_tasks
 

@@ -16,6 +16,10 @@ COMMANDS_ELSEWHERE = {
     **dict.fromkeys(("monitor", "logs", "tail", "status"), "watch"),
     **dict.fromkeys(("restore", "sync", "copy"), "backup"),
 }
+# What lies in a file, and needs no command.
+NO_COMMAND = {
+    "report": "report.html in the run's folder is the report; temper watch RUN shows a run as it is"
+}
 
 
 def flag_hint(flag: str, known: Collection[str], command: str) -> str:
@@ -34,6 +38,8 @@ def unknown_command(command: str, word: str, known: Collection[str]) -> str:
     """The sentence for a word that `command` does not take."""
     if plain_name(word) in ABSENT and word not in COMMANDS_ELSEWHERE:
         return f"unknown command {word!r}; {ABSENT[plain_name(word)]}"
+    if word in NO_COMMAND:
+        return f"unknown command {word!r}; {NO_COMMAND[word]}"
     if word == "help":
         return f"unknown command {word!r}; did you mean {command} --help?"
     meant = COMMANDS_ELSEWHERE.get(word) or nearest(word, known)

@@ -204,7 +204,7 @@ _OTHER_TRACKERS = (
 )
 _SHARED = (
     "temper export RUN --push-to-hub OWNER/NAME shares a trained model; what a training can go on"
-    " from is copied to backup.place = hf://OWNER/NAME meanwhile"
+    " from is copied to backup.place = hf://buckets/OWNER/NAME meanwhile"
 )
 _SHUFFLED = "training data is always shuffled, by training.seed"
 _RESUMED = "temper train-resume RUN@STEP goes on with a run"

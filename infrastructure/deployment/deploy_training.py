@@ -16,10 +16,12 @@ from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig as DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.training_config import SFT
+from infrastructure.config.sources.languages import in_keys
 from infrastructure.core.agent import agent_folder
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.console import Report, ShowLine, show
+from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
 from infrastructure.core.files import make_directory
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
@@ -100,6 +102,10 @@ HOW_TO_STOP = "; Ctrl-C saves and stops"
 log = logging.getLogger(__name__)
 
 
+def _show_in_keys(line: str) -> None:
+    show(in_keys(line))
+
+
 class TrainingDeployment:
     """A run from configuration to report.
 
@@ -121,7 +127,7 @@ class TrainingDeployment:
     def __init__(
         self,
         config: DeploymentConfig,
-        say: ShowLine = show,
+        say: ShowLine = _show_in_keys,
         accept: Collection[str] = (),
         begun: Callable[[Path], None] = do_nothing,
         make_progress: MakeProgress = make_progress,
@@ -153,6 +159,7 @@ class TrainingDeployment:
             ValueError, TemperError: the run cannot be started as it is; nothing was trained.
             Exception: the training failed; the finished steps are in a checkpoint.
         """
+        quiet_libraries()
         make_ready(self.config)
         check_spelling(Path(self.config.output_dir))
         agent = agent_folder()

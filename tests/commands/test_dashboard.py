@@ -59,7 +59,7 @@ def test_watch_shows_a_run_once_and_ends_with_the_run(tmp_path: Path) -> None:
     [
         (["watch"], "no run in runs; start one with: temper train DATA"),
         (["dashboard", "nothing"], "unknown run or checkpoint 'nothing'"),
-        (["dashboard", "--port", "99999"], "cannot listen on 127.0.0.1, port 99999"),
+        (["dashboard", "--port", "99999"], "port 99999 (ports are numbers from 0 to 65535)"),
         (["watch", "--every", "x"], "argument --every: invalid float value"),
     ],
 )

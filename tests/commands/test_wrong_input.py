@@ -77,6 +77,7 @@ LAUGHS = "a0: &a0 {x: 1}\n" + "".join(
 
 CONFIGURATION = [
     Wrong("unknown flag", "train --batchsize 4", ["--batchsize", "--batch-size"]),
+    Wrong("the report", "report nope", ["report.html in the run"], speaks=Language.WORDS),
     Wrong("unknown command", "tran", ["tran", "train"], speaks=Language.WORDS),
     Wrong("text for a number", "config --batch-size many", ["--batch-size", "many"]),
     Wrong("number out of range", "config --batch-size 0", ["--batch-size", "at least 1"]),
@@ -646,6 +647,11 @@ MODEL = [
         "train data.jsonl --enabled-extensions memory --num-processes 2 --device cpu",
         ["--num-processes 2", "memory", "by gradients"],
         {"data.jsonl": GOOD_DATA},
+    ),
+    Wrong(
+        "a form that there is not",
+        "export nope --format ggfu",
+        ["value of --format 'ggfu'; did you mean 'gguf'?"],
     ),
     Wrong(
         "a layer that the model has not",
@@ -1747,11 +1753,11 @@ METHODS = [
         GOOD_DATA,
         {**TEACHER, "t/config.json": json.dumps(LLAMA | {"vocab_size": 200})},
     ),
-    method("no reward", "grpo", ["--rewards is empty", "exact_answer, format=REGEX"], GOOD_DATA),
+    method("no reward", "grpo", ["--reward is empty", "exact_answer, format=REGEX"], GOOD_DATA),
     method(
         "an unknown reward",
         "grpo --reward exact_anwser",
-        ["--rewards: unknown reward 'exact_anwser'; did you mean 'exact_answer'?"],
+        ["--reward: unknown reward 'exact_anwser'; did you mean 'exact_answer'?"],
         GOOD_DATA,
     ),
     method("half a reward", "grpo --reward format=", ["format needs what to compare"], GOOD_DATA),
@@ -2367,6 +2373,7 @@ SAME_CAUSE = {
     "QLoRA of other tools": "unknown flag",
     "what there is not": "unknown flag",
     "no command": "unknown command",
+    "the report": "unknown command",
     "data file missing": "a file that is no UTF-8 missing",
     "preferences as chats": "preferences as text",
     "a page instead of data": "data file empty",

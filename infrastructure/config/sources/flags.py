@@ -30,6 +30,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "data.format": ("--data-format",),
     "data.shape": ("--data-shape",),
     "training.num_epochs": ("--epochs", "--num-epochs"),
+    "training.rewards": ("--reward", "--rewards"),
     "training.cache_mode": ("--stack-cache-mode",),
     "training.cache_dir": ("--stack-cache-dir",),
     "backup.allow_missing_place": ("--allow-missing-place",),
@@ -49,7 +50,6 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "training.metrics_sinks": ("--report-to",),
     "training.num_epochs": ("--num-train-epochs",),
     "training.optimizer": ("--optim",),
-    "training.rewards": ("--reward",),
     "training.scheduler_type": ("--lr-scheduler", "--lr-scheduler-type"),
     "training.validation_frequency": ("--eval-steps",),
 }

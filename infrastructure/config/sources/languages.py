@@ -73,6 +73,11 @@ def in_keywords(sentence: str) -> str:
     return _KEYWORD.sub("", _FLAG.sub(of_flag, _translated(sentence, spell)))
 
 
+def in_keys(sentence: str) -> str:
+    """As a configuration file and `DeploymentConfig` spell it: `training.num_epochs 12`."""
+    return _FLAG.sub(lambda match: key_of_flag(match["flag"]) or match[0], sentence)
+
+
 def _translated(sentence: str, spell: Spell) -> str:
     def spelt(match: re.Match[str]) -> str:
         return spell(match["key"], match["value"] or match["in_file"]) or match[0]

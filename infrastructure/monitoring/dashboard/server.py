@@ -5,6 +5,7 @@ comes by this machine's own name needs no token; everybody else, and every proxy
 name, needs it: so a page elsewhere that makes its name point here (DNS rebinding) reads nothing.
 """
 
+import errno
 import gzip
 import hmac
 import ipaddress
@@ -22,6 +23,11 @@ from infrastructure.monitoring.dashboard.snapshots import Looks
 logger = logging.getLogger(__name__)
 
 DEFAULT_PORT = 8765
+WHY_NOT = {
+    errno.EADDRINUSE: "another program listens there already",
+    errno.EACCES: "that port is for the system's own programs",
+    errno.EADDRNOTAVAIL: "this machine has no such address",
+}
 IDLE_SECONDS = 60.0  # a connection on which nothing is asked for is closed
 
 
@@ -54,8 +60,12 @@ class Dashboard:
         try:
             self._server = _Server((host, port), _Handler)
         except (OSError, OverflowError) as error:
+            why = WHY_NOT.get(getattr(error, "errno", None) or 0)
+            if isinstance(error, OverflowError):
+                why = "ports are numbers from 0 to 65535"
             raise ValueError(
-                f"the dashboard cannot listen on {host}, port {port} ({error}); choose another"
+                f"the dashboard cannot listen on {host}, port {port}"
+                f" ({why or getattr(error, 'strerror', None) or error}); choose another"
                 " with --host and --port, or --port 0 for any that is free"
             ) from error
         self._server.dashboard = self

@@ -135,6 +135,18 @@ def model_words(model: str) -> str:
     return OWN_MODEL if model == "embedded" else _short(run[1] if run else parts[-1])
 
 
+def has_plain_equal(record: Mapping[str, object]) -> bool:
+    """Whether a simple method answers a quantum step's problem as well as what was chosen."""
+    energy, plain = record.get("energy"), record.get("alternatives")
+    energies = plain.values() if isinstance(plain, Mapping) else ()
+    numbers = [number for number in energies if isinstance(number, int | float)]
+    return (
+        isinstance(energy, int | float)
+        and bool(numbers)
+        and min(numbers) <= energy + 1e-6 * abs(energy)
+    )
+
+
 def data_words(data: str) -> str:
     """Data as people call it."""
     return SAMPLE_TASKS if SAMPLES.match(data) else _short(data)

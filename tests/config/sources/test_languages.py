@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import temper
-from infrastructure.config.sources.languages import in_flags, in_keywords
+from infrastructure.config.sources.languages import in_flags, in_keys, in_keywords
 from infrastructure.config.sources.load import load_config
 
 
@@ -52,3 +52,11 @@ def test_a_file_reads_of_its_keys_and_lines(tmp_path: Path) -> None:
     sentence = str(raised.value)
     assert sentence.endswith(f"({path}:2: training.batch_size)")
     assert in_flags(sentence) == in_keywords(sentence) == sentence
+
+
+def test_who_made_a_configuration_reads_of_its_keys() -> None:
+    given = "20 steps are few: --epochs 12, or a higher --learning-rate; backup.place copies --help"
+    assert in_keys(given) == (
+        "20 steps are few: training.num_epochs 12, or a higher training.learning_rate;"
+        " backup.place copies --help"
+    )
