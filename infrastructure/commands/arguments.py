@@ -91,11 +91,11 @@ def naming_runs(output_dir: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        found = re.match(rf"model '([^'/]+)': {NOT_HERE}", str(error))
+        match = re.match(rf"model '([^'/]+)': {NOT_HERE}", str(error))
         runs = [path.name for path in runs_in(output_dir)]
-        if found is None or not runs:
+        if match is None or not runs:
             raise
-        known = unknown_name("run", found[1], runs, MAX_NAMED)
+        known = unknown_name("run", match[1], runs, MAX_NAMED)
         raise ValueError(f"{error}; in {output_dir}: {known}") from error
 
 

@@ -262,7 +262,7 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     training = training_words(run, None if newest is None else backup.store.read(newest).step)
     lines = [loss.text, *([training] if training else [])]
     facts["training"] = training
-    missing = _not_there(open_place(backup.options.place))
+    missing = _missing_folder(open_place(backup.options.place))
     if missing is not None:
         lines.append(f"Caution: {missing}")
     elif loss.seconds == 0.0 or (training is not None and state.confirmed_name == newest):
@@ -278,11 +278,11 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     elif loss.seconds is not None:
         lines.append(f"If this machine died now, {age_words(loss.seconds)} of work would be lost")
     show(options.json, {**facts, "text": loss.text, "missing": missing}, *lines)
-    is_asked_for = "backup.place" in _given(config)
-    return ExitCode.WRONG_INPUT if missing is not None and is_asked_for else ExitCode.DONE
+    is_given = "backup.place" in _given(config)
+    return ExitCode.WRONG_INPUT if missing is not None and is_given else ExitCode.DONE
 
 
-def _not_there(place: Place) -> str | None:
+def _missing_folder(place: Place) -> str | None:
     """That a folder is not there, in a sentence; None: it is, or only its answer would show it."""
     if not isinstance(place, FolderPlace) or place.root.is_dir():
         return None

@@ -142,7 +142,7 @@ def test_another_disk_keeps_what_was_saved(
     assert "nothing that was saved would be lost" in capsys.readouterr().out
 
 
-def test_the_status_says_that_a_place_is_not_there(
+def test_the_status_names_a_missing_place(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nowhere = str(tmp_path / "nowhere")
