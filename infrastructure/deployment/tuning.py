@@ -1,7 +1,7 @@
 """Measures which settings make this training fastest on this machine.
 
-What changes the numbers of a training (its precision, the size of its batch) is only ever proposed:
-the flags that ask for it are what it finds.
+What changes the numbers of a training (its precision) is only ever proposed: the flags that ask for
+it are what it finds. An optimizer step keeps its number of examples.
 """
 
 import shlex
@@ -12,14 +12,19 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import plain
 from infrastructure.config.merging.precedence import Layer, Setting
 from infrastructure.config.sources.flags import flag_words
+from infrastructure.core.integers import ceil_div
 from infrastructure.deployment.tuning_trials import TRIED, TuningTrials, worker_counts
-from infrastructure.monitoring.drawing.formatting import format_bytes
+from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
 from infrastructure.optimization.memory_prediction import MemoryBudget
-from infrastructure.optimization.pipeline_optimizer import PipelineOptimizer, Tried
+from infrastructure.optimization.pipeline_optimizer import (
+    CLEARLY_FASTER,
+    PipelineOptimizer,
+    Tried,
+)
 from infrastructure.training.core.error_handlers import is_out_of_memory
 from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
-from infrastructure.training.sizing.batch_plan import BATCH_SIZE
+from infrastructure.training.sizing.batch_plan import ACCUMULATION, BATCH_SIZE, BatchPlan
 
 WORKERS_PAY = 1.1  # a process takes memory, so it must read clearly faster
 
@@ -54,10 +59,16 @@ def find_fastest(
     """
     use_sample_data(config)
     results: TuningResults = {"settings": {}, "tried": []}
-    config = _with_batch(config, results, report)
-    trials = TuningTrials(config)
+    given, config = config, _with_batch(config, results, report)
+    decided: dict[str, object] = {}
+    if given.training.batch_size == "auto":  # a training would choose the same
+        given, decided = config, dict(results["settings"])
+    trials, as_given = TuningTrials(config), TuningTrials(given)
     trainer = trials.trainer({})
     settings = _with_pipeline(trials, trainer, results, report)
+    if results["settings"] != decided and not _is_faster(as_given, results, report):
+        config, settings = given, {}
+        trials, results["settings"] = as_given, decided
     _with_workers(trials, results, report)
     if with_learning_rate:
         _with_learning_rate(TuningTrials(config.changed(_as_settings(settings))), results, report)
@@ -82,37 +93,92 @@ def alternatives(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[str
 def _with_batch(
     config: DeploymentConfig, results: TuningResults, report: ReportLine
 ) -> DeploymentConfig:
-    """The configuration with the batch that is fastest, unless somebody has given one."""
-    given = config.source(BATCH_SIZE).layer is not Layer.DEFAULT
-    if given and config.training.batch_size != "auto":
+    """The configuration with the micro-batch that is fastest, unless somebody has given one.
+
+    An optimizer step keeps its examples, as another number of them would train another model. Only
+    where `auto` was given are both chosen, as a training chooses them.
+    """
+    if config.training.batch_size == "auto":
+        plan = TuningTrials(config).trainer({}).batch_plan()
+        for line in plan.lines():
+            report(line)
+    elif any(config.source(key).layer is not Layer.DEFAULT for key in (BATCH_SIZE, ACCUMULATION)):
         return config
-    auto = config.changed([Setting(BATCH_SIZE, "auto", TRIED)])
-    plan = TuningTrials(auto).trainer({}).batch_plan()
-    for line in plan.lines():
-        report(line)
-    results["settings"] |= plan.resolved()
+    else:
+        plan = _as_many_in_a_step(TuningTrials(config).trainer({}), report)
+    if plan.micro_batch_size != config.training.batch_size:
+        results["settings"] |= plan.resolved()
     results["batch"] = {"origin": plan.origin, "trials": list(plan.trials)}
     return config.changed(_as_settings(plan.resolved()))
+
+
+def _as_many_in_a_step(trainer: EnhancedTrainer, report: ReportLine) -> BatchPlan:
+    """The fastest micro-batch of the configured optimizer step; as configured, unless another one
+    is clearly faster."""
+    configured = trainer.batch_plan()
+    whole = configured.global_batch_size
+    choice = trainer.cost_measurement().search(
+        whole, lambda size: ceil_div(whole, size), beside=configured.micro_batch_size
+    )
+    report(
+        f"{BATCH_SIZE}: {choice.size} examples at once, with {whole} in an optimizer step as"
+        f" configured ({choice.reason or f'{whole} make the whole step'})"
+    )
+    for line in choice.lines():
+        report(f"  {line}")
+    return BatchPlan(
+        choice.size, ceil_div(whole, choice.size), choice.reason, tuple(choice.lines())
+    )
+
+
+def _is_faster(as_given: TuningTrials, results: TuningResults, report: ReportLine) -> bool:
+    """Whether what was found is faster than the configuration, both measured again one after the
+    other: what was measured minutes ago, was measured on another machine."""
+    num_tokens = _num_tokens(as_given.trainer({}))
+    try:
+        before = as_given.measure({})
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        report("as configured: memory ran out")
+        return True
+    after = as_given.measure(results["settings"])
+    is_faster = after.seconds_for(num_tokens) < before.seconds_for(num_tokens)
+    verdict = "" if is_faster else ": they are no faster, so the training stays as configured"
+    report(
+        f"once more, one after the other: as configured {before.tokens_per_second:,.0f} tokens/s,"
+        f" with the settings taken {after.tokens_per_second:,.0f} tokens/s{verdict}"
+    )
+    return is_faster
+
+
+def _num_tokens(trainer: EnhancedTrainer) -> int:
+    """Of the whole training, as its first examples are."""
+    loop, usual = trainer.prepare(), trainer.cost_measurement().usual
+    tokens_per_step = trainer.adapter.count_tokens(usual) * loop.global_batch_size
+    return loop.total_steps * (tokens_per_step // max(1, len(usual)))
 
 
 def _with_pipeline(
     trials: TuningTrials, trainer: EnhancedTrainer, results: TuningResults, report: ReportLine
 ) -> dict[str, object]:
     """The changes of precision, compiling, checkpointing and feeding that pay."""
-    loop = trainer.prepare()
-    tokens_per_step = (
-        trainer.adapter.count_tokens(trainer.cost_measurement().usual) * loop.global_batch_size
+    plan = trainer.batch_plan()
+    num_tokens = _num_tokens(trainer)
+    basis = "with this batch" if results["settings"] else "as configured"
+    basis += (
+        f", {plan.micro_batch_size} examples at once, {plan.global_batch_size} in an optimizer"
+        f" step, {trainer.precision.name}"
     )
-    tokens_per_step //= max(1, len(trainer.cost_measurement().usual))
 
     def record(tried: Tried) -> None:
-        report(describe(tried))
+        report(describe(tried, basis))
         results["tried"].append(_as_json(tried))
 
     optimizer = PipelineOptimizer(
         measure=trials.measure,
         budget_bytes=MemoryBudget.of(trials.config).size_bytes(trainer.device),
-        num_tokens=loop.total_steps * tokens_per_step,
+        num_tokens=num_tokens,
         is_out_of_memory=is_out_of_memory,
         report=record,
     )
@@ -147,17 +213,31 @@ def _with_learning_rate(trials: TuningTrials, results: TuningResults, report: Re
         results["settings"]["training.learning_rate"] = float(f"{rates.suggested:.2g}")
 
 
-def describe(tried: Tried) -> str:
-    """A line on one trial."""
-    name = f"{tried.key} {plain(tried.value)}" if tried.key else "as configured"
+def describe(tried: Tried, basis: str = "as configured") -> str:
+    """A line on one trial; `basis` names what the others are compared with."""
+    name = f"{tried.key} {plain(tried.value)}" if tried.key else basis
     if tried.measured is None:
         return f"{name}: not here: {tried.refusal}"
     text = (
         f"{name}: {tried.measured.tokens_per_second:,.0f} tokens/s,"
         f" {format_bytes(tried.measured.peak_bytes)}"
     )
-    verdict = tried.refusal or ("taken" if tried.taken else "does not pay")
-    return text if not tried.key else f"{text}: {verdict}"
+    return f"{text}: {tried.refusal or _verdict(tried)}" if tried.key else text
+
+
+def _verdict(tried: Tried) -> str:
+    """Whether it is taken, and why not."""
+    measured, best = tried.measured, tried.best
+    if tried.taken or measured is None or best is None:
+        return "taken"
+    if measured.tokens_per_second <= CLEARLY_FASTER * best.tokens_per_second:
+        return (
+            "no faster" if measured.tokens_per_second <= best.tokens_per_second else "hardly faster"
+        )
+    return (
+        f"does not pay: {format_duration(measured.setup_seconds)} pass before it is that fast, and"
+        f" the whole training takes {format_duration(best.seconds_for(tried.num_tokens))} without"
+    )
 
 
 def _as_json(tried: Tried) -> dict[str, object]:

@@ -18,6 +18,8 @@ LARGEST = 256
 AS_FAST = 0.98
 WORTH_A_LOOK = 0.8
 STILL_FASTER = 1.02
+# Differences below this are this machine's mood: no reason to leave the size that is there.
+CLEARLY_FASTER = 1.03
 SLOWER_IN_A_ROW = 3
 FIRST_TRIES = 2
 ROUNDS = 4
@@ -35,7 +37,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class BatchChoice:
-    """What was chosen, and why the search ended."""
+    """What was chosen, and why the search ended; no reason where the largest size was tried."""
 
     size: int
     trials: tuple[Trial, ...]
@@ -82,8 +84,11 @@ class BatchSizeSearch:
     free_memory: Callable[[], None] = do_nothing
     seconds: float = SECONDS
 
-    def run(self, largest: int = LARGEST) -> BatchChoice:
+    def run(self, largest: int = LARGEST, beside: int | None = None) -> BatchChoice:
         """Try 1, 2, 4, … up to `largest`.
+
+        Args:
+            beside: a size that is measured wherever it fits, with which the others compete.
 
         Raises:
             DoesNotFitError: one example takes more than the budget.
@@ -98,11 +103,13 @@ class BatchSizeSearch:
                 self._speeds[size] = max(self.speed_of(size) for _ in range(FIRST_TRIES))
                 reason = self._why_no_more(time.monotonic() - started)
                 size *= 2
+        if beside and beside not in self._speeds and not self._why_not(beside):
+            self._speeds[beside] = max(self.speed_of(beside) for _ in range(FIRST_TRIES))
         if not self._speeds:
             raise DoesNotFitError(f"one example of the longest does not fit: {reason}")
-        chosen = self._fastest(started)
+        chosen = self._fastest(started, beside)
         trials = (Trial(s, self._peaks[s], speed) for s, speed in self._speeds.items())
-        return BatchChoice(chosen, tuple(trials), reason or f"{largest} is the largest allowed")
+        return BatchChoice(chosen, tuple(trials), reason)
 
     def _why_not(self, size: int) -> str:
         """Why micro-batches of `size` cannot be; empty where they can, and then measured."""
@@ -135,14 +142,20 @@ class BatchSizeSearch:
             return "larger ones are no faster"
         return f"{seconds:.0f} s were spent" if best and seconds > self.seconds else ""
 
-    def _fastest(self, started: float) -> int:
+    def _fastest(self, started: float, beside: int | None) -> int:
         """Measured again in turns, so that a busy moment of the machine does not decide."""
         best = max(self._speeds.values())
-        close = [size for size, speed in self._speeds.items() if speed >= WORTH_A_LOOK * best]
+        close = [
+            size
+            for size, speed in self._speeds.items()
+            if speed >= WORTH_A_LOOK * best or size == beside
+        ]
         for _ in range(ROUNDS if len(close) > 1 else 0):
             if time.monotonic() - started > 2 * self.seconds:
                 break
             for size in close:
                 self._speeds[size] = max(self._speeds[size], self.speed_of(size))
         best = max(self._speeds.values())
+        if beside in self._speeds and best < CLEARLY_FASTER * self._speeds[beside]:
+            return beside
         return min(size for size in close if self._speeds[size] >= AS_FAST * best)

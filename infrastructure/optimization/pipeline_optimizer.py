@@ -73,13 +73,20 @@ class Measured:
 
 @dataclass(frozen=True)
 class Tried:
-    """One value of one setting; `refusal` says why it cannot be here, and is else empty."""
+    """One value of one setting; `refusal` says why it cannot be here, and is else empty.
+
+    Attributes:
+        best: what it was compared with.
+        num_tokens: of the whole training.
+    """
 
     key: str
     value: Any
     measured: Measured | None
     refusal: str = ""
     taken: bool = False
+    best: Measured | None = None
+    num_tokens: float = math.inf
 
 
 @dataclass
@@ -163,7 +170,7 @@ class PipelineOptimizer:
         if measured is not None and measured.peak_bytes > self.budget_bytes:
             refusal = "takes more memory than there is"
         pays = measured is not None and not refusal and self._pays(measured, best)
-        self.tried.append(Tried(key, value, measured, refusal, pays))
+        self.tried.append(Tried(key, value, measured, refusal, pays, best, self.num_tokens))
         self.report(self.tried[-1])
         return measured if pays else None
 

@@ -26,8 +26,10 @@ def test_the_fastest_settings_are_measured_and_printed(
     assert main(["tune", "--config", str(tmp_path / "c.yaml"), "--json"]) == ExitCode.DONE
     out, err = capsys.readouterr()
     fastest = json.loads(out)
-    assert fastest["settings"]["training.batch_size"] >= 1
-    assert "--batch-size auto:" in err
+    found = fastest["settings"]
+    size = found.get("training.batch_size", 32) * found.get("training.gradient_accumulation", 1)
+    assert size == 32  # another step would train another model
+    assert "with 32 in an optimizer step as configured" in err
     measured = {entry["key"] for entry in fastest["tried"]}
     assert {"", "data.num_workers"} <= measured
     options = parse(create_parser(), shlex.split(fastest["command"])[1:])

@@ -1,10 +1,15 @@
 """`temper tune` on a real small model: it measures, tells, and prints flags that can be typed."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
+
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.deployment.tuning import alternatives
+from infrastructure.deployment import tuning
+from infrastructure.deployment.tuning import TuningResults, alternatives, describe
 from infrastructure.deployment.tuning_trials import TuningTrials
+from infrastructure.optimization.pipeline_optimizer import Measured, Tried
 from tests.deployment.runs import small_settings
 
 
@@ -20,3 +25,26 @@ def test_the_range_test_suggests_a_rate_that_trains(tmp_path: Path) -> None:
     found = TuningTrials(config).learning_rates()
     assert found.suggested is not None
     assert 1e-6 < found.suggested < 1.0
+
+
+def test_a_mode_that_is_faster_and_does_not_pay_says_why() -> None:
+    plain, compiled = Measured(1000.0, 100), Measured(1500.0, 100, setup_seconds=20.0)
+    tried = Tried("training.compile_mode", "default", compiled, best=plain, num_tokens=2000)
+    assert describe(tried).endswith(
+        "does not pay: 20 s pass before it is that fast, and the whole training takes 2.0 s without"
+    )
+
+
+def test_settings_that_are_no_faster_one_after_the_other_are_not_proposed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = DeploymentConfig(**small_settings(tmp_path))
+
+    def measure(_: TuningTrials, changes: Mapping[str, object]) -> Measured:
+        return Measured(900.0 if changes else 1000.0, 1)
+
+    monkeypatch.setattr(TuningTrials, "measure", measure)
+    lines: list[str] = []
+    results: TuningResults = {"settings": {"training.mixed_precision": "fp32"}, "tried": []}
+    assert not tuning._is_faster(TuningTrials(config), results, lines.append)
+    assert "they are no faster, so the training stays as configured" in lines[-1]

@@ -102,3 +102,16 @@ def test_after_the_time_is_over_no_larger_size_is_tried() -> None:
     search.seconds = -1.0
     assert search.run().size == 1
     assert machine.tried == [1]
+
+
+def test_a_size_that_is_there_stays_unless_another_one_is_clearly_faster() -> None:
+    speeds = {1: 10.0, 2: 20.0, 4: 101.0, 8: 100.0}
+    assert Machine(speeds.__getitem__).search(1 << 40).run(8, beside=8).size == 8
+    speeds[4] = 110.0
+    assert Machine(speeds.__getitem__).search(1 << 40).run(8, beside=8).size == 4
+
+
+def test_the_size_that_is_there_is_measured_though_the_search_ends_before_it() -> None:
+    machine = Machine(speeds=lambda size: 200.0 if size == 64 else 100.0)
+    assert machine.search(budget=1 << 40).run(64, beside=64).size == 64
+    assert machine.tried[-2:] == [8, 64]

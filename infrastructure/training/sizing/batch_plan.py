@@ -94,6 +94,14 @@ def largest_size(config: TrainingConfig, num_examples: int) -> int:
     return max(1, min(LARGEST, num_examples, by_steps))
 
 
+def why_largest(config: TrainingConfig, num_examples: int) -> str:
+    """Why no micro-batch larger than `largest_size` was tried."""
+    largest = largest_size(config, num_examples)
+    if largest in (LARGEST, num_examples):
+        return f"no more than {largest} are tried"
+    return f"more than {largest} would leave this training fewer than {FEWEST_STEPS} steps"
+
+
 def given_accumulation(config: TrainingConfig) -> int:
     """The accumulation that somebody asked for; 1 where it is left open."""
     return config.gradient_accumulation if _is_given(config) else 1
@@ -135,7 +143,7 @@ def measured(
     return BatchPlan(
         choice.size,
         accumulation_for(config, choice.size, largest),
-        f"measured on this machine; {choice.reason}",
+        f"measured on this machine; {choice.reason or why_largest(config, num_examples)}",
         tuple(choice.lines()),
     )
 

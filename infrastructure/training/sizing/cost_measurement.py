@@ -124,16 +124,23 @@ class CostMeasurement:
         report = getattr(self.data, "report", None)
         return [lengthened(example, getattr(report, "longest", 0))] * count
 
-    def search(self, largest: int, accumulation_for: Callable[[int], int]) -> BatchChoice:
-        """The fastest micro-batch that fits, of at most `wanted` examples.
+    def search(
+        self, largest: int, accumulation_for: Callable[[int], int], beside: int | None = None
+    ) -> BatchChoice:
+        """The fastest micro-batch that fits, of at most `largest` examples.
+
+        Args:
+            beside: a size that another one must clearly beat.
 
         Raises:
             DoesNotFitError: not even one example fits.
         """
         with self.strategy.measuring(self.model):
-            return self._search(largest, accumulation_for)
+            return self._search(largest, accumulation_for, beside)
 
-    def _search(self, largest: int, accumulation_for: Callable[[int], int]) -> BatchChoice:
+    def _search(
+        self, largest: int, accumulation_for: Callable[[int], int], beside: int | None
+    ) -> BatchChoice:
         device = self.adapter.device
         before = self.fixed_bytes()
         with self.probing(accumulates=True) as probe:
@@ -146,7 +153,7 @@ class CostMeasurement:
                 is_out_of_memory=is_out_of_memory,
                 free_memory=lambda: free_memory(device),
             )
-            return search.run(largest)
+            return search.run(largest, beside)
 
     def costs(self, plan: BatchPlan, total_steps: int, has_optimizer: bool = False) -> StepCosts:
         """What the steps of a planned training cost, from a few micro-batches of it.

@@ -14,6 +14,7 @@ from infrastructure.training.sizing.batch_plan import (
     measured,
     measured_before,
     repeated,
+    why_largest,
 )
 
 KEY = {"device": "a machine"}
@@ -70,6 +71,12 @@ def test_small_data_keeps_enough_steps(
     settings: dict[str, int], num_examples: int, largest: int
 ) -> None:
     assert largest_size(TrainingConfig(batch_size="auto", **settings), num_examples) == largest
+
+
+def test_why_no_larger_size_is_tried_is_said() -> None:
+    config = TrainingConfig(batch_size="auto")
+    assert why_largest(config, 180) == "more than 10 would leave this training fewer than 50 steps"
+    assert why_largest(config, 1_000_000) == "no more than 256 are tried"
 
 
 def test_a_step_of_small_data_is_smaller_too() -> None:
