@@ -6,6 +6,7 @@ from infrastructure.backup.backends.base import Place
 from infrastructure.backup.format.objects import SLACK_BYTES
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import StorageError
+from infrastructure.core.hardware import GIB, gib
 
 
 def require_free_space(where: str, store: Store, keep: int, bytes_per_version: int) -> str:
@@ -42,4 +43,4 @@ def _existing(directory: Path) -> Path:
 
 
 def _size(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
+    return gib(int(num_bytes)) if num_bytes >= GIB else f"{num_bytes / 2**20:.1f} MiB"

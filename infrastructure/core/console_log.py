@@ -54,6 +54,9 @@ class ConsoleHandler(logging.Handler):
             self.handleError(record)
 
 
+SHOWN = "is_shown"  # attribute of a record
+
+
 def start_console_log(level: str) -> None:
     """Show records of at least `level`; replaces what showed them before."""
     handler = ConsoleHandler()
@@ -71,7 +74,10 @@ def start_console_log(level: str) -> None:
 
 def is_for_people(record: logging.LogRecord) -> bool:
     """Whether a record is of the project or of somebody's own code, or says that something failed;
-    what libraries warn of each other is for those who write them."""
+    what libraries warn of each other is for those who write them. What a line on the screen has
+    said already (`SHOWN`) is for log files alone."""
+    if getattr(record, SHOWN, False):
+        return False
     if record.levelno >= logging.ERROR or record.name.partition(".")[0] in OURS:
         return True
     where = record.getMessage() if record.name == WARNINGS else record.pathname

@@ -3,6 +3,7 @@
 `TrainingDeployment(config).run()` is what the command line and the notebooks call.
 """
 
+import contextlib
 import logging
 import shutil
 import time
@@ -24,6 +25,7 @@ from infrastructure.core.console import Report, ShowLine, show
 from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
 from infrastructure.core.files import make_directory
+from infrastructure.core.full_disk import full_disk
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
 from infrastructure.deployment.forecast import RunForecast, bytes_of_version
@@ -520,7 +522,11 @@ class TrainingDeployment:
         except KeyboardInterrupt as error:
             return finalizer.stopped(error)
         except BaseException as error:
-            finalizer.failed(error)
+            full = full_disk(error, run.path, state.step)
+            with contextlib.suppress(OSError):  # of the same disk: the error below says it
+                finalizer.failed(full or error)
+            if full is not None:
+                raise full from error
             raise
         finally:
             finalizer.clean_up()

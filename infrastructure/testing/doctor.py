@@ -17,6 +17,7 @@ from packaging.version import Version
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.hardware import GIB, Hardware, describe, detect
 from infrastructure.core.optional import DISTRIBUTION, OLDEST_TORCHAO_FOR_PEFT
+from infrastructure.monitoring.drawing.formatting import format_bytes
 from infrastructure.testing.installation import Installation, accepts
 
 Level = Literal["ok", "note", "warn", "fail"]
@@ -140,12 +141,16 @@ def check_machine(hardware: Hardware) -> Iterator[Diagnosis]:
     }
     remedies = {
         "memory": "little: close other programs, or train a smaller model",
-        "disk": "checkpoints need space: free some, or choose another place with --output",
+        "disk": f"a run wants {format_bytes(LOW_DISK_BYTES)} free, and at the very least"
+        f" {format_bytes(MINIMUM_DISK_BYTES)}, for its checkpoints: free some, or choose another"
+        " place with --output",
         "GPU": "see whether `nvidia-smi` lists one; restart the container or the driver if not",
     }
     for line in describe(hardware)[1:]:
         subject, _, text = line.partition(": ")
         level = levels.get(subject, "ok")
+        if subject == "disk" and hardware.disk_free_bytes is not None:
+            text = f"{format_bytes(hardware.disk_free_bytes)} free"
         yield Diagnosis(level, subject, text, "" if level == "ok" else remedies[subject])
 
 

@@ -19,7 +19,7 @@ def test_free_space_is_reported_and_required_here_and_at_a_place(
     sentence = require_free_space("there", store, 2, 1000)
     assert sentence.startswith("there: ")
     # one more than is kept: it is written before another is removed
-    assert "3 checkpoints of 0.0 MB and a reserve of 67.1 MB need 67.1 MB" in sentence
+    assert "3 checkpoints of 0.0 MiB and a reserve of 64.0 MiB need 64.0 MiB" in sentence
     assert "are free" in sentence
     with pytest.raises(StorageError, match="make room"):
         require_free_space("there", store, 2, 1 << 60)

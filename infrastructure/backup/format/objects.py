@@ -4,6 +4,8 @@ A file holds the bytes themselves; or it is called `<hash>.zst` and holds them c
 """
 
 import contextlib
+import errno
+import os
 import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -121,9 +123,10 @@ class ObjectFiles:
         free_bytes = self.operations.free_bytes(self.root)
         if free_bytes is not None and free_bytes < needed_bytes + SLACK_BYTES:
             raise StorageError(
-                f"{self.root} has {free_bytes / 1e6:.0f} MB free; a version needs"
-                f" {needed_bytes / 1e6:.0f} MB, and {SLACK_BYTES / 1e6:.0f} MB stay free: make room"
-            )
+                f"{self.root} has {free_bytes / 2**20:.0f} MiB free; a version needs"
+                f" {needed_bytes / 2**20:.0f} MiB, and {SLACK_BYTES / 2**20:.0f} MiB stay free:"
+                " make room"
+            ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write_pack(self, buffers: Sequence[Buffer], hash_name: str) -> Pack:
         """Write an object, unless it is there already and whole.

@@ -35,8 +35,8 @@ def machine_rules(limits: AlertThresholds) -> list[AlertRule]:
             "disk_free",
             "disk_free_bytes",
             limits.disk_free * 1e6,
-            "{value:.3g} bytes are free on the disk of the run (limit {limit:.3g}): checkpoints "
-            "may soon not fit; free some, or lower training.keep_checkpoints",
+            "{value_size} are free on the disk of the run (limit {limit_size}): checkpoints may "
+            "soon not fit; free some, or lower training.keep_checkpoints",
             severity="critical",
             is_lower=True,
         ),

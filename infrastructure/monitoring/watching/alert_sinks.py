@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from infrastructure.config import registries
+from infrastructure.core.console_log import SHOWN
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import refuse_missing, require
 from infrastructure.core.registry import Registry
@@ -55,13 +56,21 @@ class ConsoleAlerts:
 
 
 class LogAlerts:
-    """A record of Python's logging; for those who debug, warning or error."""
+    """A record of Python's logging; for those who debug, warning or error.
+
+    Args:
+        is_shown: a line on the screen says it, so that the log's own is for files.
+    """
 
     name = "log"
 
+    def __init__(self, is_shown: bool = False) -> None:
+        self.is_shown = is_shown
+
     def send(self, alert: Alert) -> None:
         level = LOG_LEVELS[alert.severity]
-        logger.log(level, "alert %s at step %d: %s", alert.rule, alert.step, alert.message)
+        values = (alert.rule, alert.step, alert.message)
+        logger.log(level, "alert %s at step %d: %s", *values, extra={SHOWN: self.is_shown})
 
     def close(self) -> None: ...
 
@@ -119,14 +128,14 @@ def make_alert_sinks(
     Raises:
         ValueError: a name is unknown, or there is no address for the webhook.
     """
+    chosen = list(names)
     ours: dict[str, Callable[[], AlertSink]] = {
         "console": lambda: ConsoleAlerts(report),
-        "log": LogAlerts,
+        "log": lambda: LogAlerts(is_shown=not {"console", "notebook"}.isdisjoint(chosen)),
         "notebook": NotebookAlerts,
         "webhook": lambda: WebhookAlerts(_secret(environment, "webhook", VARIABLE), source),
         "apprise": lambda: AppriseAlerts(_secret(environment, "apprise", APPRISE), source),
     }
-    chosen = list(names)
     if "notebook" in chosen:
         left_out = "console" if in_notebook_kernel() else "notebook"
         chosen = [name for name in chosen if name != left_out or ALERT_SINKS.is_own(name)]

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from infrastructure.monitoring.drawing.formatting import format_bytes
+
 State = Literal["raised", "ended"]
 Severity = Literal["info", "warning", "critical"]
 CLEAR_SHARE = 0.05  # of the limit; so far must a number be within it for the incident to be over
@@ -24,7 +26,8 @@ class AlertRule:
         name: of the setting in `monitor.thresholds`.
         key: what is compared.
         limit: an alert is raised beyond it; a value that is no number is beyond every limit.
-        message: text for people, with `{subject}`, `{value}` and `{limit}`.
+        message: text for people, with `{subject}`, `{value}` and `{limit}`; of bytes with
+            `{value_size}` and `{limit_size}`.
         severity: info where a person need not act.
         is_lower: an alert is raised below the limit.
         num_samples: values beyond the limit, in a row, that begin an incident.
@@ -51,7 +54,13 @@ class AlertRule:
         if state == "ended":
             about = f"{subject}: " if subject else ""
             return f"{about}{self.name} is within its limit again ({value:.4g}, {self.limit:.4g})"
-        return self.message.format(subject=subject, value=value, limit=self.limit)
+        return self.message.format(
+            subject=subject,
+            value=value,
+            limit=self.limit,
+            value_size=format_bytes(value),
+            limit_size=format_bytes(self.limit),
+        )
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ A record covers the optimizer steps since the one before it:
 import csv
 import io
 import os
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -289,6 +290,7 @@ class TensorBoardSink(Sink):
     def _open(self) -> "SummaryWriter":
         if self._writer is None:
             tensorboard = require("torch.utils.tensorboard", "the metrics sink 'tensorboard'")
+            _show_no_tracebacks_of_its_thread()
             self._writer = tensorboard.SummaryWriter(
                 str(self.directory),
                 purge_step=self._purge_step,
@@ -296,6 +298,24 @@ class TensorBoardSink(Sink):
             )
             self._purge_step = None
         return self._writer
+
+
+def _show_no_tracebacks_of_its_thread() -> None:
+    """The thread that writes events ends where the disk is full. What it raises is raised again by
+    the next `add_scalar`, and told there, so Python's traceback of it would be a second one."""
+    from tensorboard.summary.writer import event_file_writer
+
+    before = threading.excepthook
+    if getattr(before, "is_of_tensorboard", False):
+        return
+
+    def show(arguments: threading.ExceptHookArgs) -> None:
+        module = type(arguments.thread).__module__
+        if module != event_file_writer.__name__ or not isinstance(arguments.exc_value, OSError):
+            before(arguments)
+
+    show.is_of_tensorboard = True  # type: ignore[attr-defined]
+    threading.excepthook = show
 
 
 def tensorboard_tag(key: str, record: Record) -> str:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from infrastructure.core.console_log import is_for_people
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.monitoring.watching.alert_sinks import (
     box,
@@ -156,3 +157,15 @@ def test_apprise_needs_an_address_and_its_package(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("infrastructure.core.optional.is_installed", lambda package: False)
     with pytest.raises(MissingPackageError, match="pip install apprise"):
         check_alert_sinks(["apprise"], {"APPRISE_URLS": SECRET})
+
+
+@pytest.mark.parametrize(("names", "is_told"), [(["console", "log"], False), (["log"], True)])
+def test_the_screen_tells_of_an_alert_once(
+    caplog: pytest.LogCaptureFixture, names: list[str], is_told: bool
+) -> None:
+    lines: list[str] = []
+    for sink in make_alert_sinks(names, lines.append):
+        sink.send(alert("critical"))
+    (record,) = caplog.records
+    assert is_for_people(record) is is_told
+    assert len(lines) == 1 - is_told

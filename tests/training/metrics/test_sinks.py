@@ -1,15 +1,19 @@
 import csv
+import errno
 import json
 import math
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
+from infrastructure.training.metrics import sinks
 from infrastructure.training.metrics.sinks import (
     ConsoleSink,
     CsvSink,
@@ -255,3 +259,26 @@ def test_the_console_names_the_loss_that_is_ones_own(
         "step 2 · held-out loss (my_losses:focal) 0.5000",
         "step 2 · held-out loss 0.5000",
     ]
+
+
+def test_no_traceback_of_the_thread_that_writes_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its error is raised again where the next number is written, and told there."""
+    shown: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", shown.append)
+    sinks._show_no_tracebacks_of_its_thread()
+
+    def fail() -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    assert len(shown) == 1  # of anybody else
+    own = type("Writer", (threading.Thread,), {"__module__": event_file_writer.__name__})(
+        target=fail
+    )
+    own.start()
+    own.join()
+    assert len(shown) == 1
