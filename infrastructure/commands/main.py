@@ -63,6 +63,7 @@ HIDDEN = "train-detached"
 # An agent of ours, torchrun or accelerate may start several of these; the first one leads. Their
 # work is not what they print.
 TRAINS = ("train", "train-resume", HIDDEN)
+GOES_ON = ("train", "train-resume", "sweep")  # with what it has saved, when it is called again
 
 INTERRUPTED = "temper: interrupted"
 
@@ -168,14 +169,25 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (ValueError, TemperError) as error:
         return _fail(error, ExitCode.WRONG_INPUT)
     except StopSignal as error:
-        if not left_to_agent([INTERRUPTED], error.name):
-            print(INTERRUPTED, file=sys.stderr)
+        line = f"{INTERRUPTED}{_how_to_go_on(arguments)}"
+        if not left_to_agent([line], error.name):
+            print(line, file=sys.stderr)
         return exit_code_of_signal(error.name)
     except KeyboardInterrupt:
-        print(INTERRUPTED, file=sys.stderr)
+        print(f"{INTERRUPTED}{_how_to_go_on(arguments)}", file=sys.stderr)
         return ExitCode.INTERRUPTED
     except Exception as error:
         return _fail_unexpectedly(error)
+
+
+def _how_to_go_on(arguments: Sequence[str] | None) -> str:
+    """What a command that trains may be told after it: nothing of it is to be done twice."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = next(iter(words), "")
+    goes_on = name in GOES_ON or words[:2] == ["queue", "run"]
+    if not goes_on or "--new-run" in words:
+        return ""
+    return "; the same command goes on with what is saved"
 
 
 def _start_debugging(options: argparse.Namespace) -> None:

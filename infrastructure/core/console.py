@@ -106,8 +106,12 @@ class Report:
             self(line)
 
     @contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
-        """Inside, a silence of some seconds is ended by a word on `what` is done."""
+    def waiting(self, what: str | Callable[[], str]) -> Iterator[None]:
+        """Inside, a silence of some seconds is ended by a word on `what` is done.
+
+        Args:
+            what: words, or what gives them each time; that must not raise.
+        """
         self.last = time.monotonic()
         ended = threading.Event()
         thread = threading.Thread(target=self._break_silence, args=(what, ended), daemon=True)
@@ -119,21 +123,23 @@ class Report:
             thread.join()
             _WAITING.erase()
 
-    def _break_silence(self, what: str, ended: threading.Event) -> None:
+    def _break_silence(self, what: str | Callable[[], str], ended: threading.Event) -> None:
         began, patience = time.monotonic(), SILENT_SECONDS
         while not ended.wait(LOOK_SECONDS):
             now = time.monotonic()
             silent = now - self.last
-            text = f"… {what} ({now - began:.0f} s)"
+            if silent < (SILENT_AT_TERMINAL_SECONDS if is_terminal(sys.stderr) else patience):
+                continue
+            words = what if isinstance(what, str) else what()
+            text = f"… {words} ({now - began:.0f} s)"
             if is_terminal(sys.stderr):
-                if silent >= SILENT_AT_TERMINAL_SECONDS:
-                    _WAITING.draw(text, sys.stderr)
-            elif silent >= patience:
+                _WAITING.draw(text, sys.stderr)
+            else:
                 self(text)
                 patience *= 2
 
 
-def waiting_beside(what: str) -> AbstractContextManager[None]:
+def waiting_beside(what: str | Callable[[], str]) -> AbstractContextManager[None]:
     """As `Report.waiting`, with all its words on standard error."""
     return Report(show_beside).waiting(what)
 

@@ -17,7 +17,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import differing_keys, result_settings
 from infrastructure.config.merging.plugin_names import require_shareable
 from infrastructure.config.merging.precedence import Layer
+from infrastructure.core.console import waiting_beside
 from infrastructure.core.errors import RunFailedError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import write_json
@@ -32,12 +33,14 @@ from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.redact import redact
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
+from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_owner import (
     TrainerProcess,
     announce_stop,
     read_trainer,
     write_trainer,
 )
+from infrastructure.monitoring.records.status_text import progress_words
 from infrastructure.run.latest_checkpoint import SavedSteps
 from infrastructure.run.output_dir import writable
 from infrastructure.training.data.defaults import make_ready
@@ -131,6 +134,40 @@ def start(
     with suppress(BrokenPipeError), process.stdin as pipe:  # where it died, its output says why
         pipe.write(json.dumps(message).encode())
     return training
+
+
+@contextmanager
+def waiting_for(training: DetachedTraining) -> Iterator[None]:
+    """Inside, a person who waits for a training sees how far it is."""
+    with closing(_Progress(training)) as progress, waiting_beside(progress.words):
+        yield
+
+
+class _Progress:
+    """How far a training is, in words for a line that is drawn again."""
+
+    def __init__(self, training: DetachedTraining) -> None:
+        self.training = training
+        self._run: LiveRun | None = None
+
+    def words(self) -> str:
+        """`training, step 120 of 500 · 24.0 %; temper watch shows it`."""
+        return f"training{self._steps()}; temper watch shows it"
+
+    def _steps(self) -> str:
+        path = self.training.run_path
+        try:
+            if self._run is None and path is not None:
+                self._run = LiveRun(path)
+            elif self._run is not None:
+                self._run.refresh()
+        except (ValueError, OSError):  # it is not there yet, or no more
+            return ""
+        return "" if self._run is None else f", {progress_words(self._run)}"
+
+    def close(self) -> None:
+        if self._run is not None:
+            self._run.close()
 
 
 def _as_it_stands(config: DeploymentConfig) -> dict[str, object]:

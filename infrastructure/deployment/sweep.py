@@ -23,7 +23,6 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import differing_keys, result_settings
 from infrastructure.config.merging.precedence import Setting
 from infrastructure.core.checksums import read_record, write_record
-from infrastructure.core.console import waiting_beside
 from infrastructure.core.errors import DamagedFileError, TemperError
 from infrastructure.core.files import make_directory
 from infrastructure.core.json_text import as_object
@@ -344,7 +343,7 @@ class Sweep:
         return config
 
     def _wait(self, place: DetachedTraining) -> None:
-        with waiting_beside("training; temper watch shows it"):
+        with detached.waiting_for(place):
             while place.is_alive:
                 time.sleep(LOOK_SECONDS)
 

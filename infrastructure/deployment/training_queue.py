@@ -23,7 +23,6 @@ from typing import Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.checksums import read_record, write_record
-from infrastructure.core.console import waiting_beside
 from infrastructure.core.errors import DamagedFileError, TemperError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import make_directory
@@ -279,7 +278,7 @@ class TrainingQueue:
     def _wait(self, job: Job, place: DetachedTraining) -> None:
         """Until its process has ended; meanwhile its run is written down for who looks on."""
         run = job.run
-        with waiting_beside("training; temper watch shows it"):
+        with detached.waiting_for(place):
             while place.is_alive:
                 if run is None and place.run_path is not None:
                     run = str(place.run_path)

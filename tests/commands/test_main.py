@@ -14,7 +14,14 @@ from typing import Any
 import pytest
 
 from infrastructure.commands import train, train_resume
-from infrastructure.commands.main import COMMANDS, HIDDEN, command, create_parser, main
+from infrastructure.commands.main import (
+    COMMANDS,
+    HIDDEN,
+    _how_to_go_on,
+    command,
+    create_parser,
+    main,
+)
 from infrastructure.commands.parser import known_flags, parse
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.optional import DISTRIBUTION
@@ -390,3 +397,18 @@ def test_words_may_stand_behind_flags() -> None:
     for line in ("train-eval m d.jsonl --json more", "train-eval --json m --against d.jsonl e f"):
         with pytest.raises(ValueError, match="unknown argument"):
             parse(create_parser(), line.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "is_told"),
+    [
+        (["train", "d.csv"], True),
+        (["sweep", "d.csv"], True),
+        (["queue", "run"], True),
+        (["queue", "list"], False),
+        (["tune", "d.csv"], False),
+        (["train", "d.csv", "--new-run"], False),
+    ],
+)
+def test_after_an_interrupt_the_way_on_is_named(words: list[str], is_told: bool) -> None:
+    assert ("the same command goes on" in _how_to_go_on(words)) is is_told

@@ -104,3 +104,15 @@ def test_at_a_terminal_one_line_is_drawn_again_and_erased(monkeypatch: pytest.Mo
     assert screen.getvalue().count("loading") == 1
     assert screen.getvalue().endswith("\r\033[K")
     assert lines == []
+
+
+def test_words_may_change_while_one_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(console, "LOOK_SECONDS", 0.01)
+    lines: list[str] = []
+    steps = iter(range(1000))
+    with Report(lines.append).waiting(lambda: f"step {next(steps)}"):
+        until = time.monotonic() + 5
+        while len(lines) < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+    assert [line.split(" (")[0] for line in lines[:2]] == ["… step 0", "… step 1"]

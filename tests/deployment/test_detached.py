@@ -28,7 +28,7 @@ from tests.deployment.runs import (
     start_temper,
     write_settings,
 )
-from tests.monitoring.written_run import write_run
+from tests.monitoring.written_run import add, step_record, write_run
 from tests.slow import slow
 
 
@@ -170,3 +170,14 @@ def test_starting_and_stopping_load_no_torch() -> None:
     probe = "import sys, infrastructure.commands.stop; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_who_waits_sees_the_step(tmp_path: Path) -> None:
+    training = DetachedTraining(tmp_path)
+    progress = detached._Progress(training)
+    assert progress.words() == "training; temper watch shows it"
+    run = write_run(tmp_path / "runs")
+    add(run, step_record(12))
+    (tmp_path / detached.RUN_NAME).write_text(str(run))
+    assert progress.words().startswith("training, step 12 of 40 · 30 %; ")
+    progress.close()
