@@ -51,6 +51,7 @@ def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
     if options.quick or options.strict or options.rebaseline:
         raise ValueError("--preview checks nothing: leave --quick, --strict and --rebaseline out")
     with waiting_beside("loading PyTorch and reading the data"):
+        from infrastructure.testing.label_checks import check_prompts
         from infrastructure.training.data.data_pipeline import first_examples
         from infrastructure.training.data.encoding.token_preview import (
             counts_line,
@@ -74,8 +75,12 @@ def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
         if not options.json:
             print(token_preview(example, tokenizer, has_colour(sys.stdout)))
             print(f"{counts_line(kinds)}\n")
+    prompts = check_prompts(cast("DataPipeline", data))
+    notes = [f"{prompts.text}: {prompts.remedy}"] if prompts.status == "fail" else []
+    for note in [] if options.json else notes:
+        show(in_flags(f"note: {note}"))
     if options.json:
-        print(json.dumps({"examples": records}))
+        print(json.dumps({"examples": records, "notes": notes}))
     return ExitCode.DONE
 
 

@@ -5,6 +5,7 @@ import itertools
 import json
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from infrastructure.training.data.readers.rows import Conversation, Turn
 from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.models.packing_check import token_embeddings
 
+SHOWN_BEFORE = 8  # tokens
 NUM_PROMPTS = 8
 ROOM_FOR_END = 8  # tokens that a template may write after an answer
 NO_TEXT = "this model reads no text"
@@ -392,12 +394,17 @@ def check_template(subject: Subject) -> CheckResult:
         if bos is not None and len(ids) > 1 and ids[0] == ids[1] == bos:
             text = f"example {number} begins with the BOS token twice"
             return CheckResult("prompts", "fail", text, "remove it from data.chat_template")
+    return check_prompts(pipeline)
+
+
+def check_prompts(pipeline: DataPipeline) -> CheckResult:
+    """What stands before an answer, as `check_template` compares it."""
     prompts = _prompts_in_use(pipeline)
     if not prompts:
         return _check_invented(pipeline)
     for ids, nearest in zip(prompts, _nearest_examples(pipeline, prompts), strict=True):
         if not begins_with(pipeline.tokenizer, nearest, ids):
-            return _differ(pipeline, ids, num_common(nearest, ids))
+            return _differ(pipeline, ids, nearest)
     text = f"{len(prompts)} held-out prompts have the same tokens in training and in use"
     return CheckResult("prompts", "pass", text, numbers={"num_prompts": float(len(prompts))})
 
@@ -414,18 +421,45 @@ def _check_invented(pipeline: DataPipeline) -> CheckResult:
     ids = _prompt_in_use(pipeline, [{"role": "user", "content": turns[0].text}])
     ids = ids or encoder.prompt_ids(turns[:1])
     if not begins_with(pipeline.tokenizer, example.input_ids, ids):
-        return _differ(pipeline, ids, num_common(example.input_ids, ids))
+        return _differ(pipeline, ids, example.input_ids)
     return CheckResult("prompts", "pass", "a question has the same tokens in training and in use")
 
 
-def _differ(pipeline: DataPipeline, ids: Sequence[int], common: int) -> CheckResult:
-    shown = pipeline.tokenizer.decode(list(ids[common : common + 5]))
+def _differ(pipeline: DataPipeline, ids: Sequence[int], taught: TokenIds) -> CheckResult:
+    """What differs between a prompt in use and the nearest example that is trained on."""
+    decode, common = pipeline.tokenizer.decode, num_common(taught, ids)
+    used, trained = (list(map(int, one[common : common + 5])) for one in (ids, taught))
+    before = decode(list(ids[max(0, common - SHOWN_BEFORE) : common]))
+    where = f"a prompt that is as in training up to {before!r} goes on with {decode(used)!r} in use"
+    if _ends_with_space(pipeline):
+        text = (
+            f"{where}, and with {decode(trained)!r} in training: the generation prompt of the chat"
+            " template ends with a space, which the tokenizer joins to the answer's first word"
+        )
+        remedy = "take the space away from the end of the template's generation prompt"
+        return CheckResult("prompts", "fail", text, remedy)
     text = (
-        f"in use a prompt goes on after {common} tokens with {shown!r}; in training no example"
-        " does: the model would be asked otherwise than it was taught"
+        f"{where}, and with {decode(trained)!r} in training: the model would be asked otherwise"
+        " than it was taught"
     )
-    remedy = "prepare the data with the tokenizer and template that the model is saved with"
+    remedy = (
+        "let the chat template write the same before an answer whether a generation prompt is added"
+        " or the answer follows"
+    )
     return CheckResult("prompts", "fail", text, remedy)
+
+
+def _ends_with_space(pipeline: DataPipeline) -> bool:
+    """Whether the template's generation prompt does."""
+    write = partial(pipeline.tokenizer.apply_chat_template, [{"role": "user", "content": "a"}])
+    if pipeline.tokenizer.chat_template is None:
+        return False
+    try:
+        without = str(write(tokenize=False, add_generation_prompt=False))
+        prompt = str(write(tokenize=False, add_generation_prompt=True))
+    except (TemplateError, TypeError, ValueError):
+        return False
+    return prompt != without and prompt.endswith(" ")
 
 
 def _nearest_examples(pipeline: DataPipeline, prompts: list[list[int]]) -> list[TokenIds]:

@@ -236,4 +236,13 @@ def test_prompts_are_held_against_the_template_of_the_saved_tokenizer(
     tokenizer.chat_template = tokenizer.chat_template.replace("<s>", "<s> ")
     result = check_template(given)
     assert result.status == "fail"
-    assert "in use a prompt goes on after 1 tokens with ' syst" in result.text
+    assert "up to '<s>' goes on with ' syst" in result.text
+
+
+def test_a_space_at_the_end_of_the_generation_prompt_is_named(folder: Path, tmp_path: Path) -> None:
+    given = subject(folder, tmp_path, "template", CHAT)
+    tokenizer = given.adapter.tokenizer
+    tokenizer.chat_template = tokenizer.chat_template.replace("assistant\n", "assistant: ")
+    result = check_template(given)
+    assert result.status == "fail"
+    assert "generation prompt of the chat template ends with a space" in result.text

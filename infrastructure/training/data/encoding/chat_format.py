@@ -53,7 +53,15 @@ CHANGED = "Zq5"  # written after an answer to see where it stands
 
 
 class FormatError(Exception):
-    """The chat template cannot write this conversation so that its answers can be found."""
+    """The chat template cannot write this conversation so that its answers can be found.
+
+    Attributes:
+        advice: what to do, where that is known; else "".
+    """
+
+    def __init__(self, text: str, advice: str = "") -> None:
+        super().__init__(text)
+        self.advice = advice
 
 
 class HistoryError(FormatError):
@@ -108,8 +116,8 @@ class PlainFormat:
         for index, turn in enumerate(conversation.taught):
             if turn.calls_tools:
                 raise FormatError(
-                    f"message {index + 1} calls tools, and the tokenizer has no chat template that"
-                    " could write it: set data.chat_template"
+                    f"message {index + 1} calls tools: only a chat template can write that",
+                    "the model has no chat template: give one with data.chat_template",
                 )
             start = len(text)
             text += turn.text

@@ -133,7 +133,7 @@ class ConversationEncoder:
             try:
                 written[index] = self.write(conversation)
             except FormatError as error:
-                results[index] = _bad(conversation, CHAT_TEMPLATE, str(error))
+                results[index] = _bad(conversation, CHAT_TEMPLATE, str(error), error.advice)
         tokens = self._tokenise(list(written.values()))
         for (index, one), (ids, mask) in zip(written.items(), tokens, strict=True):
             adds_end = not one.is_marked or self._needs_end()
@@ -472,9 +472,10 @@ def _splits_cleanly(tokenizer: "PreTrainedTokenizerBase") -> bool:
     return all(ids(left + right) == ids(left) + ids(right) for left, right in PROBES)
 
 
-def _bad(conversation: Conversation, reason: str, detail: str) -> BadRow:
+def _bad(conversation: Conversation, reason: str, detail: str, advice: str = "") -> BadRow:
     shown = excerpt(conversation.turns[0].text)
-    return BadRow(conversation.source, conversation.line, reason, detail, shown)
+    place = (conversation.source, conversation.line)
+    return BadRow(*place, reason, detail, shown, advice=advice)
 
 
 def truncate(

@@ -97,7 +97,8 @@ class Quarantine:
         where = f" (all are listed in {listed})" if listed else ""
         raise ValueError(
             f"{self.total} of {num_rows} rows ({percent:.1f} %) cannot be used: {self._shown()}:"
-            f" {remedy}, or raise data.max_bad_rows_percent={max_percent:g}{where}"
+            f" {remedy}, or leave them out with data.max_bad_rows_percent"
+            f" (now {max_percent:g}){where}"
         )
 
     def _shown(self) -> str:

@@ -74,6 +74,7 @@ class BadRow:
         reason: one of the few reasons above, by which bad rows are counted.
         detail: what exactly is wrong.
         encoding: what would read a row that is no UTF-8, as far as its bytes tell; else "".
+        advice: what to do about this row in particular; "": what is done about its reason.
     """
 
     source: str
@@ -83,6 +84,7 @@ class BadRow:
     excerpt: str = ""
     offset: int = 0
     encoding: str = ""
+    advice: str = ""
 
     @property
     def place(self) -> str:
@@ -93,7 +95,7 @@ class BadRow:
         """What to do about many rows like this; "" where there is no more to say."""
         if self.encoding:
             return f"it looks like Windows text: set data.encoding={self.encoding}"
-        return REMEDIES.get(self.reason, "")
+        return self.advice or REMEDIES.get(self.reason, "")
 
     def __str__(self) -> str:
         return f"{self.place}: {self.reason}" + (f" ({self.detail})" if self.detail else "")

@@ -58,7 +58,8 @@ def test_too_large_a_share_is_refused_with_examples_and_remedy() -> None:
     quarantine.check(40, 5.0, Path("q.jsonl"))  # exactly the limit
     sentence = (
         r"^2 of 39 rows \(5\.1 %\) cannot be used: 2 empty \(a\.jsonl:3, detail 3\): mend them,"
-        r" or raise data\.max_bad_rows_percent=5 \(all are listed in q\.jsonl\)$"
+        r" or leave them out with data\.max_bad_rows_percent \(now 5\)"
+        r" \(all are listed in q\.jsonl\)$"
     )
     with pytest.raises(ValueError, match=sentence):
         quarantine.check(39, 5.0, Path("q.jsonl"))
@@ -85,3 +86,10 @@ def test_a_template_that_makes_rows_long_is_named() -> None:
     quarantine.add([bad(1, OVER_LONG)])
     with pytest.raises(ValueError, match=f": {about}: raise data.max_length where"):
         quarantine.check(1, 5.0, about_length=about)
+
+
+def test_what_is_to_be_done_about_a_row_is_said_of_all_like_it() -> None:
+    quarantine = Quarantine()
+    quarantine.add([BadRow("a.jsonl", 1, "chat template", "no", advice="give one")])
+    with pytest.raises(ValueError, match=r": give one, or leave them out with"):
+        quarantine.check(2, 5.0, None)
