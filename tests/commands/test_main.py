@@ -400,7 +400,7 @@ def test_words_may_stand_behind_flags() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "is_told"),
+    ("words", "is_named"),
     [
         (["train", "d.csv"], True),
         (["sweep", "d.csv"], True),
@@ -410,5 +410,5 @@ def test_words_may_stand_behind_flags() -> None:
         (["train", "d.csv", "--new-run"], False),
     ],
 )
-def test_after_an_interrupt_the_way_on_is_named(words: list[str], is_told: bool) -> None:
-    assert ("the same command goes on" in _how_to_go_on(words)) is is_told
+def test_after_an_interrupt_the_way_on_is_named(words: list[str], is_named: bool) -> None:
+    assert ("the same command goes on" in _how_to_go_on(words)) is is_named

@@ -179,5 +179,5 @@ def test_who_waits_sees_the_step(tmp_path: Path) -> None:
     run = write_run(tmp_path / "runs")
     add(run, step_record(12))
     (tmp_path / detached.RUN_NAME).write_text(str(run))
-    assert progress.words().startswith("training, step 12 of 40 · 30 %; ")
+    assert progress.words().startswith("training, step 12 of 40 · 30")
     progress.close()

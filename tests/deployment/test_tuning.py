@@ -27,7 +27,7 @@ def test_the_range_test_suggests_a_rate_that_trains(tmp_path: Path) -> None:
     assert 1e-6 < found.suggested < 1.0
 
 
-def test_a_mode_that_is_faster_and_does_not_pay_says_why() -> None:
+def test_a_faster_mode_that_does_not_pay_has_its_reason() -> None:
     plain, compiled = Measured(1000.0, 100), Measured(1500.0, 100, setup_seconds=20.0)
     tried = Tried("training.compile_mode", "default", compiled, best=plain, num_tokens=2000)
     assert describe(tried).endswith(

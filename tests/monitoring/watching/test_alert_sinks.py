@@ -159,13 +159,13 @@ def test_apprise_needs_an_address_and_its_package(monkeypatch: pytest.MonkeyPatc
         check_alert_sinks(["apprise"], {"APPRISE_URLS": SECRET})
 
 
-@pytest.mark.parametrize(("names", "is_told"), [(["console", "log"], False), (["log"], True)])
-def test_the_screen_tells_of_an_alert_once(
-    caplog: pytest.LogCaptureFixture, names: list[str], is_told: bool
+@pytest.mark.parametrize(("names", "is_shown"), [(["console", "log"], False), (["log"], True)])
+def test_an_alert_is_on_the_screen_once(
+    caplog: pytest.LogCaptureFixture, names: list[str], is_shown: bool
 ) -> None:
     lines: list[str] = []
     for sink in make_alert_sinks(names, lines.append):
         sink.send(alert("critical"))
     (record,) = caplog.records
-    assert is_for_people(record) is is_told
-    assert len(lines) == 1 - is_told
+    assert is_for_people(record) is is_shown
+    assert len(lines) == 1 - is_shown

@@ -73,7 +73,7 @@ def test_small_data_keeps_enough_steps(
     assert largest_size(TrainingConfig(batch_size="auto", **settings), num_examples) == largest
 
 
-def test_why_no_larger_size_is_tried_is_said() -> None:
+def test_the_largest_size_has_a_reason() -> None:
     config = TrainingConfig(batch_size="auto")
     assert why_largest(config, 180) == "more than 10 would leave this training fewer than 50 steps"
     assert why_largest(config, 1_000_000) == "no more than 256 are tried"

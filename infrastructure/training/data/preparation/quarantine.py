@@ -134,6 +134,5 @@ def about_template(num_tokens: int, max_length: int) -> str:
 
 def _plain(row: BadRow) -> dict[str, object]:
     fields = {key: value for key, value in asdict(row).items() if key != "offset"}
-    if not row.encoding:
-        fields.pop("encoding")
-    return fields
+    rare = ("encoding", "advice")
+    return {key: value for key, value in fields.items() if value or key not in rare}

@@ -88,7 +88,7 @@ def test_a_template_that_makes_rows_long_is_named() -> None:
         quarantine.check(1, 5.0, about_length=about)
 
 
-def test_what_is_to_be_done_about_a_row_is_said_of_all_like_it() -> None:
+def test_the_advice_of_a_row_is_that_of_all_like_it() -> None:
     quarantine = Quarantine()
     quarantine.add([BadRow("a.jsonl", 1, "chat template", "no", advice="give one")])
     with pytest.raises(ValueError, match=r": give one, or leave them out with"):
