@@ -35,7 +35,7 @@ def machine_rules(limits: AlertThresholds) -> list[AlertRule]:
             "disk_free",
             "disk_free_bytes",
             limits.disk_free * 1e6,
-            "{value_size} are free on the disk of the run (limit {limit_size}): checkpoints may "
+            "{value_mib} are free on the disk of the run (limit {limit_mib}): checkpoints may "
             "soon not fit; free some, or lower training.keep_checkpoints",
             severity="critical",
             is_lower=True,

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
-from infrastructure.monitoring.drawing.formatting import format_bytes
-
 State = Literal["raised", "ended"]
 Severity = Literal["info", "warning", "critical"]
 CLEAR_SHARE = 0.05  # of the limit; so far must a number be within it for the incident to be over
@@ -27,7 +25,7 @@ class AlertRule:
         key: what is compared.
         limit: an alert is raised beyond it; a value that is no number is beyond every limit.
         message: text for people, with `{subject}`, `{value}` and `{limit}`; of bytes with
-            `{value_size}` and `{limit_size}`.
+            `{value_mib}` and `{limit_mib}`.
         severity: info where a person need not act.
         is_lower: an alert is raised below the limit.
         num_samples: values beyond the limit, in a row, that begin an incident.
@@ -58,8 +56,8 @@ class AlertRule:
             subject=subject,
             value=value,
             limit=self.limit,
-            value_size=format_bytes(value),
-            limit_size=format_bytes(self.limit),
+            value_mib=f"{value / 2**20:,.0f} MiB",
+            limit_mib=f"{self.limit / 2**20:,.0f} MiB",
         )
 
 
