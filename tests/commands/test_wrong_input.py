@@ -2353,6 +2353,7 @@ PAIRINGS = [*METHODS, *PICTURES, *FITTING, *CONFIGURATION[_FIRST:]]
 LEAST_PAIRINGS = 95
 # What one line of the project answers counts once: the row, and the row that has its cause.
 SAME_CAUSE = {
+    "a form that there is not": "flag without value",
     "a tower that is nowhere": "hub model offline",
     "a vision part of a model of text": "4 bits of the small model",
     "a value that is none": "text for a number",
