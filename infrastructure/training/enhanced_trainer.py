@@ -372,7 +372,7 @@ class EnhancedTrainer:
 
     def _is_too_large(self) -> bool:
         """Whether this process lacks the memory for all weights and, beside them, its part of the
-        training, so that it reads its part alone: C's heap keeps much of what is given back."""
+        training, so that it reads its part alone."""
         if self.ranks is None or not self._may_spread():
             return False
         weights = self.adapter.weight_bytes()
