@@ -5,12 +5,11 @@
 A Llama of 99 million weights in fp32 is made in a folder. Trained in full, weights, gradients and
 AdamW's numbers take 16 bytes for each weight: the *state*. With `--lora` it is the weights alone.
 The numbers are fixed beforehand: each process gets, by RLIMIT_DATA, what the same command takes
-with a tiny model, and 0.75 times the state. One process should be refused memory
-by the kernel (with `enable_memory_optimization` off, which would not begin at all); two should train
-and save. Prints
-one JSON line: the limit, how each ended, and the peaks of the two processes (VmHWM) beside what was
-forecast. In November 2026 neither was so: Temper refused one process, and two ran out of memory in their
-first step, for a reason that is not known.
+with a tiny model, and 0.75 times the state. The kernel should refuse memory to one process (with
+`enable_memory_optimization` off, which would not begin at all); two should train and save.
+Prints one JSON line: the limit, how each ended, and the peaks of the two processes (VmHWM) beside
+what was forecast. In November 2026 neither was so: Temper refused one process, and two ran out of
+memory in their first step, for a reason that is not known.
 """
 
 import argparse
