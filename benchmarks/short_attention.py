@@ -44,7 +44,8 @@ def heads_of(num_tokens: int) -> Heads:
 
 
 def by_products(heads: Heads, lengths: list[int]) -> torch.Tensor:
-    arguments = (*heads, lengths, SEGMENT_STEP, None, torch.bfloat16)
+    groups = short_attention.grouped(lengths, SEGMENT_STEP)
+    arguments = (*heads, groups, None, torch.bfloat16)
     output: torch.Tensor = short_attention.ShortAttention.apply(*arguments)  # type: ignore[no-untyped-call]
     return output
 
