@@ -2,14 +2,15 @@
 
 PyTorch's flash attention spends most of its backward pass on anything but products where examples
 have a few hundred tokens. Here the products do the work, and the probabilities are kept for the
-backward pass, which flash attention computes again: half its time up to 256 tokens, two thirds
-at 512, and slower beyond (`python -m benchmarks.short_attention`).
+backward pass, which flash attention computes again: half to four fifths of its time up to 512
+tokens, and twice as much at 1,024 (`python -m benchmarks.short_attention`).
 
 Scores and softmax are fp32, as in flash attention; products with the probabilities have the format
 that the model computes in.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -21,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from infrastructure.core.integers import ceil_div
 
 MAX_LENGTH = 512  # of an example, in tokens
+MAX_PRODUCT = 1 << 14  # scores of a head in one product: more of them would leave the cache
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,16 @@ def grouped(lengths: list[int], step: int) -> list[Group]:
     members: dict[int, list[tuple[int, int]]] = {}
     for start, length in zip(starts, lengths, strict=False):
         members.setdefault(ceil_div(length, step) * step, []).append((start, length))
-    return [_group(size, examples, total) for size, examples in members.items()]
+    return [
+        _group(size, part, total)
+        for size, examples in members.items()
+        for part in _pieces(examples, max(1, MAX_PRODUCT // size**2))
+    ]
+
+
+def _pieces(examples: list[tuple[int, int]], most: int) -> Iterator[list[tuple[int, int]]]:
+    for start in range(0, len(examples), most):
+        yield examples[start : start + most]
 
 
 def _group(size: int, examples: list[tuple[int, int]], total: int) -> Group:
