@@ -135,10 +135,10 @@ def model_words(model: str) -> str:
     return OWN_MODEL if model == "embedded" else _short(run[1] if run else parts[-1])
 
 
-def has_plain_equal(record: Mapping[str, object]) -> bool:
+def baseline_is_as_good(record: Mapping[str, object]) -> bool:
     """Whether a simple method answers a quantum step's problem as well as what was chosen."""
-    energy, plain = record.get("energy"), record.get("alternatives")
-    energies = plain.values() if isinstance(plain, Mapping) else ()
+    energy, baselines = record.get("energy"), record.get("alternatives")
+    energies = baselines.values() if isinstance(baselines, Mapping) else ()
     numbers = [number for number in energies if isinstance(number, int | float)]
     return (
         isinstance(energy, int | float)

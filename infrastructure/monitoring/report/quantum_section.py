@@ -16,7 +16,7 @@ from infrastructure.monitoring.drawing.quantum_plots import (
     density_picture,
     energy_picture,
 )
-from infrastructure.monitoring.records.run_reader import has_plain_equal
+from infrastructure.monitoring.records.run_reader import baseline_is_as_good
 from infrastructure.monitoring.records.run_view import RunView, list_of, mapping_of
 from infrastructure.monitoring.report.report_sections import NOTHING, section
 
@@ -94,7 +94,7 @@ def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, obje
     best = min(_numbers(list(plain.values())), default=None)
     if not is_number(energy) or best is None:
         return f"It took {format_duration(cost)}; whether it paid was not measured."
-    if has_plain_equal(newest):
+    if baseline_is_as_good(newest):
         why = "a simple method found an answer as good"
         return f"It took {format_duration(cost)} and gained nothing: {why}."
     return (

@@ -147,7 +147,7 @@ def takes_products(
     return (
         step > 1
         and compiles_kernels(value)
-        and max_length <= MAX_LENGTH - step
+        and ceil_div(max_length, step) * step <= MAX_LENGTH
         and dropout == 0.0
         and window is None
     )

@@ -26,11 +26,12 @@ def download_bars_in_a_terminal() -> Iterator[None]:
     """Inside, a person sees the bars of a download, which may take long; a log file does not, and
     transformers draws none of its own, as the lines of a run say what is done."""
     hub = require("huggingface_hub.utils", "a model of the hub")
-    is_shown = shows_bars(sys.stderr) and not hub.are_progress_bars_disabled()
+    was_enabled = not hub.are_progress_bars_disabled()
     with without_progress_bars():
-        if is_shown:
+        if was_enabled and shows_bars(sys.stderr):
             hub.enable_progress_bars()
         try:
             yield
         finally:
-            hub.disable_progress_bars()
+            set_shown = hub.enable_progress_bars if was_enabled else hub.disable_progress_bars
+            set_shown()

@@ -16,7 +16,7 @@ from infrastructure.core.json_text import JsonObject
 from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.monitoring.records.run_reader import (
     QUANTUM_FILE,
-    has_plain_equal,
+    baseline_is_as_good,
     objects_in,
     read_files,
 )
@@ -207,7 +207,7 @@ def in_words(record: Record) -> str:
     if record["outcome"] != ANSWERED:
         return f"{head} {record['outcome']}: {record['why']}"
     remarks = "".join(f"; {remark}" for remark in record.get("remarks", []))
-    if has_plain_equal(record):
+    if baseline_is_as_good(record):
         remarks += "; a simple method found an answer as good"
     left_out = record.get("num_examples", 0) - record.get("num_selected", 0)
     if left_out and record.get("num_dropped") == left_out:  # none by chance

@@ -3,10 +3,7 @@
 import os
 import signal
 import subprocess
-import sys
 import time
-
-import pytest
 
 from infrastructure.training.distributed import rank_watch
 from infrastructure.training.distributed.rank_watch import RankWatch, living_ranks
@@ -22,7 +19,6 @@ def stop(process: "subprocess.Popen[str]") -> None:
     os.waitpid(process.pid, os.WUNTRACED)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="processes are not stopped there")
 def test_who_is_stopped_is_given_time_and_a_pause_of_all_counts_for_nobody() -> None:
     first, second = rank(0), rank(1)
     try:

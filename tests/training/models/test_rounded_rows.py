@@ -72,6 +72,14 @@ def assert_same(
         assert (actual[name] - gradient).abs().max() <= 5e-6 * scale, name
 
 
+def packing_model(architecture: str, checkpointing: bool) -> torch.nn.Module:
+    model = tiny_model(architecture)
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert use_packed_attention(model)
+    return model
+
+
 @pytest.mark.parametrize("lengths", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "gemma3", "gpt2", "qwen3_moe"])
 def test_packed_rows(architecture: str, lengths: list[int]) -> None:
@@ -103,11 +111,7 @@ def test_examples_whose_attention_is_rounded(
 
     monkeypatch.setattr(packed_attention, "compiles_kernels", lambda query: True)
     monkeypatch.setattr(packed_attention, "_make_layout", count)
-    model = tiny_model(architecture)
-    if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    assert use_packed_attention(model)
-    assert_same(model, lengths, packed)
+    assert_same(packing_model(architecture, checkpointing), lengths, packed)
     assert len(made) == 1, "once a batch, for all layers, and never for exact lengths"
     assert all(length % SEGMENT_STEP == 0 for length in made[0].lengths)
 
@@ -128,11 +132,7 @@ def test_short_examples_by_products(
 
     monkeypatch.setattr(packed_attention, "compiles_kernels", lambda value: True)
     monkeypatch.setattr(packed_attention, "by_products", count)
-    model = tiny_model(architecture)
-    if checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-    assert use_packed_attention(model)
-    assert_same(model, lengths, packed)
+    assert_same(packing_model(architecture, checkpointing), lengths, packed)
     assert applied, "never for exact lengths"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from infrastructure.config.sections.quantum_config import QuantumConfig
-from infrastructure.monitoring.records.run_reader import has_plain_equal
+from infrastructure.monitoring.records.run_reader import baseline_is_as_good
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.quantum import quantum_extension
@@ -114,7 +114,7 @@ def test_without_a_budget_a_tenth_of_those_looked_at_is_left_out(
         assert set(seen.epochs[epoch]) == set(ids_of(trainer, selection))
         assert sum(seen.epochs[epoch].values()) == number
     assert f"left out 1 of {number} training examples, as others teach" in caplog.text
-    assert ("a simple method found an answer as good" in caplog.text) == has_plain_equal(record)
+    assert ("a simple method found an answer as good" in caplog.text) == baseline_is_as_good(record)
     assert "and all others" in record["chosen"]
 
 
