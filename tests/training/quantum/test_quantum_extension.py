@@ -137,7 +137,7 @@ def test_a_solver_has_what_the_overhead_leaves_it(
     trainer.train()
     (record,) = records(trainer)
     assert record["is_fallback"]
-    assert record["solver_seconds"] < 4.5
+    assert record["solver_seconds"] < 30  # 4, and what a busy machine takes to end it; not 300
     assert "quantum.max_overhead_percent 5 has left the solver" in record["remarks"][-1]
 
 
