@@ -22,9 +22,17 @@ class StopSignal(KeyboardInterrupt):
 STOP_COMMAND = "stopped by temper stop"
 
 
+_REASONS = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "ended from outside (SIGTERM)",
+    signal.SIGHUP: "its terminal was closed (SIGHUP)",
+}
+
+
 def reason_of(number: int) -> str:
-    """What a run says of its stop: `SIGTERM received`."""
-    return f"{signal.Signals(number).name} received"
+    """What a run says of its stop: `ended from outside (SIGTERM)`."""
+    known = signal.Signals(number)
+    return _REASONS.get(known, f"ended from outside ({known.name})")
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:

@@ -6,6 +6,7 @@ runs/<run_id>/run.json · metrics.jsonl · checkpoints/ · final/ · report.html
 import re
 import secrets
 import time
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -199,7 +200,8 @@ def is_called(run: RunDirectory, name: str) -> bool:
 
 
 def _in_file_name(name: str) -> str:
-    readable = re.sub(r"[^A-Za-z0-9.]+", "-", name).strip("-.") or "run"
+    letters = re.sub(r"[\u0300-\u036f]", "", unicodedata.normalize("NFKD", name))  # ü is u
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", letters).strip("-.") or "run"
     return readable[-40:]
 
 

@@ -90,7 +90,7 @@ def test_interrupting_the_cell_saves_and_shows_where_and_the_cell_goes_on(
     assert shown.error == ""
     (run,) = runs_of(tmp_path)
     steps = json.loads((run / "summary.json").read_text())["steps"]
-    assert f"Stopped at step {steps}: SIGINT received" in shown.text
+    assert f"Stopped at step {steps}: interrupted" in shown.text
     assert str(run) in shown.text
     assert "Run this cell again" in shown.text
     assert "stopped" in panel_of(shown)

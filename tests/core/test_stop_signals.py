@@ -28,10 +28,18 @@ def test_under_nohup_it_does_not() -> None:
     assert done.stdout.split() == ["2", "15"]
 
 
-@pytest.mark.parametrize("name", ["SIGHUP", "SIGINT", "SIGTERM"])
-def test_a_stop_is_an_interrupt_that_knows_its_signal(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("SIGHUP", "its terminal was closed (SIGHUP)"),
+        ("SIGINT", "interrupted"),
+        ("SIGTERM", "ended from outside (SIGTERM)"),
+        ("SIGUSR1", "ended from outside (SIGUSR1)"),
+    ],
+)
+def test_a_stop_is_an_interrupt_that_knows_its_signal(name: str, message: str) -> None:
     error = StopSignal(signal.Signals[name])
-    assert (error.name, str(error)) == (name, f"{name} received")
+    assert (error.name, str(error)) == (name, message)
     assert isinstance(error, KeyboardInterrupt)
 
 

@@ -1,6 +1,7 @@
 """Signals ask to stop while a training runs, and only then."""
 
 import os
+import re
 import signal
 import threading
 import time
@@ -9,7 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from infrastructure.core.stop_signals import STOP_COMMAND, StopSignal, interrupt_on_signals
+from infrastructure.core.stop_signals import (
+    STOP_COMMAND,
+    StopSignal,
+    interrupt_on_signals,
+    reason_of,
+)
 from infrastructure.deployment import signals
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.monitoring.records.run_owner import announce_stop
@@ -28,7 +34,7 @@ def test_the_first_signal_requests_a_stop(state: TrainingState, number: signal.S
     with stop_on_signals(state):
         os.kill(os.getpid(), number)
     assert state.stop_reason is StopReason.SIGNAL
-    assert state.stop_message == f"{number.name} received"
+    assert state.stop_message == reason_of(number)
     assert (state.is_interrupted, state.stop_signal) == (True, number.name)
 
 
@@ -42,7 +48,10 @@ def test_temper_stop_is_known_from_other_signals(
     if is_for_this_process:
         assert (state.stop_reason, state.stop_message) == (StopReason.COMMAND, STOP_COMMAND)
     else:
-        assert (state.stop_reason, state.stop_message) == (StopReason.SIGNAL, "SIGTERM received")
+        assert (state.stop_reason, state.stop_message) == (
+            StopReason.SIGNAL,
+            "ended from outside (SIGTERM)",
+        )
     assert state.stop_signal == "SIGTERM"  # which decides the exit code
     assert not [*tmp_path.iterdir()]
 
@@ -52,13 +61,13 @@ def test_the_first_signal_is_the_one_that_is_reported(state: TrainingState) -> N
     with stop_on_signals(state):
         for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
             os.kill(os.getpid(), number)
-    assert (state.stop_message, state.stop_signal) == ("SIGHUP received", "SIGHUP")
+    assert (state.stop_message, state.stop_signal) == ("its terminal was closed (SIGHUP)", "SIGHUP")
 
 
 def test_a_second_ctrl_c_breaks_off_the_step(state: TrainingState) -> None:
     with stop_on_signals(state):
         os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt, match="SIGINT received"):
+        with pytest.raises(KeyboardInterrupt, match="interrupted"):
             os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -85,7 +94,7 @@ def test_a_second_sigterm_is_harmless(state: TrainingState) -> None:
     with stop_on_signals(state):
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
-    assert state.stop_message == "SIGTERM received"
+    assert state.stop_message == "ended from outside (SIGTERM)"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -97,7 +106,7 @@ def test_a_step_that_takes_too_long_is_broken_off(
     started = time.monotonic()
     with stop_on_signals(state):
         os.kill(os.getpid(), number)
-        with pytest.raises(KeyboardInterrupt, match=f"{number.name} received"):
+        with pytest.raises(KeyboardInterrupt, match=re.escape(reason_of(number))):
             time.sleep(10)
     assert time.monotonic() - started < 5
 
@@ -118,7 +127,7 @@ def test_the_old_handlers_come_back(state: TrainingState) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_before_the_training_a_signal_is_an_interrupt_that_names_it(number: signal.Signals) -> None:
-    with interrupt_on_signals(), pytest.raises(StopSignal, match=f"{number.name} received"):
+    with interrupt_on_signals(), pytest.raises(StopSignal, match=re.escape(reason_of(number))):
         os.kill(os.getpid(), number)
 
 

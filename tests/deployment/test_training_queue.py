@@ -149,8 +149,14 @@ def test_a_job_that_outlives_its_queue_is_waited_for_and_one_signal_saves_and_st
     process.communicate(timeout=60)
     assert process.returncode == 143
     (job,) = jobs_in(folder)
-    assert (job.state, job.run, job.reason) == ("interrupted", str(run), "SIGTERM received")
-    assert json.loads((run / "summary.json").read_text())["reason"] == "SIGTERM received"
+    assert (job.state, job.run, job.reason) == (
+        "interrupted",
+        str(run),
+        "ended from outside (SIGTERM)",
+    )
+    assert (
+        json.loads((run / "summary.json").read_text())["reason"] == "ended from outside (SIGTERM)"
+    )
     after = read_trainer(run)
     assert after is None or after.is_alive is False
 

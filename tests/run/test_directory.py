@@ -20,6 +20,12 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_name_keeps_its_letters_without_their_accents(tmp_path: Path) -> None:
+    run = plan_run(tmp_path, "Prüfung für Zoë")
+    assert run.run_id.endswith(f"-Prufung-fur-Zoe-{run.run_id[-4:]}")
+    assert is_called(run, "Prüfung für Zoë")
+
+
 def test_the_newest_run_is_the_default(runs: Path) -> None:
     run, checkpoint = find_run(None, runs)
     assert (run.run_id, checkpoint) == ("20260102-000000-b-22", None)

@@ -205,7 +205,7 @@ def test_a_signal_to_another_rank_stops_all_after_the_same_step(
 ) -> None:
     case = found["stopped"]
     assert case["error"] is None
-    assert case["stop"] == ["signal", "SIGTERM received"]
+    assert case["stop"] == ["signal", "ended from outside (SIGTERM)"]
     assert case["step"] == 3
     assert case["versions"][-1] == 3
 

@@ -155,7 +155,7 @@ def test_a_signal_an_error_and_other_modes(tmp_path: Path, saved_llama: Path) ->
     found = results(folder_of(tmp_path, saved_llama), SLOW)
     check_same(found["tied, packed 1"], found["tied, packed 2"])
     check_same(found["tied, packed 1"], found["tied, packed on disk"])
-    assert found["stopped"]["stop"] == ["signal", "SIGTERM received"]
+    assert found["stopped"]["stop"] == ["signal", "ended from outside (SIGTERM)"]
     assert found["stopped"]["versions"][-1] == 3
     assert found["failed"]["error"].startswith(
         "ProcessLostError: the process of rank 1 (of 2) failed: ValueError: planted in a rank"

@@ -74,7 +74,7 @@ def test_the_first_signal_requests_and_the_second_ctrl_c_insists(received: list[
         signals.install()
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert requests == ["SIGTERM received"]
+        assert requests == ["ended from outside (SIGTERM)"]
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
         signals.remove()

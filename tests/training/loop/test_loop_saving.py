@@ -145,12 +145,12 @@ def test_an_evaluation_is_broken_off_and_done_again(tmp_path: Path, at_epoch_end
         nonlocal num_measured
         num_measured += 1
         torch.rand(3)  # whatever it draws must not matter
-        training.state.interrupt("SIGTERM received")
+        training.state.interrupt("ended from outside (SIGTERM)")
         training.loop.poll(training.state)
         raise AssertionError("the evaluation goes on")
 
     training.loop.evaluate = evaluate
-    with pytest.raises(KeyboardInterrupt, match="SIGTERM received"):
+    with pytest.raises(KeyboardInterrupt, match="ended from outside"):
         training.run()
     assert num_measured == 1
     assert manifests(tmp_path) == [(step, "stopped", None)]
@@ -230,7 +230,7 @@ def test_the_last_save_is_not_broken_off(tmp_path: Path) -> None:
 
     def stopped_while_evaluating() -> dict[str, float]:
         allowed.append((training.state.step, "evaluating", training.loop.may_break_off))
-        training.state.interrupt("SIGTERM received")
+        training.state.interrupt("ended from outside (SIGTERM)")
         return training.loop.poll(training.state) or {}
 
     training.checkpointer.begin = slow_save
