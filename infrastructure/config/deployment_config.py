@@ -14,6 +14,7 @@ from infrastructure.config.base import ConfigSection, ConfigurationError
 from infrastructure.config.merging import plugin_names
 from infrastructure.config.merging.cross_checks import (
     contradictions,
+    lora_beside_new_weights,
     lora_in_passing,
     place_among_runs,
     several_processes,
@@ -315,7 +316,11 @@ class DeploymentConfig(ConfigSection):
 
     def notes(self) -> list[str]:
         """What to tell when a run starts: settings without effect, and those that cost much."""
-        costs = stackwise_costs(self.model, self.training)
+        is_model_named = self.source("model.name") != DEFAULT_SOURCE
+        costs = [
+            *lora_beside_new_weights(self.model, is_model_named),
+            *stackwise_costs(self.model, self.training),
+        ]
         kept = [*self._preset_notes, *self._plugin_notes, *self._environment_notes]
         unused = noted_without_effect(self, self.source)
         return [*unused, *costs, *kept, *self._further_notes]

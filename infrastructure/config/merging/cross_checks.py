@@ -122,6 +122,16 @@ def lora_in_passing(model: ModelConfig, settings: Collection[str], place: str) -
         )
 
 
+def lora_beside_new_weights(model: ModelConfig, is_model_named: bool) -> Iterator[str]:
+    """A sentence where LoRA is to train beside weights that are new because no model was named."""
+    if model.name == "embedded" and model.lora_config is not None and not is_model_named:
+        yield (
+            "LoRA freezes the model's own weights, and without model.name those are new and"
+            " random: the model will hardly learn. Name a trained model as model.name, or leave"
+            " LoRA out"
+        )
+
+
 def testing_off(enable_testing: bool, testing_interval: float | None) -> Iterator[str]:
     """A sentence where checks are asked for again and again, and switched off."""
     if testing_interval is not None and not enable_testing:
