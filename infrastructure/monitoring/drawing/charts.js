@@ -67,6 +67,12 @@ const temperCharts = (() => {
     return null;
   };
 
+  const valueRange = (low, high, fromZero) => {
+    if (fromZero) return [Math.min(0, low ?? 0), (high ?? 0) * 1.08 || 1];
+    if (low == null || (low === 0 && high === 0)) return [0, 1]; // the library would go to 100
+    return uPlot.rangeNum(low, high, 0.1, true);
+  };
+
   class Live {
     constructor(figure) {
       this.figure = figure;
@@ -124,7 +130,7 @@ const temperCharts = (() => {
         series.push(line(name, 1.8), { ...marks(name), dash: [4, 3] });
       });
       const axis = { stroke: () => colour("--soft"), ticks: { show: false }, font: "11px system-ui, sans-serif" };
-      const range = data.zero && !this.isLog ? (_, low, high) => [Math.min(0, low ?? 0), (high ?? 0) * 1.08 || 1] : undefined;
+      const range = this.isLog ? undefined : (_, low, high) => valueRange(low, high, data.zero);
       this.plot = new uPlot({
         ...this.size(),
         padding: [8, 38, 0, 0],
@@ -310,5 +316,5 @@ const temperCharts = (() => {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     for (const chart of figures.values()) chart.plot.redraw();
   });
-  return { draw, lay, colourOf, own, tickLabels };
+  return { draw, lay, colourOf, own, tickLabels, valueRange };
 })();

@@ -20,7 +20,12 @@ from infrastructure.monitoring.drawing.formatting import (
     not_finite_name,
 )
 from infrastructure.monitoring.drawing.html import Markup, element, raw_markup, readable_key
-from infrastructure.monitoring.drawing.quantity_names import HELD_OUT, in_order, name_of
+from infrastructure.monitoring.drawing.quantity_names import (
+    HELD_OUT,
+    in_order,
+    name_of,
+    without_tied_points,
+)
 
 EVALUATION = "evaluation"
 MAX_FURTHER_CHARTS = 12
@@ -89,6 +94,7 @@ def charts_of(
         evaluated: the keys that evaluations gave.
         num_buckets: the most pieces of a picture's curve, but for the loss.
     """
+    points = without_tied_points(points)
     charts: dict[str, Chart] = {}
     for quantity in QUANTITIES:
         buckets = NUM_BUCKETS if quantity.key == WIDE else num_buckets

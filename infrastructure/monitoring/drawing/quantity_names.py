@@ -5,7 +5,7 @@ Files keep the names that their trainers give: TRL's `rewards/margins` is a key 
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +106,24 @@ def without_ties(numbers: Mapping[str, Any]) -> dict[str, Any]:
     margins = [value for key, value in numbers.items() if bare_key(key) == MARGIN]
     is_tied = any(isinstance(m, int | float) and abs(m) <= TINY_MARGIN for m in margins)
     return {key: v for key, v in numbers.items() if not (is_tied and bare_key(key) == RANKING)}
+
+
+def without_tied_points(
+    points: Mapping[str, Sequence[tuple[float, float]]],
+) -> dict[str, list[tuple[float, float]]]:
+    """Key → (step, value) without the shares of pairs at steps where nothing ranks them, as
+    `without_ties`."""
+    kept = {key: list(pairs) for key, pairs in points.items()}
+    for prefix in ("", HELD_OUT):
+        tied = {
+            step
+            for step, margin in points.get(f"{prefix}{MARGIN}", [])
+            if abs(margin) <= TINY_MARGIN
+        }
+        key = f"{prefix}{RANKING}"
+        if key in kept:
+            kept[key] = [(step, value) for step, value in kept[key] if step not in tied]
+    return {key: pairs for key, pairs in kept.items() if pairs or not points[key]}
 
 
 def name_of(key: str) -> QuantityName:

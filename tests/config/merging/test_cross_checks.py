@@ -396,7 +396,8 @@ def test_a_setting_of_lora_does_not_freeze_new_weights_in_passing() -> None:
 
 def test_lora_beside_a_new_model_that_nobody_named_is_noted() -> None:
     (note,) = DeploymentConfig(**{"model.lora_config": True}).notes()
-    assert "new and random" in note and "model.name" in note
+    assert "new and random" in note
+    assert "model.name" in note
     named = {"model.lora_config": True, "model.name": "embedded"}
     assert DeploymentConfig(**named).notes() == []
     assert DeploymentConfig(**{**named, "model.name": "owner/name"}).notes() == []

@@ -103,6 +103,8 @@ def test_values_zoom_log_scale_and_overlays_of_a_chart(runs: Path, browser: Brow
             f"temperCharts.tickLabels({close}, {{scale: 1, unit: ' GiB'}})+''"
         )
         assert labels.replace(" GiB", "") == ",0.51211,0.51212,1,234.5001,1,234.5002,0.3"
+        ranges = "[temperCharts.valueRange(0, 0, false), temperCharts.valueRange(1, 3, true)]"
+        assert browser.evaluate(f"JSON.stringify({ranges})") == "[[0,1],[0,3.24]]"
         browser.evaluate(f"{loss}.scrollIntoView()")
         over = f"JSON.stringify({loss}.querySelector('.u-over').getBoundingClientRect())"
         box = json.loads(browser.evaluate(over))

@@ -34,3 +34,15 @@ def test_training_and_held_out_are_in_one_chart_and_zeros_in_none() -> None:
         "F1, held out",
     ]
     assert charts["rewards/margins"].marks == [(2.0, 0.3)]
+
+
+def test_pairs_that_nothing_ranks_are_not_drawn_as_wrong() -> None:
+    points = {
+        "rewards/accuracies": [(1.0, 0.0), (2.0, 0.75)],
+        "rewards/margins": [(1.0, 0.0), (2.0, 0.2)],
+        "eval_rewards/accuracies": [(0.0, 0.0), (2.0, 0.0)],
+        "eval_rewards/margins": [(0.0, 0.0), (2.0, -0.3)],
+    }
+    chart = charts_of(points, {"eval_rewards/accuracies"})["rewards/accuracies"]
+    assert chart.points == [(2.0, 0.75)]
+    assert chart.marks == [(2.0, 0.0)]
