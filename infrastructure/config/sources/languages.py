@@ -22,6 +22,7 @@ _POSITIONAL = re.compile(r" ?\(argument (?P<key>[\w.]+)\)")
 _VARIABLE = re.compile(r" ?\(environment (?P<place>\w+)\)")
 _KEYWORD = re.compile(r" ?\(keyword [\w.]+\)")
 _FLAG = re.compile(r"(?<![\w-])(?P<flag>--[a-z][a-z-]*)")
+_ARGUMENTS = {"--max-tokens": "max_tokens"}  # of commands and functions, and no settings
 _WORDS = {"data.path": "DATA", "model.name": "MODEL"}  # of a command line, without a flag
 
 Spell = Callable[[str, str | None], str | None]
@@ -66,7 +67,7 @@ def in_keywords(sentence: str) -> str:
     def of_flag(match: re.Match[str]) -> str:
         key = key_of_flag(match["flag"])
         if key not in _FIELDS:
-            return match[0]
+            return _ARGUMENTS.get(match["flag"], match[0])
         is_off = match["flag"].startswith("--no-")
         return keyword_of(key) + (f"={not is_off}" if is_truth(_FIELDS[key]) else "")
 

@@ -44,6 +44,15 @@ def test_python_reads_of_keywords() -> None:
         temper.train(batch_size=0)
 
 
+def test_an_argument_that_is_no_setting_is_a_keyword_too() -> None:
+    sentence = "4 answers were cut; --max-tokens gives them more; --as is not Python's"
+    assert (
+        in_keywords(sentence)
+        == "4 answers were cut; max_tokens gives them more; --as is not Python's"
+    )
+    assert in_flags(sentence) == sentence
+
+
 def test_a_file_reads_of_its_keys_and_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("training:\n  batch_size: 0\n")
