@@ -15,7 +15,7 @@ from infrastructure.backup.backends.drive import DrivePlace
 from infrastructure.backup.finished_run import complete
 from infrastructure.backup.format.retention import retention_of
 from infrastructure.backup.replication.status import age_words
-from infrastructure.backup.run_backup import RunBackup, place_options
+from infrastructure.backup.run_backup import RunBackup, last_place, place_options
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.checksums import damaged_files
 from infrastructure.core.errors import StorageError
@@ -65,7 +65,7 @@ def make_sure(run: RunDirectory, seconds: float) -> str:
     if not Lock(run.path / LOCK_FILE).take(wait=False, where_there_are_none=True):
         raise StorageError(f"run {run.run_id} is being trained")
     recorded = run.read_settings()
-    options = place_options(recorded).copy_with(finish_seconds=seconds)
+    options = _options_of(run).copy_with(finish_seconds=seconds)
     if options.place is None:
         raise StorageError(f"run {run.run_id} has no place for backups: it lies here only")
     backup = RunBackup(
@@ -104,7 +104,7 @@ def _confirmed_step(run: RunDirectory, backup: RunBackup, seconds: float) -> int
 
 def _unassign(run: RunDirectory) -> bool:
     """Ask Colab to take the machine back."""
-    if is_drive(place_options(run.read_settings())):
+    if is_drive(_options_of(run)):
         print(flush_drive())
     try:
         importlib.import_module("google.colab.runtime").unassign()
@@ -112,6 +112,12 @@ def _unassign(run: RunDirectory) -> bool:
         return _stays(f"Colab did not take it back ({redact(str(error)) or type(error).__name__})")
     print("The runtime was given back")
     return True
+
+
+def _options_of(run: RunDirectory) -> BackupConfig:
+    """Section `backup` as recorded; where it names no place, with that of the last copy."""
+    options = place_options(run.read_settings())
+    return options.copy_with(place=options.place or last_place(run.checkpoints))
 
 
 def is_drive(options: BackupConfig) -> bool:

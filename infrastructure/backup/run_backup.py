@@ -33,6 +33,8 @@ from infrastructure.backup.replication.remote_pruning import prune_once
 from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.backup.replication.status import (
     DOWN,
+    FINISHED,
+    LEFT,
     OFF,
     STARTING,
     BackupStatus,
@@ -202,6 +204,8 @@ class RunBackup:
         status = read_status(self.status_path) if is_ours else live_status(self.status_path)
         if status.place != place:
             status = BackupStatus()  # of another place, from before
+        if status.state == FINISHED and not is_ours:
+            status = self._with_newer(status)
         if self._copier.cannot_run:
             return self._copier_down(self._copier, replace(status, place=place))
         if self._copier.process_id is not None and status.state == DOWN:
@@ -209,6 +213,15 @@ class RunBackup:
         if self._copier.failure is not None and status.error is None:
             return replace(status, error=f"of the process that copies: {self._copier.failure}")
         return status
+
+    def _with_newer(self, status: BackupStatus) -> BackupStatus:
+        """What the last copier wrote when all was confirmed; since then the run may have been
+        trained on without a copier."""
+        newest = self.store.newest_healthy()
+        if newest is None or newest == status.newest_name:
+            return status
+        step = self.store.outline(newest).step
+        return replace(status, state=LEFT, newest_name=newest, newest_step=step)
 
     def _copier_down(self, copier: CopierClient, known: BackupStatus) -> BackupStatus:
         """What is known of the copy, and that nobody copies; others read it in the file."""
@@ -415,6 +428,12 @@ class RunBackup:
     def _unreachable(self, error: OSError) -> StorageError:
         link = self._require_link()
         return StorageError(f"{link.place.url}: {redact(str(error))}; {link.place.advice(error)}")
+
+
+def last_place(checkpoints: Path) -> str | None:
+    """Where the versions in this folder were copied to last, whoever asked for it; a password in it
+    is masked. None: they were never copied."""
+    return read_status(checkpoints / STATUS_FILE).place or None
 
 
 def place_options(config: DeploymentConfig) -> BackupConfig:

@@ -4,6 +4,7 @@ import argparse
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from infrastructure.backup.format.store import Store
 from infrastructure.backup.inventory import BackupEntry, list_entries, runs_at
 from infrastructure.backup.replication.folder_upload import problems_at
 from infrastructure.backup.replication.status import age_words
-from infrastructure.backup.run_backup import RunBackup, place_options
+from infrastructure.backup.run_backup import RunBackup, last_place, place_options
 from infrastructure.commands.arguments import (
     A_RUN_HELP,
     add_folder_flags,
@@ -34,7 +35,7 @@ from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import StorageError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.kept_traceback import COPIER_TRACEBACK_FILE
-from infrastructure.core.redact import redact, redact_urls
+from infrastructure.core.redact import MASK, redact, redact_urls
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_number
 from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.monitoring.records.run_list import FINAL
@@ -192,9 +193,9 @@ def restore(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     name, _, step = (options.run or "").partition("@")
     if step and not step.isdecimal():
         raise ValueError(f"{options.run!r}: a step is a number, as in RUN@120")
-    backup = _with_place(config.backup)
+    name, backup = _to_restore(name or None, config)
     run, checkpoint = restore_run(
-        name or None, backup, Path(config.output_dir), int(step) if step else None
+        name, backup, Path(config.output_dir), int(step) if step else None
     )
     number = step_of(checkpoint)
     path = run.path.resolve()
@@ -244,14 +245,17 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     """Show how the copy of a run stands, and what would be lost now; of what is not on this machine
     what its place holds."""
     try:
-        run, backup = _backup_of_run(options.run, config, must_have_place=False)
+        run, backup = _backup_of_run(options.run, config, must_have_place=False, opens=False)
     except ValueError:
         if config.backup.place is None:
             raise
         heading = f"Not in {config.output_dir}; {redact_urls(config.backup.place)} holds:"
         return _list_runs(options, config.backup.place, options.run, heading)
     if backup.options.place is None:
-        text = f"run {run.run_id} is on this machine only: give --place to copy it"
+        is_elsewhere = "output_dir" in _given(config)
+        name = str(run.path) if is_elsewhere else options.run or run.run_id
+        command = f"temper backup create {shlex.quote(name)} --place PLACE"
+        text = f"run {run.run_id} is on this machine only; copy it with: {command}"
         show(options.json, {"run": run.run_id, "place": None, "text": text}, text)
         return ExitCode.DONE
     state = backup.status()
@@ -326,9 +330,14 @@ def _given(config: DeploymentConfig) -> set[str]:
 
 
 def _backup_of_run(
-    name: str | None, config: DeploymentConfig, must_have_place: bool = True
+    name: str | None, config: DeploymentConfig, must_have_place: bool = True, opens: bool = True
 ) -> tuple[RunDirectory, RunBackup]:
-    """A run of this machine, and its backup as recorded but for what was given now."""
+    """A run of this machine, and its backup as recorded but for what was given now. Where neither
+    names a place, it is the one that the run was copied to last.
+
+    Args:
+        opens: whether the place is looked into.
+    """
     run, _ = find_run(name, Path(config.output_dir))
     recorded = run.read_settings()
     changes = {
@@ -337,6 +346,13 @@ def _backup_of_run(
         if key.startswith("backup.")
     }
     options = place_options(recorded).copy_with(**changes)
+    if options.place is None and (last := last_place(run.checkpoints)) is not None:
+        if MASK in last and opens:
+            raise ValueError(
+                f"run {run.run_id} was copied to {last}, whose password is never written down: give"
+                " --place"
+            )
+        options = options.copy_with(place=last)
     if options.place is None and must_have_place:
         raise ValueError(f"run {run.run_id} has no place for backups: give --place")
     retention = retention_of(recorded.training)
@@ -362,10 +378,16 @@ def _named(name: str | None, config: DeploymentConfig) -> tuple[str, RunBackup]:
     return run.run_id, backup
 
 
-def _with_place(options: BackupConfig) -> BackupConfig:
-    if options.place is None:
-        raise ValueError("where is the backup? give --place, as in --place /mnt/disk/temper")
-    return options
+def _to_restore(name: str | None, config: DeploymentConfig) -> tuple[str | None, BackupConfig]:
+    """The run to bring back, and from where; what is left of it here knows its place."""
+    if config.backup.place is not None:
+        return name, config.backup
+    if name is not None:
+        with suppress(ValueError):  # nothing of it is here
+            run, _ = find_run(name, Path(config.output_dir))
+            _, backup = _backup_of_run(name, config)
+            return run.run_id, backup.options
+    raise ValueError("where is the backup? give --place, as in --place /mnt/disk/temper")
 
 
 def _versions(store: Store) -> list[tuple[Store, str]]:

@@ -12,6 +12,7 @@ from colab import drive, release
 from colab.release import release_runtime
 from infrastructure.backup.backends.drive import DrivePlace
 from infrastructure.backup.backends.folder import FolderPlace
+from infrastructure.backup.run_backup import STATUS_FILE
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.lock import Lock
 from tests.deployment.runs import deploy, small_config
@@ -99,6 +100,17 @@ def recorded_place(folder: Path, place: str | None) -> None:
 
 def without_a_place(folder: Path) -> None:
     recorded_place(folder, None)
+    (only_run(folder) / "checkpoints" / STATUS_FILE).unlink()
+
+
+def test_a_copy_made_after_the_training_counts(
+    colab_session: ColabSession, trained: Path, tmp_path: Path
+) -> None:
+    """The run was trained without a place; `temper backup create` has named one."""
+    folder = tmp_path / "copy"
+    shutil.copytree(trained, folder)
+    recorded_place(folder, None)
+    assert released(folder)
 
 
 def without_its_backup(folder: Path) -> None:

@@ -200,9 +200,10 @@ def test_a_run_without_a_place_is_shown_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temper: Temper
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    deploy(small_config(tmp_path, max_steps=1))
+    run, _ = deploy(small_config(tmp_path, max_steps=1))
     code, output = temper("status")
     assert (code, output["place"]) == (ExitCode.DONE, None)
+    assert f"copy it with: temper backup create {run.name} --place PLACE" in output["text"]
     assert temper("create")[0] == ExitCode.WRONG_INPUT
 
 
@@ -214,6 +215,46 @@ def test_a_copy_is_made_now_of_a_run_that_had_none(
     code, output = temper("create", made.name, "--place", str(place))
     assert (code, output["confirmed"], output["confirmed_step"]) == (ExitCode.DONE, True, 2)
     assert Store(place / made.name).newest()[0] == Store(made / "checkpoints").newest()[0]
+    code, output = temper("status", made.name)
+    assert (code, output["place"], output["confirmed_step"]) == (ExitCode.DONE, str(place), 2)
+    listed = temper("list", made.name)[1]["versions"]
+    assert {at for row in listed for at in row["places"]} == {"here", str(place)}
+    shutil.rmtree(made / "checkpoints/objects")
+    assert temper("verify", made.name)[0] == ExitCode.FAILED
+    assert temper("restore", made.name)[1]["step"] == 2
+    assert Store(made / "checkpoints").newest()[0] is not None
+
+
+def test_a_copy_that_was_made_once_does_not_hold_what_was_trained_since(
+    run: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody copies any more; the file still says that all there was is confirmed."""
+    store = Store(run / "checkpoints")
+    newest = store.versions()[0]
+    store.commit({}, store.read(newest).values, step=5)
+    assert main(["backup", "status", run.name]) == ExitCode.DONE
+    out = capsys.readouterr().out
+    assert "step 3 confirmed" in out
+    assert "(step 5 waits)" in out
+    assert "its last version is not confirmed" in out
+    assert "steps after 3 would have to be trained again" in out
+
+
+def test_a_password_of_the_place_is_given_again(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was copied is told without it; to look there takes the whole address."""
+    record = read_record(run / "run.json")
+    record["configuration"]["values"]["backup"]["place"] = None  # it was given to `create` alone
+    write_record(run / "run.json", record)
+    path = run / "checkpoints" / STATUS_FILE
+    status = json.loads(path.read_text())
+    path.write_text(json.dumps({**status, "place": "ftp://***@host/temper"}))
+    capsys.readouterr()
+    assert main(["backup", "status", run.name]) == ExitCode.DONE
+    assert "confirmed" in capsys.readouterr().out
+    assert main(["backup", "list", run.name]) == ExitCode.WRONG_INPUT
+    assert "ftp://***@host/temper, whose password is never written" in capsys.readouterr().err
 
 
 def test_a_copy_that_is_not_confirmed_in_time_is_a_failure(run: Path, temper: Temper) -> None:

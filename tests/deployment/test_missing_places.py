@@ -181,7 +181,7 @@ def test_a_typing_mistake_is_found_before_the_first_step(
     arguments = ["train", "--config", str(tmp_path / "config.yaml"), "--backup-place", str(place)]
     assert main([*arguments, *flags]) == ExitCode.WRONG_INPUT
     (line,) = capsys.readouterr().err.splitlines()
-    assert "dsik is not there: is the path right" in line
+    assert "dsik is not there (check the path, mount the disk" in line
     assert "--allow-missing-place" in line
     assert runs_of(tmp_path) == []
 

@@ -24,7 +24,7 @@ ADVICE = {
     errno.EACCES: "check that you may write there",
     errno.EPERM: "check that you may write there",
     errno.EROFS: "it is mounted read-only: mount it for writing",
-    errno.ENOTCONN: "mount the disk, or name another place",
+    errno.ENOTCONN: "check the path, mount the disk, or name another place",
     errno.ESTALE: "mount the disk again, or name another place",
     errno.ENOENT: "no folder can be made there, or it was removed: name another place",
     errno.ENOTDIR: "that is a file, or lies below one: name a folder",
@@ -188,9 +188,7 @@ class FolderPlace(Place):
         """Raises OSError (ENOTCONN): the disk is not there."""
         needed = self.root if self._was_there else self.anchor
         if not self._is_there(needed):
-            raise OSError(
-                errno.ENOTCONN, f"{needed} is not there: is the path right, and the disk mounted?"
-            ) from None
+            raise OSError(errno.ENOTCONN, f"{needed} is not there") from None
 
     def _is_there(self, directory: Path) -> bool:
         try:
