@@ -21,7 +21,8 @@ class DataReport:
         tokens, supervised_tokens: of the training examples of one epoch.
         length_quantiles: length in tokens → of which share ("5%", "50%", "95%") this is the limit.
         task_counts: training examples by task.
-        end_tokens: what the answers end with → how often; generation must stop there.
+        end_tokens: what the answers end with → how often; generation must stop there. Empty:
+            all of them were cut before their end.
         truncated: examples that were cut to the longest length.
         template_tokens: that the chat template itself writes around a question and its answer;
             counted where rows are too long.
@@ -115,10 +116,12 @@ class DataReport:
 
     def _tokens(self) -> list[str]:
         quantiles = ", ".join(f"{share} ≤ {n}" for share, n in self.length_quantiles.items())
-        ends = ", ".join(self.end_tokens)
+        ends = f"answers end with {', '.join(self.end_tokens)}"
+        if not self.end_tokens:
+            ends = "every answer is cut before its end"
         lines = [
             f"{self.tokens:,} tokens, {self.supervised_tokens:,} of them learnt"
-            f" ({100 * self.supervised_share:.0f} %); answers end with {ends}",
+            f" ({100 * self.supervised_share:.0f} %); {ends}",
             f"length in tokens: {quantiles}, longest {self.longest} of at most {self.max_length}",
         ]
         if set(self.task_counts) - {""}:

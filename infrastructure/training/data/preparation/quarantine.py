@@ -94,11 +94,12 @@ class Quarantine:
             remedy = "raise data.max_length where the model sees more"
             remedy += ", set data.over_length=truncate to cut prompts instead" * cuts_prompts
             remedy = f"{about_length}: {remedy}" if about_length else remedy
+        some = f", or leave them out with data.max_bad_rows_percent (now {max_percent:g})"
+        some = some if self.total < num_rows else ""  # nothing would be left
         where = f" (all are listed in {listed})" if listed else ""
         raise ValueError(
             f"{self.total} of {num_rows} rows ({percent:.1f} %) cannot be used: {self._shown()}:"
-            f" {remedy}, or leave them out with data.max_bad_rows_percent"
-            f" (now {max_percent:g}){where}"
+            f" {remedy}{some}{where}"
         )
 
     def _shown(self) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from infrastructure.training.data.encoding.chat_format import special_tokens
 from infrastructure.training.data.preparation.data_report import DataReport
 from infrastructure.training.data.preparation.row_encoder import PreparedRow
 
@@ -90,7 +91,9 @@ class RowFacts:
         report.task_counts = dict(sorted(Counter(tasks).items()))
         tokens = zip(self.end_token, self.is_truncated, strict=True)
         whole = [token for token, is_truncated in tokens if not is_truncated]
-        ends = Counter(whole or self.end_token).most_common(NUM_END_TOKENS)
+        special = special_tokens(tokenizer)  # a cut answer ends with any other token
+        ends = Counter(whole or [t for t in self.end_token if t in special])
         report.end_tokens = {
-            str(tokenizer.convert_ids_to_tokens(token)): count for token, count in ends
+            str(tokenizer.convert_ids_to_tokens(token)): count
+            for token, count in ends.most_common(NUM_END_TOKENS)
         }

@@ -138,6 +138,17 @@ def test_too_many_bad_rows_refuse_the_start(tmp_path: Path, cache: Path) -> None
     assert again.report.from_cache
 
 
+def test_no_end_is_shown_where_every_answer_was_cut(tmp_path: Path, cache: Path) -> None:
+    """What stands at the limit then is a chance word, and nothing that generation stops at."""
+    rows = [{"question": "Q", "answer": f"word {n} " * 300} for n in range(20)]
+    report = pipeline(write_jsonl(tmp_path / "a.jsonl", rows), cache).report
+    assert report.truncated == 20
+    assert report.end_tokens == {}
+    text = "\n".join(report.lines())
+    assert "%); every answer is cut before its end" in text
+    assert "answers end with" not in text
+
+
 def test_over_long_rows_lose_their_end_and_are_counted(tmp_path: Path, cache: Path) -> None:
     long = "word " * 300
     extra = [{"question": "Q", "answer": long}, {"question": long, "answer": "A"}]

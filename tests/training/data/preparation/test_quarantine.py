@@ -52,6 +52,16 @@ def test_memory_is_bounded_and_counts_are_not(
     assert Quarantine.read(tmp_path / "q.jsonl", {"empty": 12}).total == 12
 
 
+def test_where_all_rows_are_bad_nothing_is_left_to_train_on() -> None:
+    quarantine = Quarantine()
+    quarantine.add([bad(line, OVER_LONG) for line in range(3)])
+    with pytest.raises(ValueError, match="cannot be used") as refused:
+        quarantine.check(3, 5.0)
+    assert "leave them out" not in str(refused.value)
+    with pytest.raises(ValueError, match="or leave them out with data"):
+        quarantine.check(4, 5.0)
+
+
 def test_too_large_a_share_is_refused_with_examples_and_remedy() -> None:
     quarantine = Quarantine()
     quarantine.add([bad(3), bad(9)])
