@@ -39,8 +39,9 @@ from infrastructure.evaluation.rows import (
     by_task,
     measure_rows,
 )
-from infrastructure.monitoring.drawing.formatting import format_number, printable
+from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
+from infrastructure.monitoring.drawing.quantity_names import name_and_value
 from infrastructure.monitoring.drawing.tables import PLAIN_LOSS, held_out_loss, render_table
 from infrastructure.monitoring.records.run_list import finished_model
 from infrastructure.training.data.readers.sources import data_files_hash, discover, held_out_beside
@@ -224,7 +225,7 @@ def _lines(
             label = held_out_loss(config.training.loss)  # of a model or a loss of its own kind
             rows = [[label, format_number(model.metrics.get("eval_loss", math.nan)), "", ""], *rows]
         others = {k: v for k, v in model.metrics.items() if k != "eval_loss"}
-        rows += [[printable(key), format_number(value), "", ""] for key, value in others.items()]
+        rows += [[*name_and_value(key, value), "", ""] for key, value in others.items()]
         tables.append(render_table(headings, rows))
         by_names, of_tasks = task_table(measured, with_intervals=False)
         if of_tasks:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infrastructure.monitoring.drawing.formatting import printable
+from infrastructure.monitoring.drawing.formatting import format_number, format_share, printable
 from infrastructure.monitoring.drawing.html import readable_key
 
 HIGHER, LOWER = "higher is better", "lower is better"
@@ -42,8 +42,9 @@ class QuantityName:
         return f"{self.title} ({self.better})" if self.better else self.title
 
 
-# Of TRL's trainers; the order is that of a table. "Chosen" and "rejected" are the data's columns;
-# of these two only the difference has a direction: both often fall while it grows.
+# Of TRL's trainers, and of the dialogue adapter; the order is that of a table. "Chosen" and
+# "rejected" are the data's columns; of these two only the difference has a direction: both often
+# fall while it grows.
 KNOWN = {
     RANKING: QuantityName(RANKED, HIGHER, is_share=True),
     "accuracy": QuantityName("accuracy", HIGHER),  # which metrics of one's own are called, too
@@ -75,6 +76,9 @@ KNOWN = {
     "logits/rejected": QuantityName("mean logit in rejected answers", is_detail=True),
     "entropy": QuantityName("uncertainty over the next token (entropy)", is_detail=True),
     "aux_loss": QuantityName("uneven load of experts (loss)", LOWER, is_detail=True),
+    "loss_first_answers": QuantityName("loss of first answers", LOWER),
+    "loss_later_answers": QuantityName("loss of later answers", LOWER),
+    "end_accuracy": QuantityName("ends of answers predicted rightly", HIGHER, is_share=True),
     "clip_ratio/low_mean": QuantityName("tokens clipped below", is_share=True, is_detail=True),
     "clip_ratio/high_mean": QuantityName("tokens clipped above", is_share=True, is_detail=True),
     "clip_ratio/region_mean": QuantityName("tokens clipped", is_share=True, is_detail=True),
@@ -136,6 +140,14 @@ def name_of(key: str) -> QuantityName:
         title = f"reward {printable(reward)}" + ("" if is_mean else ", spread")
         return QuantityName(title, HIGHER if is_mean else "", is_detail=not is_mean)
     return QuantityName(printable(readable_key(key)))
+
+
+def name_and_value(key: str, value: float) -> tuple[str, str]:
+    """A number as a line or a row shows it: by its key where nobody has named it."""
+    if bare_key(key) not in KNOWN:
+        return printable(key), format_number(value)
+    name = name_of(key)
+    return name.title, (format_share if name.is_share else format_number)(value)
 
 
 def in_order(keys: list[str]) -> list[str]:

@@ -107,8 +107,15 @@ def _shown(value: float | None, format_value: Callable[[float], str] = format_nu
 
 def _loss_row(before: float | None, after: float | None) -> tuple[str, str, str]:
     change = math.nan if before is None or after is None or before <= 0 else after / before - 1
-    text = f"{100 * change:+.1f} %" if math.isfinite(change) else ""
-    return _shown(before), _shown(after), text
+    return _shown(before), _shown(after), _relative(change) if math.isfinite(change) else ""
+
+
+def _relative(change: float) -> str:
+    """A change in percent; only what is nothing afterwards has fallen by 100 %."""
+    if change == -1:
+        return "-100 %"
+    texts = [f"{100 * change:+.{digits}f}" for digits in (1, 2, 3, 4)]
+    return next((f"{text} %" for text in texts if float(text) != -100), "< -99.9999 %")
 
 
 def _number_row(

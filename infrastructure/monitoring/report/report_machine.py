@@ -2,11 +2,11 @@
 steps."""
 
 from infrastructure.core.json_text import JsonObject, as_integer, as_list, as_number, as_object
-from infrastructure.monitoring.drawing.charts import figure
+from infrastructure.monitoring.drawing.charts import Chart, figure
 from infrastructure.monitoring.drawing.downsampling import NUM_BUCKETS
 from infrastructure.monitoring.drawing.formatting import clip, format_duration
 from infrastructure.monitoring.drawing.html import Markup, element, table
-from infrastructure.monitoring.records.machine_history import machine_charts, with_unit
+from infrastructure.monitoring.records.machine_history import machine_charts
 from infrastructure.monitoring.records.run_view import Machine, RunView
 from infrastructure.monitoring.report.report_sections import NOTHING, section
 
@@ -19,15 +19,19 @@ def machine_figures(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
     curves = view["machine"]["curves"]
     charts = machine_charts(curves, num_buckets)
     figures = [
-        figure(key, chart, with_unit(key, curves[key][-1][1]))
-        for key, chart in charts.items()
-        if not chart.is_one_dot
+        figure(key, chart, _newest(chart)) for key, chart in charts.items() if not chart.is_one_dot
     ]
     if not figures:
         return NOTHING
     return element(
         "div", element("div", *figures, css_class="columns three"), _pauses(view["machine"])
     )
+
+
+def _newest(chart: Chart) -> str:
+    """The newest value, in the unit that the curve is drawn in."""
+    unit = chart.title.rpartition(", ")[2]
+    return f"{chart.format_value(chart.points[-1][1])} {unit}"
 
 
 def _pauses(known: Machine) -> Markup:

@@ -46,6 +46,7 @@ from infrastructure.monitoring.drawing.metrics_file import (
     encode_record,
     spell_numbers,
 )
+from infrastructure.monitoring.drawing.quantity_names import name_and_value
 from infrastructure.monitoring.drawing.tables import HELD_OUT_LOSS, held_out_loss
 
 if TYPE_CHECKING:
@@ -154,14 +155,16 @@ def console_line(record: Record, loss: str | None = None) -> str:
             parts.append(shown.replace(HELD_OUT_LOSS, held_out_loss(loss)))
     known = CONSOLE_PARTS.keys() | CONSOLE_SILENT
     others = [key for key in record if key not in known and not key.startswith(REPORT_ONLY)]
-    parts += [f"{printable(key)} {_format_any(key, record[key])}" for key in others]
+    parts += [_part(key, record[key]) for key in others]
     return " · ".join(parts)
 
 
-def _format_any(key: str, value: object) -> str:
+def _part(key: str, value: object) -> str:
     if not isinstance(value, int | float):
-        return printable(value)
-    return format_share(value) if "exact_match" in key else format_number(value)
+        return f"{printable(key)} {printable(value)}"
+    if "exact_match" in key:
+        return f"{printable(key)} {format_share(value)}"
+    return " ".join(name_and_value(key, value))
 
 
 class JsonlSink(Sink):

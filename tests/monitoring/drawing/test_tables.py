@@ -77,3 +77,20 @@ def test_names_from_data_are_cut_and_cannot_steer_the_terminal() -> None:
     assert len(table.splitlines()) == 4
     assert max(map(len, table.splitlines())) < 70
     assert "…" in table
+
+
+def test_only_a_loss_of_nothing_has_fallen_by_all_of_it() -> None:
+    changes = {
+        after: before_after_rows({"eval_loss": 6.231}, {"eval_loss": after})[0][3]
+        for after in (3.0, 0.002, 1e-9, 0.0)
+    }
+    assert changes == {3.0: "-51.9 %", 0.002: "-99.97 %", 1e-9: "< -99.9999 %", 0.0: "-100 %"}
+
+
+def test_numbers_by_turn_have_names_directions_and_changes() -> None:
+    before = {"eval_loss_first_answers": 7.9, "eval_end_accuracy": 0.0}
+    after = {"eval_loss_first_answers": 7.4, "eval_end_accuracy": 0.25}
+    assert before_after_rows(before, after) == [
+        ("loss of first answers (lower is better)", "7.900", "7.400", "-0.5000"),
+        ("ends of answers predicted rightly (higher is better)", "0 %", "25.0 %", "+25.0 points"),
+    ]

@@ -9,7 +9,7 @@ from infrastructure.core.files import write_json
 from infrastructure.monitoring.records.run_reader import PROFILE_FILE
 from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.report.report import write_report
-from infrastructure.monitoring.report.report_machine import machine_use
+from infrastructure.monitoring.report.report_machine import machine_figures, machine_use
 from infrastructure.monitoring.training_monitor import (
     SYSTEM_FILE,
     TrainingMetrics,
@@ -87,3 +87,13 @@ def test_damaged_samples_are_left_out(run: Path) -> None:
     ]
     file.write_text(file.read_text() + "\n".join(damaged) + "\n")
     assert "<td>40.0 %</td>" in machine_use(read_view(run))
+
+
+def test_a_curve_and_its_newest_value_have_one_unit(tmp_path: Path) -> None:
+    """It ends below a GiB, in which it is drawn."""
+    (tmp_path / "run.json").write_text("{}")
+    view = read_view(tmp_path)
+    view["machine"]["curves"] = {"process_memory_bytes": [(0.0, 2.0 * GIB), (60.0, 0.98 * GIB)]}
+    page = machine_figures(view)
+    assert '<span class="now">0.980 GiB</span>' in page
+    assert "MiB" not in page

@@ -59,6 +59,11 @@ def test_an_evaluation_line_names_every_number() -> None:
     assert console_line(record) == (
         "step 20 · epoch 1 · loss NaN · held-out loss 2.500 · eval_exact_match 97.5 % · note  a�b"
     )
+    by_turn = {"eval_loss_later_answers": 7.8741, "eval_end_accuracy": 0.25, "eval_own": 0.5}
+    assert console_line({"step": 20, **by_turn}) == (
+        "step 20 · loss of later answers 7.874 · ends of answers predicted rightly 25.0 %"
+        " · eval_own 0.5000"
+    )
 
 
 def test_the_console_is_not_flooded_but_shows_what_matters() -> None:
