@@ -51,6 +51,7 @@ COMMANDS = {
     "checkpoints": "list or verify checkpoints",
     "export": "write a checkpoint as a model others can load",
     "backup": "copies of a run at another place",
+    "list": "show the runs of a folder, a line each",
     "watch": "follow a run in the terminal",
     "dashboard": "follow runs on a web page",
     "stop": "let a training save and stop, wherever it runs here",

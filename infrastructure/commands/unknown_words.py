@@ -14,6 +14,7 @@ COMMANDS_ELSEWHERE = {
     **dict.fromkeys(("chat", "generate", "infer", "predict", "inference"), "ask"),
     **dict.fromkeys(("convert", "merge", "save"), "export"),
     **dict.fromkeys(("monitor", "logs", "tail", "status"), "watch"),
+    **dict.fromkeys(("runs", "ls", "ps", "history"), "list"),
     **dict.fromkeys(("restore", "sync", "copy"), "backup"),
 }
 # What lies in a file, and needs no command.

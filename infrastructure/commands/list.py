@@ -1,0 +1,54 @@
+"""`temper list`: the runs of a folder, a line each, the newest first. Loads no torch."""
+
+import argparse
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from infrastructure.commands.arguments import add_folder_flags, add_json
+from infrastructure.commands.output import show
+from infrastructure.commands.settings import configure
+from infrastructure.core.exit_codes import ExitCode
+from infrastructure.monitoring.drawing.formatting import format_number
+from infrastructure.monitoring.drawing.metrics_file import spell_numbers
+from infrastructure.monitoring.drawing.tables import HELD_OUT_LOSS, UNKNOWN, render_table
+from infrastructure.monitoring.records.live_run import changed_at
+from infrastructure.monitoring.records.run_reader import METRICS_FILE
+from infrastructure.monitoring.records.run_rows import RunRow, RunRows
+from infrastructure.monitoring.records.status_text import STATE_WORDS
+
+HEADINGS = ("run", "state", "step", HELD_OUT_LOSS, "written")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    add_json(parser)
+    add_folder_flags(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show the runs of the output folder, as their files tell."""
+    folder = Path(configure(options).output_dir)
+    rows = [(row, _written_at(folder / row.name)) for row in RunRows(folder).read()]
+    runs = [{**asdict(row), "written_at": moment} for row, moment in rows]
+    text = f"No run in {folder}; start one with: temper train DATA"
+    if rows:
+        text = render_table(HEADINGS, [_cells(row, moment) for row, moment in rows])
+    show(options.json, spell_numbers({"folder": str(folder), "runs": runs}), text)
+    return ExitCode.DONE
+
+
+def _written_at(path: Path) -> float | None:
+    """Unix time of the newest numbers of a run."""
+    moments = [changed_at(path / name) for name in ("summary.json", METRICS_FILE)]
+    return max((moment for moment in moments if moment is not None), default=None)
+
+
+def _cells(row: RunRow, moment: float | None) -> list[str]:
+    return [
+        row.name,
+        STATE_WORDS[row.state].lower(),
+        UNKNOWN if row.step is None else f"{row.step:,}",
+        UNKNOWN if row.held_out_loss is None else format_number(row.held_out_loss),
+        UNKNOWN if moment is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(moment)),
+    ]

@@ -1,0 +1,40 @@
+"""`temper list`: a line for each run of a folder, for people and for programs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infrastructure.commands.main import main
+from infrastructure.core.exit_codes import ExitCode
+from tests.monitoring.written_run import add, step_record, write_run
+
+pytestmark = pytest.mark.usefixtures("restore_logging")
+
+
+def test_the_runs_of_a_folder_are_listed_the_newest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["list"]) == ExitCode.DONE
+    assert capsys.readouterr().out == "No run in runs; start one with: temper train DATA\n"
+    done = write_run(Path("runs"), "2025-a", status="finished", after={"eval_loss": 0.25})
+    add(done, step_record(1040, 0.5))
+    add(write_run(Path("runs"), "2026-b"), step_record(12, float("nan")))
+    assert main(["list"]) == ExitCode.DONE
+    heading, _, newer, older = capsys.readouterr().out.splitlines()
+    assert heading.split("  ")[0] == "run"
+    assert newer.split()[:5] == ["2026-b", "being", "trained", "12", "–"]
+    assert older.split()[:4] == ["2025-a", "finished", "1,040", "0.2500"]
+    assert main(["list", "--json"]) == ExitCode.DONE
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["folder"] == "runs"
+    assert [(run["name"], run["loss"]) for run in facts["runs"]] == [
+        ("2026-b", "NaN"),
+        ("2025-a", 0.5),
+    ]
+    assert facts["runs"][0]["written_at"] == Path("runs/2026-b/metrics.jsonl").stat().st_mtime
+    assert main(["list", "--output", "elsewhere"]) == ExitCode.DONE
+    assert "No run in elsewhere" in capsys.readouterr().out
+    assert main(["runs"]) == ExitCode.WRONG_INPUT
+    assert "did you mean temper list?" in capsys.readouterr().err
