@@ -18,6 +18,7 @@ from infrastructure.monitoring.drawing.quantity_names import (
 )
 
 MAX_CELL_WIDTH = 60
+UNKNOWN = "–"
 HELD_OUT_LOSS = "held-out loss"
 EXACT_MATCH = "exact match"
 PLAIN_LOSS = "cross_entropy"
@@ -102,7 +103,7 @@ def before_after_rows(
 
 
 def _shown(value: float | None, format_value: Callable[[float], str] = format_number) -> str:
-    return "–" if value is None else format_value(value)
+    return UNKNOWN if value is None else format_value(value)
 
 
 def _loss_row(before: float | None, after: float | None) -> tuple[str, str, str]:

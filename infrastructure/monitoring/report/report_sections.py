@@ -24,6 +24,7 @@ from infrastructure.monitoring.drawing.html import (
     table,
 )
 from infrastructure.monitoring.drawing.quantity_names import split_direction
+from infrastructure.monitoring.drawing.tables import UNKNOWN
 from infrastructure.monitoring.records.run_reader import FINISHED
 from infrastructure.monitoring.records.run_view import RunView
 
@@ -145,7 +146,11 @@ def before_after(view: RunView) -> Markup:
     if not rows:
         return NOTHING
     classes = ["part" if row[0].startswith(" ") else "total" for row in rows]
-    cells = [(_quantity(row[0].strip()), *row[1:]) for row in rows]
+    names = [_quantity(row[0].strip()) for row in rows]
+    if all(before == UNKNOWN for _, before, _, _ in rows):  # as of a Trainer of one's own
+        only = [(name, after) for name, (_, _, after, _) in zip(names, rows, strict=True)]
+        return section("After the training", table((), only, "numbers", classes))
+    cells = [(name, *row[1:]) for name, row in zip(names, rows, strict=True)]
     headings = ("", "before", "after", "change")
     return section("Before → after", table(headings, cells, "numbers change", classes))
 

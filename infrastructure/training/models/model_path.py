@@ -3,6 +3,7 @@
 Loads no torch.
 """
 
+import difflib
 from pathlib import Path
 
 from infrastructure.config.elsewhere import GGUF
@@ -12,6 +13,7 @@ from infrastructure.core.lookup import nearest
 
 EMBEDDED = "embedded"
 GGUF_SUFFIX = ".gguf"
+LIKE_A_RUN = 0.9  # of 1: runs of one day and one model are called much alike
 MODEL_FILES = "config.json, tokenizer and safetensors"
 
 
@@ -36,7 +38,7 @@ def refuse_missing(name: str) -> None:
     if reads_like_path(name):
         is_final = Path(name).name == "final"
         hint = "; a run's model lies in its own folder: runs/RUN/final" * is_final
-        if not is_final and (meant := _near(name)):
+        if meant := _near_run(Path(name)) if is_final else _near(name):
             hint = f"; did you mean {meant!r}?"
         raise ValueError(f"model {name!r}: there is no such folder{hint}")
 
@@ -66,6 +68,17 @@ def not_found(name: str, *, hub_reachable: bool, files: str = MODEL_FILES) -> st
         f"model {name!r}: no folder of that name here, and the Hugging Face hub {hub}{hint}"
         f" (give a folder with {files}, or a hub name such as owner/name)"
     )
+
+
+def _near_run(final: Path) -> str | None:
+    """The trained model of the run whose name is nearest, for `RUN/final`."""
+    run = final.expanduser().parent
+    try:
+        finished = [other.name for other in run.parent.iterdir() if (other / final.name).is_dir()]
+    except OSError:
+        return None
+    meant = difflib.get_close_matches(run.name, finished, 1, LIKE_A_RUN)
+    return str(final.parent.parent / meant[0] / final.name) if meant else None
 
 
 def _near(name: str) -> str | None:

@@ -237,6 +237,15 @@ def test_a_failed_run_shows_the_error_first(tmp_path: Path) -> None:
     assert "Before → after" not in page.all_text
 
 
+def test_what_was_measured_at_the_end_alone_has_one_column(tmp_path: Path) -> None:
+    """A Trainer of one's own measures nothing before its first step."""
+    write_run(tmp_path, run=RUN, summary={**SUMMARY, "before": None, "after": {"eval_loss": 0.5}})
+    page = page_of(tmp_path)
+    assert "After the training" in page.all_text
+    assert "Before → after" not in page.all_text
+    assert "–" not in page.all_text[page.all_text.index("After the training") :][:60]
+
+
 @pytest.mark.parametrize(
     ("status", "title", "is_first"),
     [("finished", "What it got over", False), ("failed", "What went wrong", True)],
