@@ -78,7 +78,7 @@ KNOWN = {
     "aux_loss": QuantityName("uneven load of experts (loss)", LOWER, is_detail=True),
     "loss_first_answers": QuantityName("loss of first answers", LOWER),
     "loss_later_answers": QuantityName("loss of later answers", LOWER),
-    "end_accuracy": QuantityName("ends of answers predicted rightly", HIGHER, is_share=True),
+    "end_accuracy": QuantityName("ends predicted rightly", HIGHER, is_share=True),
     "clip_ratio/low_mean": QuantityName("tokens clipped below", is_share=True, is_detail=True),
     "clip_ratio/high_mean": QuantityName("tokens clipped above", is_share=True, is_detail=True),
     "clip_ratio/region_mean": QuantityName("tokens clipped", is_share=True, is_detail=True),

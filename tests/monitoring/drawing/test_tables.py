@@ -92,5 +92,5 @@ def test_numbers_by_turn_have_names_directions_and_changes() -> None:
     after = {"eval_loss_first_answers": 7.4, "eval_end_accuracy": 0.25}
     assert before_after_rows(before, after) == [
         ("loss of first answers (lower is better)", "7.900", "7.400", "-0.5000"),
-        ("ends of answers predicted rightly (higher is better)", "0 %", "25.0 %", "+25.0 points"),
+        ("ends predicted rightly (higher is better)", "0 %", "25.0 %", "+25.0 points"),
     ]
