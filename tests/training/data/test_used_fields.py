@@ -90,18 +90,33 @@ def test_fields_of_messages_that_the_template_does_not_read_are_named(tmp_path: 
     answer = {**ANSWER, "reasoning_content": "easy", "mood": "good"}
     rows = [{"messages": [question(n), answer], "tools": [{"name": "f"}]} for n in range(20)]
     tokenizer = byte_level_tokenizer(DEFAULT_SYSTEM)
-    lines = prepared(rows, tmp_path, tokenizer).prepare().lines()
-    (fields,) = [line for line in lines if line.startswith("fields of messages not used")]
-    assert "reasoning_content" in fields
-    assert "mood" in fields
-    assert "the chat template does not read them" in fields
-    assert any(line.startswith("columns not used: tools (") for line in lines)
+    lines = prepared(rows, tmp_path, tokenizer).prepare().lines(is_verbose=False)
+    (fields,) = [line for line in lines if line.startswith("not used: ")]
+    for name in ("reasoning_content", "mood", "tools"):
+        assert name in fields
+    assert "the chat template does not read that" in fields
     plain = prepared(rows, tmp_path / "plain", byte_level_tokenizer()).prepare().lines()
     assert any("the tokenizer has none" in line for line in plain)
     reads = tokenizer_for(training_templates()["qwen3"])
     lines = prepared(rows, tmp_path / "qwen3", reads).prepare().lines()
     (line,) = [line for line in lines if "not used" in line]
-    assert line.startswith("fields of messages not used: mood (")
+    assert line.startswith("not used: mood (")
+
+
+@needs_templates
+def test_a_call_that_the_template_leaves_out_is_refused_though_its_name_is_spelled(
+    tmp_path: Path,
+) -> None:
+    call = {"type": "function", "function": {"name": "capital", "arguments": {"of": "France"}}}
+    talk = [
+        {"role": "user", "content": "What is the capital of France?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "capital", "content": "Paris"},
+        ANSWER,
+    ]
+    data = prepared([{"messages": talk}] * 20, tmp_path, byte_level_tokenizer(DEFAULT_SYSTEM))
+    with pytest.raises(ValueError, match=r"chat template .*message 2 calls tools"):
+        data.prepare()
 
 
 def test_what_a_template_adds_by_itself_is_reported(tmp_path: Path) -> None:

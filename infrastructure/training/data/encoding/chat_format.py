@@ -172,8 +172,8 @@ class TemplateFormat:
     def write(self, conversation: Conversation) -> Written:
         if not self.marks_answers:
             return self._write_unmarked(conversation)
-        text, spans = self._marked(conversation.turns, conversation.inputs)
-        self._check_tools(conversation, text)
+        text, spans = self._render_whole(conversation, conversation.turns, mark=True)
+        spans = [(start, end) for start, end in spans if end > start]
         answers = [i for i, turn in enumerate(conversation.turns) if turn.role == "assistant"]
         left_out = [i for i in answers if not conversation.is_learnt(i)]
         is_learnt = [True] * len(spans)
@@ -189,8 +189,7 @@ class TemplateFormat:
 
     def _write_unmarked(self, conversation: Conversation) -> Written:
         turns, inputs = conversation.taught, conversation.inputs
-        text, _ = self._render(turns, inputs)
-        self._check_tools(conversation, text)
+        text, _ = self._render_whole(conversation, turns)
         spans, is_learnt = [], []
         for index, turn in enumerate(turns):
             is_prompt = index < conversation.num_given and turn.is_learnt
@@ -245,8 +244,7 @@ class TemplateFormat:
     def write_whole(self, conversation: Conversation) -> Written:
         """The conversation as one text of which everything is learnt; raises `FormatError`."""
         turns = conversation.turns if self.marks_answers else conversation.taught
-        text, _ = self._render(turns, conversation.inputs)
-        self._check_tools(conversation, text)
+        text, _ = self._render_whole(conversation, turns)
         return Written((), text, ((0, len(text)),), (True,))
 
     def write_prompt(self, turns: Sequence[Turn], inputs: str = "") -> Written:
@@ -265,15 +263,26 @@ class TemplateFormat:
             )
         return len(prefix)
 
-    def _check_tools(self, conversation: Conversation, text: str) -> None:
-        """Refuse what the template would leave out in silence."""
-        for number, turn in enumerate(conversation.turns, 1):
-            for call in turn.message().get("tool_calls") or ():
-                if call.get("function", call)["name"] not in text:
-                    raise FormatError(
-                        f"message {number} calls tools, and the template does not write that: give"
-                        " data.chat_template one that does"
-                    )
+    def _render_whole(
+        self, conversation: Conversation, turns: Sequence[Turn], mark: bool = False
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """What the template writes of a row; raises `FormatError` where it would leave out a call
+        of a tool in silence. A call's name may stand in the row's text, too, so that a template
+        which does not so much as read calls is refused by that."""
+        calls = [
+            (number, call.get("function", call)["name"])
+            for number, turn in enumerate(conversation.turns, 1)
+            for call in turn.message().get("tool_calls") or ()
+        ]
+        is_read = not calls or self.reads("tool_calls")
+        text, marked = self._render(turns, conversation.inputs, mark=mark) if is_read else ("", [])
+        for number, name in calls:
+            if name not in text:
+                raise FormatError(
+                    f"message {number} calls tools, and the template does not write that: give"
+                    " data.chat_template one that does"
+                )
+        return text, marked
 
     def _spans_of(
         self, conversation: Conversation, index: int, text: str, spans: Sequence[tuple[int, int]]

@@ -57,8 +57,9 @@ PROMPT, QA, ALPACA, MESSAGES, SHAREGPT, TEXT = SHAPES = (
     "text",
 )
 # What conversations are made of rows: rows that were prepared otherwise are prepared anew. 2: the
-# arguments of tool calls are objects, and tables add no keys to messages.
-ROWS_VERSION = 2
+# arguments of tool calls are objects, and tables add no keys to messages. 3: calls that a template
+# would leave out are refused though their names stand in the text.
+ROWS_VERSION = 3
 LEARNT_KEYS = ("weight", "train")  # what of a message says whether it is trained on
 CHAT_KEYS = {MESSAGES: ("role", "content"), SHAREGPT: ("from", "value")}
 OTHER_ROLE_KEYS = ("author",)  # of messages that have neither "role" nor "from"

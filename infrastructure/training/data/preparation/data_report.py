@@ -30,6 +30,7 @@ class DataReport:
         leaked: training rows that say the same as a held-out one.
         system_prompt: what every row begins with; None: they have none, or several.
         special_text_rows: rows whose text spells a special token.
+        unread: what the rows say and the chat template does not read, in a sentence; "": nothing.
         notes: further sentences for people.
         fingerprint: hash of the training examples in their order.
         from_cache: the data had been prepared before.
@@ -56,6 +57,7 @@ class DataReport:
     leaked: int = 0
     system_prompt: str | None = None
     special_text_rows: int = 0
+    unread: str = ""
     notes: list[str] = field(default_factory=list)
     fingerprint: str = ""
     from_cache: bool = False
@@ -84,7 +86,7 @@ class DataReport:
             is_verbose: all of it; otherwise what everybody should read before a training.
             num_positions: tokens that the model can see; None: it does not say.
         """
-        warnings = self._warnings(num_positions)
+        warnings = [*([self.unread] if self.unread else []), *self._warnings(num_positions)]
         if not is_verbose:
             return [*self._short_lines(), *warnings]
         sections = [*self._rows(), *self._tokens(), *self._quarantined(), *warnings]

@@ -275,7 +275,8 @@ class Preparation:
         ]
         report.shape, report.shape_reason = shape.name, shape.reason
         report.notes += [file.note for file in self.files if file.note]
-        report.notes += [*self.plan.notes, *self._unused()]
+        report.notes += [*self.plan.notes, *self._unused_columns()]
+        report.unread = self._unread()
         other = self.plan.shapes[EVALUATION]
         if (other.name, other.columns) != (shape.name, shape.columns):
             report.notes.append(f"held-out data has the shape {other.name}: {other.reason}")
@@ -300,20 +301,22 @@ class Preparation:
                 " in training than for generation: check the chat template"
             )
 
-    def _unused(self) -> list[str]:
-        """What the data says and nobody reads."""
-        notes = []
+    def _unused_columns(self) -> list[str]:
         if columns := _listed(self.unused_columns):
-            notes.append(
+            return [
                 f"columns not used: {columns} (what the model should see belongs into the prompt,"
                 " or into data.context_column)"
-            )
+            ]
+        return []
+
+    def _unread(self) -> str:
+        """What the data says for a chat template that does not read it."""
         if fields := _listed(self.unused_fields):
-            reader = "the chat template does not read them"
+            reader = "the chat template does not read that"
             if self.plan.encoder.template is None:
-                reader = "only a chat template could read them, and the tokenizer has none"
-            notes.append(f"fields of messages not used: {fields} ({reader})")
-        return notes
+                reader = "only a chat template could read that, and the tokenizer has none"
+            return f"not used: {fields} ({reader})"
+        return ""
 
     def _about_template(self, template: TemplateFormat) -> list[str]:
         """What the chat template does that the rows do not say."""

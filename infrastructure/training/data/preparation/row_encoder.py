@@ -132,27 +132,22 @@ class RowWorker:
                     any(self._special.search(turn.text) for turn in conversation.turns),
                 )
             )
-        columns = self._unused_columns(chunk.rows, good, shape)
+        columns = self._unused_columns(chunk.rows, shape)
         return PreparedChunk(chunk.file, chunk.shape, rows, columns, self._unused_fields(good))
 
-    def _unused_columns(
-        self, rows: list[Row | BadRow], conversations: list[Conversation], shape: RowSchema
-    ) -> Counter[str]:
+    def _unused_columns(self, rows: list[Row | BadRow], shape: RowSchema) -> Counter[str]:
         unused: Counter[str] = Counter()
         for row in rows:
             if isinstance(row, Row):
                 values = row.values.items()
                 unused.update(c for c, v in values if v is not None and c not in shape.used)
-        tools = shape.columns.get("tools")
-        if tools and not self._reads("tools"):
-            unused[tools] += sum('"tools"' in one.inputs for one in conversations)
         return unused
 
     def _unused_fields(self, conversations: list[Conversation]) -> Counter[str]:
         unused: Counter[str] = Counter()
         for conversation in conversations:
             given = json.loads(conversation.inputs) if conversation.inputs else {}
-            names = [*given.get("chat_template_kwargs", {})]
+            names = [*given.get("chat_template_kwargs", {}), *given.keys() & {"tools"}]
             for turn in conversation.turns:
                 names += json.loads(turn.fields).keys() - {"content"} if turn.fields else ()
             unused.update(name for name in names if not self._reads(name))
