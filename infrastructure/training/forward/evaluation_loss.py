@@ -41,7 +41,6 @@ class EvaluationLoss:
     most: int | None = None
     loss_sum: float = 0.0
     num_items: int = 0
-    num_examples: int = 0
     further: Sums = field(default_factory=dict)
 
     @torch.no_grad()
@@ -79,7 +78,6 @@ class EvaluationLoss:
             return False
         self.loss_sum += loss_sum
         self.num_items += num_items
-        self.num_examples += len(examples)
         for name, (total, count) in metrics.items():
             before, counted = self.further.get(name, (0.0, 0))
             self.further[name] = before + total, counted + count
