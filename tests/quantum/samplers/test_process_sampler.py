@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,6 +205,36 @@ def test_of_the_time_that_there_is_the_sampler_gets_a_little_less(
     timed, endless = limits
     assert 5 < timed["time_limit"] < 10
     assert endless == {"seed": 3}
+
+
+def test_questions_of_two_threads_are_put_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, bqm: dimod.BinaryQuadraticModel
+) -> None:
+    """There is one process, and one pipe for all answers."""
+    sampler = ProcessSampler(f"{MODULE}:Answering", {})
+    first_is_asked, another_is_asked = threading.Event(), threading.Event()
+
+    def exchange(question: Any, arrays: Any, deadline: Deadline) -> Any:
+        if first_is_asked.is_set():
+            another_is_asked.set()
+            raise EOFError
+        first_is_asked.set()
+        overlaps.append(another_is_asked.wait(0.2))
+        raise EOFError
+
+    def ask() -> None:
+        with contextlib.suppress(SamplerError):
+            sampler.sample(bqm)
+
+    overlaps: list[bool] = []
+    child = SimpleNamespace(exchange=exchange, end=lambda: None)
+    monkeypatch.setattr(sampler, "start", lambda: setattr(sampler, "_child", child))
+    first = threading.Thread(target=ask)
+    first.start()
+    assert first_is_asked.wait(60)
+    ask()
+    first.join()
+    assert (overlaps, another_is_asked.is_set()) == ([False], True)
 
 
 def test_closing_ends_the_process_whoever_else_knows_it() -> None:

@@ -16,7 +16,9 @@ from infrastructure.training.checkpoints.snapshot import (
     restore_snapshot,
     take_snapshot,
 )
+from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import Position, SkippedBatch, TrainingState
+from infrastructure.training.extensions.extension_hooks import Observer
 from tests.training.toy_training import Training
 
 # What a training that goes on finds out or gets anew; each other field is in a checkpoint.
@@ -71,6 +73,33 @@ def test_random_numbers_go_on_where_they_were() -> None:
     restore_snapshot(snapshot, training.state, training.step)
     assert torch.equal(torch.rand(3), expected[0])
     assert (random.random(), np.random.random_sample()) == expected[1:]
+
+
+class Memory(Observer):
+    """Remembers one number."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"number": self.number}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.number = saved["number"]
+
+
+def test_what_hooks_and_the_loop_remember_comes_back() -> None:
+    memory = Memory()
+    training, again = Training(hooks=[Memory(7)]), Training(hooks=[memory])
+    training.step.losses.sums = MetricAccumulator(torch.tensor(3.5), 4, num_steps=2)
+    training.step.losses.watch.until_step = 11
+    restore_snapshot(
+        through_json(take_snapshot(training.state, training.step)), again.state, again.step
+    )
+    losses = again.step.losses
+    assert memory.number == 7
+    assert losses.sums == MetricAccumulator(3.5, 4, num_steps=2)
+    assert losses.watch.until_step == 11
 
 
 def test_what_is_no_number_comes_back_as_such() -> None:

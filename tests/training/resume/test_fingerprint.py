@@ -1,3 +1,5 @@
+import numpy as np
+import safetensors
 import torch
 
 from infrastructure.config.sections.data_config import DataConfig
@@ -16,6 +18,8 @@ from infrastructure.training.resume.fingerprint import (
 def test_versions_are_those_installed() -> None:
     versions = installed_versions()
     assert versions["torch"] == torch.__version__
+    assert versions["numpy"] == np.__version__
+    assert versions["safetensors"] == safetensors.__version__
     assert "unheard-of" not in versions
 
 

@@ -93,6 +93,14 @@ def test_what_was_measured_before_is_not_measured_again(tmp_path: Path) -> None:
     assert again.origin == "measured on this machine before"
 
 
+def test_one_example_at_a_time_is_a_size_like_any_other(tmp_path: Path) -> None:
+    """Also of the memory: what counts is that it was measured."""
+    config, cache = TrainingConfig(batch_size="auto"), measured_before(tmp_path)
+    measured(config, 10_000, lambda most: choice(1, peak_bytes=1), cache, KEY, PLENTY)
+    again = measured(config, 10_000, lambda most: choice(64), cache, KEY, PLENTY)
+    assert again.micro_batch_size == 1
+
+
 def test_it_is_measured_again_where_there_is_less_memory_now(tmp_path: Path) -> None:
     config, cache = TrainingConfig(batch_size="auto"), measured_before(tmp_path)
     measured(config, 10_000, lambda most: choice(8, peak_bytes=1000), cache, KEY, 2000)

@@ -100,6 +100,16 @@ def test_every_answer_is_learnt_with_eos_without_a_template(build: Any) -> None:
     assert texts == [f"3 apples.{eos}", f"Ich heiße Jörg.{eos}"]
 
 
+@pytest.mark.parametrize("template", [None, *TEMPLATES])
+def test_an_answer_that_the_data_leaves_out_is_not_learnt(template: str | None) -> None:
+    tokenizer = byte_level_tokenizer(template)
+    first = Turn("assistant", "3 apples.", is_learnt=False)
+    turns = Turn("user", "How many apples?"), first, Turn("user", "And you?")
+    encoded = encode(tokenizer, Conversation((*turns, Turn("assistant", "Ich heiße Jörg."))))
+    [learnt] = learnt_texts(tokenizer, encoded)
+    assert learnt.startswith("Ich heiße Jörg.")
+
+
 @pytest.mark.parametrize("build", TOKENIZERS)
 @pytest.mark.parametrize("template", [None, *TEMPLATES])
 @pytest.mark.parametrize("conversation", [ONE, TWO], ids=["one", "two"])
