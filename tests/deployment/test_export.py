@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 
 from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.core.checksums import damaged_files, write_record
+from infrastructure.core.checksums import SUMS, damaged_files, read_sums, write_record
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.json_text import as_list
 from infrastructure.core.optional import is_installed
-from infrastructure.deployment import export_formats, export_request
-from infrastructure.deployment.export import export_model
+from infrastructure.deployment import export, export_formats, export_request
+from infrastructure.deployment.export import export_checkpoint, export_model
 from infrastructure.deployment.export_request import ExportRequest, Form, Part
 from infrastructure.deployment.publish import written_by
 from infrastructure.run.directory import RunDirectory
@@ -55,6 +55,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 def facts_of(folder: Path) -> dict[str, Any]:
     assert damaged_files(folder) == []
+    files = {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+    assert files == {*map(Path, read_sums(folder)), Path(SUMS)}
     assert not (folder / export_formats.WHOLE).exists()
     return json.loads((folder / "export.json").read_text())
 
@@ -211,6 +213,8 @@ def test_sixteen_bits_are_half_as_large(whole: RunDirectory, tmp_path: Path) -> 
         export_model(whole, None, tmp_path / name, ExportRequest(bits=bits))
     sizes = [(tmp_path / name / "model.safetensors").stat().st_size for name in ("a", "b")]
     assert sizes[1] < 0.6 * sizes[0]
+    types = {tensor.dtype for tensor in load_file(tmp_path / "b" / "model.safetensors").values()}
+    assert types == {torch.bfloat16}  # whose numbers reach as far as those that were trained
 
 
 @slow
@@ -238,6 +242,29 @@ def test_what_is_another_model_is_not_kept(
     with pytest.raises(CheckpointError, match="not the model that was trained"):
         export_model(lora, None, tmp_path / "out", ExportRequest())
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("write", [export_model, export_checkpoint])
+def test_nothing_is_written_over(write: Any, tmp_path: Path) -> None:
+    other = tmp_path / "out" / "thesis.txt"
+    other.parent.mkdir()
+    other.write_text("of another work")
+    more = [ExportRequest()] if write is export_model else []
+    with pytest.raises(ValueError, match="holds other files: name a folder that is empty"):
+        write(RunDirectory(tmp_path), None, other.parent, *more)
+    assert [path.read_text() for path in other.parent.iterdir()] == ["of another work"]
+
+
+def test_what_ends_an_answer_goes_with_the_model(
+    lora: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ollama would write on after it."""
+    ends: list[Any] = []
+    monkeypatch.setattr(export, "write_format", lambda work, folder: ends.append(work.ends))
+    export_model(lora, None, tmp_path / "out", ExportRequest())
+    data: Any = lora.read_run()["data"]
+    assert ends == [list(data["end_tokens"])]
+    assert ends != [[]]
 
 
 def test_too_small_a_disk_is_refused_before_work(
