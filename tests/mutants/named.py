@@ -1,4 +1,5 @@
-"""Defects that once survived the tests of their module: each is tried beside what is drawn."""
+"""Defects that nothing may let through, and such that once survived the tests of their module: each
+is tried beside what is drawn."""
 
 import hashlib
 from pathlib import Path
@@ -86,6 +87,116 @@ NAMED = {
         "infrastructure/quantum/samplers/fallback.py",
         "limit - (time.monotonic() - began)",
         "limit",
+    ),
+    "a training goes on one step too far after a rollback": (
+        "infrastructure/training/loop/error_recovery.py",
+        "state.metrics, state.output, state.batch = {}, None, ()\n        return state.step",
+        "state.step += 1\n        return state.step",
+    ),
+    "ranks take the mean of their gradients for the sum": (
+        "infrastructure/training/distributed/replicate.py",
+        "group.sum([*(p.grad for p in trained",
+        "group.sum([*(p.grad.div_(group.size) for p in trained",
+    ),
+    "ranks of a spread model take the mean of their gradients for the sum": (
+        "infrastructure/training/distributed/shard.py",
+        "set_gradient_divide_factor(1.0)",
+        "set_gradient_divide_factor(float(dist.get_world_size()))",
+    ),
+    "a training goes on one example further": (
+        "infrastructure/training/checkpoints/snapshot.py",
+        'Position(**values["position"])',
+        'Position(**{**values["position"], "example": values["position"]["example"] + 1})',
+    ),
+    "a training goes on with other random numbers": (
+        "infrastructure/training/checkpoints/snapshot.py",
+        '    restore_random(snapshot.tensors["random"], parts.device)\n',
+        "\n",
+    ),
+    "hooks begin anew where a training goes on": (
+        "infrastructure/training/checkpoints/snapshot.py",
+        'parts.load_state_dict(values["loop"])',
+        "pass",
+    ),
+    "a Trainer goes on with an optimizer that remembers nothing": (
+        "infrastructure/training/hf_bridge/checkpoint_folder.py",
+        'snapshot.tensors.get("optimizer", {})',
+        "{}",
+    ),
+    "a Trainer goes on with its oldest version": (
+        "infrastructure/training/hf_bridge/trainer_run.py",
+        "return self.versions.newest()",
+        "return self.versions.checkpoints()[0]",
+    ),
+    "a Trainer that tries again keeps the optimizer of the first try": (
+        "infrastructure/training/hf_bridge/bridged_training.py",
+        "        restore_optimizer(parts, snapshot)\n",
+        "        pass\n",
+    ),
+    "prompts come in the order of the first epoch again": (
+        "infrastructure/training/methods/training_rhythm.py",
+        "range(state.global_step // steps)",
+        "range(0)",
+    ),
+    "held-out pairs are weighed by their batch": (
+        "infrastructure/training/methods/held_out_means.py",
+        "sum(size * value for size",
+        "sum(sum(sizes) / len(sizes) * value for size",
+    ),
+    "the held-out loss is a mean over examples": (
+        "infrastructure/training/forward/evaluation_loss.py",
+        "self.num_items += num_items",
+        "self.num_items += len(examples)",
+    ),
+    "an answer that the data leaves out is learnt": (
+        "infrastructure/training/data/encoding/tokenization.py",
+        "else mask & ~is_given",
+        "else mask",
+    ),
+    "the token that is put behind an answer is not learnt": (
+        "infrastructure/training/data/encoding/tokenization.py",
+        "            mask[: last + 1], True\n",
+        "            mask[: last + 1], False\n",
+    ),
+    "padding is learnt": (
+        "infrastructure/training/data/serving/collate.py",
+        "labels = np.full(shape, NO_LABEL, dtype=np.int64)",
+        "labels = np.full(shape, pad_token_id, dtype=np.int64)",
+    ),
+    "a place's bytes are not compared with what was written": (
+        "infrastructure/backup/backends/base.py",
+        "if digest.hexdigest() != content.sha256:",
+        "if False:",
+    ),
+    "a version counts as copied that no place has confirmed": (
+        "infrastructure/backup/replication/copier.py",
+        "if not upload.is_confirmed:",
+        "if False:",
+    ),
+    "damaged bytes are copied": (
+        "infrastructure/backup/replication/object_reader.py",
+        "if index == len(self) - 1 and digest.hexdigest() != self._digest:",
+        "if False:",
+    ),
+    "a merged model is exported without its LoRA": (
+        "infrastructure/deployment/export.py",
+        "whole.merge_and_unload(safe_merge=True)",
+        "whole.unload()",
+    ),
+    "an export has the chat template of its base": (
+        "infrastructure/deployment/export.py",
+        'loaded.tokenizer.chat_template = template.read_text(encoding="utf-8")',
+        "pass",
+    ),
+    "an export is written over what lies there": (
+        "infrastructure/deployment/export.py",
+        "    refuse_what_is_there(folder)\n    converter",
+        "\n    converter",
+    ),
+    "an export has no SHA256SUMS": (
+        "infrastructure/deployment/export.py",
+        "        write_sums(part)\n",
+        "\n",
     ),
 }
 

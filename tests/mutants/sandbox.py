@@ -178,6 +178,8 @@ def _work(
         (folder / below).mkdir(parents=True, exist_ok=True)
         os.environ[name] = str(folder / below)
     os.environ.pop(INSIDE, None)
+    os.setsid()  # below nohup SIGHUP would be ignored, which tests send to themselves
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         work(lambda report: (os.write(pipe, json.dumps(report).encode() + b"\n"), None)[1])
     except BaseException:
