@@ -2,10 +2,10 @@
 
 Packed rows have another length at every step. Libraries keep what they have made for a shape and
 make it anew for the next: on a CPU with bf16, oneDNN compiles a kernel for each layer and length
-and keeps a thousand of them; CUDA graphs and compiled code are of one shape, too. So lengths are
-rounded up to a sixteenth of the power of two below them, which are at most 16 sizes between a
-length and twice it, and 2 to 3 % of padding. What is added is masked: it teaches nothing, and
-nothing sees it.
+(`kernel_caches.py` says how many stay); CUDA graphs and compiled code are of one shape, too. So
+lengths are rounded up to a sixteenth of the power of two below them, which are at most 16 sizes
+between a length and twice it, and 2 to 3 % of padding. What is added is masked: it teaches nothing,
+and nothing sees it.
 """
 
 from enum import StrEnum

@@ -10,6 +10,7 @@ import torch
 
 from infrastructure.core.gpu_presence import FP16_NEEDS_GPU, NO_GPU
 from infrastructure.optimization.gpu_capability import DTYPES, best_precision, refuse_fp8
+from infrastructure.optimization.kernel_caches import bound_kernel_caches
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,19 @@ class Precision:
 def choose_precision(mixed_precision: bool | str, device: torch.device) -> Precision:
     """The format for `mixed_precision`: a format's name, False (fp32), or True: by the device.
 
-    True means what `best_precision` says: bf16 where the hardware has it.
+    True means what `best_precision` says: bf16 where the hardware has it. In half precision on a
+    CPU, fewer kernels are kept from now on (`bound_kernel_caches`).
 
     Raises:
         ValueError: fp16 was asked for on a CPU, or fp8 where there is none.
     """
+    precision = _chosen(mixed_precision, device)
+    if device.type == "cpu" and precision.name != "fp32":
+        bound_kernel_caches()
+    return precision
+
+
+def _chosen(mixed_precision: bool | str, device: torch.device) -> Precision:
     if mixed_precision is False:
         return Precision("fp32", device.type)
     if mixed_precision is not True:

@@ -1,8 +1,8 @@
 """The first steps of a training, done beforehand: how long one takes, and what its shapes leave.
 
 A micro-batch of a new size takes longer than all later ones of that size, and leaves something: on
-a CPU in half precision oneDNN compiles a kernel for each layer, about half a megabyte each, keeps a
-thousand of them, and the heap between them is torn. So a time is that of sizes that were there
+a CPU in half precision oneDNN compiles a kernel for each layer, about half a megabyte each, keeps
+some hundred of them, and the heap between them is torn. So a time is that of sizes that were there
 before, and memory grows with the sizes that are still to come.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from infrastructure.optimization.kernel_caches import BYTES_OF_A_KERNEL, KEPT_KERNELS
 from infrastructure.optimization.memory_prediction import MemoryLine
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.sizing.dry_run import DryRunStep
@@ -23,10 +24,9 @@ MOST_SECONDS = 4.0
 LEFT_OUT = 0.1
 # Micro-batches whose sizes are drawn; more of them have hardly any further sizes.
 MOST_DRAWN = 2048
-# What the kernels of a size leave at most, with what they tear (measured: 3 MB); and all of them,
-# of which oneDNN keeps 1,024.
+# What the kernels of a size leave at most, with what they tear (measured: 3 MB); and all of them.
 MOST_BYTES_OF_A_SIZE = 6 << 20
-MOST_BYTES_OF_ALL = 768 << 20
+MOST_BYTES_OF_ALL = KEPT_KERNELS * BYTES_OF_A_KERNEL
 
 Size = tuple[str, int]
 
