@@ -22,8 +22,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.machine import environment, publish, sentence, table
-from benchmarks.throughput.__main__ import be_quiet
-from benchmarks.throughput.systems import LEARNING_RATE
+from benchmarks.throughput.systems import LEARNING_RATE, be_quiet
 from benchmarks.throughput.workbench import SCENARIOS, Workbench, prepare
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.callbacks import do_nothing

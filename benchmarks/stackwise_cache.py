@@ -21,7 +21,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -53,23 +54,21 @@ class StepClock(Observer):
         self.clock.mark()
 
 
-def training(
-    folder: Path, shape: Shape, num_epochs: int, is_cached: bool, losses: list[float]
-) -> Callable[[Clock], None]:
-    def run(clock: Clock) -> None:
-        hook = StepClock(clock)
-        settings: dict[str, Any] = {
-            "mode": "layerwise",
-            "num_epochs": num_epochs,
-            "cache_activations": is_cached,
-            "mixed_precision": False,
-        }
-        if is_cached:
-            settings |= {"cache_dtype": "fp32", "cache_dir": str(folder / "activations")}
-        trainer_of(folder, shape, settings, hooks=[hook]).train()
-        losses.extend(hook.losses)
-
-    return run
+def train(
+    folder: Path, shape: Shape, num_epochs: int, is_cached: bool, clock: Clock
+) -> list[float]:
+    """Train layer by layer; the loss of each step."""
+    hook = StepClock(clock)
+    settings: dict[str, Any] = {
+        "mode": "layerwise",
+        "num_epochs": num_epochs,
+        "cache_activations": is_cached,
+        "mixed_precision": False,
+    }
+    if is_cached:
+        settings |= {"cache_dtype": "fp32", "cache_dir": str(folder / "activations")}
+    trainer_of(folder, shape, settings, hooks=[hook]).train()
+    return hook.losses
 
 
 def by_phase(seconds: Sequence[float], num_phases: int) -> list[list[float]]:
@@ -110,22 +109,22 @@ def measured(shape: Shape, num_epochs: int) -> dict[str, Any]:
         folder = Path(name)
         save_model(folder, shape)
         num_layers = shape.num_layers or PUBLISHED[shape.model]["num_hidden_layers"]
-        before = {"recomputed": training(folder, shape, 1, False, [])}
+        before = {"recomputed": partial(train, folder, shape, 1, False)}
         num_steps = num_layers * shape.steps
-        clocks = take_turns(before, num_steps, "beforehand", time.process_time)
-        phases = by_phase(clocks["recomputed"].seconds[:num_steps], num_layers)
+        turns = take_turns(before, num_steps, "beforehand", time.process_time)
+        phases = by_phase(turns["recomputed"].seconds, num_layers)
         a, f = parts([median(one[1:]) for one in phases])
-        losses: dict[str, list[float]] = {"recomputed": [], "cached": []}
         systems = {
-            name: training(folder, shape, num_epochs, name == "cached", losses[name])
-            for name in losses
+            name: partial(train, folder, shape, num_epochs, name == "cached")
+            for name in ("recomputed", "cached")
         }
         num_steps *= num_epochs
-        clocks = take_turns(systems, num_steps, f"{num_epochs} epochs", time.process_time)
+        turns = take_turns(systems, num_steps, f"{num_epochs} epochs", time.process_time)
     seconds = {
-        name: [sum(one) for one in by_phase(clock.seconds[:num_steps], num_layers)]
-        for name, clock in clocks.items()
+        name: [sum(one) for one in by_phase(system.seconds, num_layers)]
+        for name, system in turns.items()
     }
+    losses = [system.result for system in turns.values()]
     rows = []
     for depth in range(1, num_layers):
         speedup = seconds["recomputed"][depth] / seconds["cached"][depth]
@@ -146,7 +145,7 @@ def measured(shape: Shape, num_epochs: int) -> dict[str, Any]:
         "f_seconds": f,
         "rows": rows,
         "largest_loss_difference": max(
-            abs(one - other) for one, other in zip(*losses.values(), strict=True)
+            abs(one - other) for one, other in zip(*losses, strict=True)
         ),
         "a_over_f": {name: round(ratio, 2) for name, ratio in ratios.items()},
         "depth_for_4_at_20": {

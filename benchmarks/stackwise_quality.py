@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -254,17 +255,24 @@ def step_seconds(shape: Shape, num_steps: int) -> dict[str, float]:
         folder = Path(name)
         save_model(folder, shape)
 
-        def system(settings: dict[str, Any], lora: LoraConfig | None) -> Callable[[Clock], None]:
-            def train(clock: Clock) -> None:
-                hooks = [StepClock(clock)]
-                given = {**settings, "mixed_precision": False, "max_steps": num_steps}
-                trainer_of(folder, shape, given, hooks=hooks, lora=lora).train()
+        systems = {
+            name: partial(train_steps, folder, shape, num_steps, *options)
+            for name, options in ways.items()
+        }
+        turns = take_turns(systems, num_steps, "a step", time.process_time)
+    return {name: median(system.seconds[1:]) for name, system in turns.items()}
 
-            return train
 
-        systems = {name: system(*options) for name, options in ways.items()}
-        clocks = take_turns(systems, num_steps, "a step", time.process_time)
-    return {name: median(clock.seconds[1:num_steps]) for name, clock in clocks.items()}
+def train_steps(
+    folder: Path,
+    shape: Shape,
+    num_steps: int,
+    settings: dict[str, Any],
+    lora: LoraConfig | None,
+    clock: Clock,
+) -> None:
+    given = {**settings, "mixed_precision": False, "max_steps": num_steps}
+    trainer_of(folder, shape, given, hooks=[StepClock(clock)], lora=lora).train()
 
 
 def by_arm(known: dict[Key, Any], kind: str, data: str) -> dict[str, list[dict[str, Any]]]:

@@ -23,8 +23,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.machine import environment, publish, sentence, table
-from benchmarks.throughput.__main__ import be_quiet
-from benchmarks.throughput.systems import temper_trainer
+from benchmarks.throughput.systems import be_quiet, temper_trainer
 from benchmarks.throughput.workbench import SCENARIOS, Workbench, prepare
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer

@@ -4,11 +4,11 @@ what the machine's matrix products alone would allow.
     python -m benchmarks.throughput --data gsm8k/train.jsonl [--scenario all answers …]
 
 All train the same 12.7 M-parameter Llama (vocabulary 8192, from scratch, AdamW, clipping at 1) on
-the same token ids with the same label masks: Temper's data pipeline makes them once for all. The
-systems take turns, one step each, so that a busy machine is busy for all of them; so do the matrix
-products of a step, in both formats. A lead is the median over the steps of the ratios of
-neighbouring steps, with its bootstrap interval. In the first steps kernels are compiled for each
-shape; they are not counted.
+the same token ids with the same label masks: Temper's data pipeline makes them once for all. Each
+system has a process of its own. They take turns, one step each, so that a busy machine is busy for
+all of them; so do the matrix products of a step, in both formats. A lead is the median over the
+steps of the ratios of neighbouring steps, with its bootstrap interval. In the first steps kernels
+are compiled for each shape; they are not counted.
 
 Tokens per second count real tokens, never padding. `--check` trains nothing: it compares loss
 and gradients of one batch with the plain loop's. Prints one JSON line; progress to stderr.
@@ -17,30 +17,18 @@ and gradients of one batch with the plain loop's. Prints one JSON line; progress
 import argparse
 import contextlib
 import json
-import logging
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import environment
 from benchmarks.throughput.comparison import differences, is_right, measure, measure_compiled
 from benchmarks.throughput.page import update
+from benchmarks.throughput.systems import be_quiet
 from benchmarks.throughput.workbench import SCENARIOS, prepare
 
 NUM_COMPILED_STEPS = 14
-
-
-def be_quiet() -> None:
-    """Leave stdout to the result, and stderr to the speeds."""
-    import datasets
-    import transformers
-
-    warnings.simplefilter("ignore")
-    logging.disable(logging.WARNING)
-    datasets.disable_progress_bars()
-    transformers.utils.logging.disable_progress_bar()
 
 
 def one_scenario(name: str, arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:

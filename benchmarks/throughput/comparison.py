@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from benchmarks.throughput.products import step_products
-from benchmarks.throughput.systems import System, crude_loss, systems_of, temper
+from benchmarks.throughput.systems import Temper, crude_loss, systems_of, train
 from benchmarks.throughput.workbench import Row, Workbench
-from benchmarks.turns import Clock, interval, take_turns
+from benchmarks.turns import System, Turns, interval, take_turns
+from infrastructure.optimization.gpu_capability import cpu_has_bf16
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.data.serving.collate import pack
 from infrastructure.training.data.store.examples import TokenizedExample
@@ -29,13 +30,15 @@ MOST_DIFFERENCE = {
 
 def measure(workbench: Workbench, num_warmup: int, num_steps: int) -> dict[str, Any]:
     """Speeds, shares of what the products allow, and Temper's leads; see `summarise`."""
-    systems = systems_of(workbench)
+    systems = systems_of(workbench.scenario, cpu_has_bf16())
     steps = num_warmup + num_steps
     products = step_products(workbench, steps)
-    runs = {name: partial(system.train, workbench, steps) for name, system in systems.items()}
+    runs: dict[str, System] = {
+        name: partial(train, system, workbench, steps) for name, system in systems.items()
+    }
     for precision in PRECISIONS:
         runs[f"products_{precision}"] = partial(products.train, precision, steps)
-    clocks = take_turns(runs, steps, workbench.scenario.title)
+    turns = take_turns(runs, steps, workbench.scenario.title)
     formats = {name: system.precision for name, system in systems.items()}
     return {
         "title": workbench.scenario.title,
@@ -43,24 +46,25 @@ def measure(workbench: Workbench, num_warmup: int, num_steps: int) -> dict[str, 
         "steps": num_steps,
         "tokens_per_step": products.num_tokens,
         "gflop_of_products_per_step": round(products.flops / 1e9, 1),
-        "gflop_per_second": gflop_rates(clocks, products.flops, num_warmup),
-        **summarise(clocks, formats, num_warmup),
+        "gflop_per_second": gflop_rates(turns, products.flops, num_warmup),
+        **summarise(turns, formats, num_warmup),
     }
 
 
-def gflop_rates(clocks: dict[str, Clock], flops: int, num_warmup: int) -> dict[str, int]:
+def gflop_rates(turns: dict[str, Turns], flops: int, num_warmup: int) -> dict[str, int]:
     """How fast the products of a step are, by format."""
     return {
-        precision: round(flops / 1e9 / median(clocks[f"products_{precision}"].seconds[num_warmup:]))
+        precision: round(flops / 1e9 / median(turns[f"products_{precision}"].seconds[num_warmup:]))
         for precision in PRECISIONS
     }
 
 
-def summarise(clocks: dict[str, Clock], formats: dict[str, str], num_warmup: int) -> dict[str, Any]:
-    """Of each system: tokens per second, its share of what the products of its format allow, and
-    how many times as fast as it Temper is. The last two are of neighbouring steps, with intervals.
+def summarise(turns: dict[str, Turns], formats: dict[str, str], num_warmup: int) -> dict[str, Any]:
+    """Of each system: tokens per second, its share of what the products of its format allow, the
+    most memory of its process, and how many times as fast as it Temper is. Share and times are of
+    neighbouring steps, with intervals.
     """
-    speeds = {name: clock.speeds[num_warmup:] for name, clock in clocks.items()}
+    speeds = {name: system.speeds[num_warmup:] for name, system in turns.items()}
     systems = {}
     for name, precision in formats.items():
         limit = speeds[f"products_{precision}"]
@@ -68,6 +72,7 @@ def summarise(clocks: dict[str, Clock], formats: dict[str, str], num_warmup: int
             "precision": precision,
             "tokens_per_second": round(median(speeds[name])),
             "share_of_products": ratio(speeds[name], limit),
+            "peak_bytes": turns[name].peak_bytes,
         }
         if name != "temper":
             systems[name]["temper_times"] = ratio(speeds["temper"], speeds[name])
@@ -140,12 +145,12 @@ def is_right(measured: dict[str, dict[str, float]]) -> bool:
 
 def measure_compiled(workbench: Workbench, num_steps: int) -> dict[str, Any]:
     """What torch.compile gives once it is done (second half), and what it takes until then."""
-    systems: dict[str, System] = {"temper": temper(), "compiled": temper("default")}
-    runs = {name: partial(system.train, workbench, num_steps) for name, system in systems.items()}
-    clocks = take_turns(runs, num_steps, "compiled")
+    systems = {"temper": Temper(), "compiled": Temper("default")}
+    runs = {name: partial(train, system, workbench, num_steps) for name, system in systems.items()}
+    turns = take_turns(runs, num_steps, "compiled")
     half = num_steps // 2
-    speeds = {name: median(clock.speeds[half:]) for name, clock in clocks.items()}
-    lost = sum(clocks["compiled"].seconds[:half]) - sum(clocks["temper"].seconds[:half])
+    speeds = {name: median(system.speeds[half:]) for name, system in turns.items()}
+    lost = sum(turns["compiled"].seconds[:half]) - sum(turns["temper"].seconds[:half])
     saved_per_token = 1 / speeds["temper"] - 1 / speeds["compiled"]
     return {
         "tokens_per_second": {name: round(speed) for name, speed in speeds.items()},

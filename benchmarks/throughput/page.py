@@ -7,6 +7,7 @@ from typing import Any
 from benchmarks.machine import sentence, table
 from benchmarks.throughput.workbench import SCENARIOS
 from infrastructure.core.files import write_json, write_text
+from infrastructure.core.hardware import MIB
 
 NAMES = {
     "temper": "Temper",
@@ -24,10 +25,13 @@ Made by `make bench DATA=gsm8k/train.jsonl`; one scenario alone by
 How to read it: [performance](../../docs/performance-analysis.md).
 
 A Llama of 12.7 M parameters on rows of GSM8K. All systems take turns, one step each, and so do the
-matrix products of a step by themselves, in bf16 and in fp32. Each figure is the median over the
-steps after the warm-up; in brackets the 95 % bootstrap interval of the median.
+matrix products of a step by themselves, in bf16 and in fp32. Each has a process of its own. Each
+figure is the median over the steps after the warm-up; in brackets the 95 % bootstrap interval of
+the median. MiB are the most resident memory of a process, with all libraries.
 """
-COLUMNS = ("", "format", "tokens/s", "share of what the products allow", "Temper is × as fast")
+COLUMNS = (
+    "", "format", "tokens/s", "share of what the products allow", "Temper is × as fast", "MiB",
+)  # fmt: skip
 
 
 def update(folder: Path, measured: dict[str, Any]) -> None:
@@ -48,7 +52,7 @@ def section(measured: dict[str, Any]) -> str:
     limits, rates = measured["tokens_per_second_of_products"], measured["gflop_per_second"]
     rows = [
         *((NAMES[name], *cells(system)) for name, system in measured["systems"].items()),
-        *((f"the products alone, {rates[p]} GFLOP/s", p, limits[p], "1", "") for p in limits),
+        *((f"the products alone, {rates[p]} GFLOP/s", p, limits[p], "1", "", "") for p in limits),
     ]
     differences = " and ".join(
         f"{far['loss']:.0e} and {far['gradients']:.0e} ({precision})"
@@ -71,6 +75,7 @@ def cells(system: dict[str, Any]) -> list[str]:
         str(system["tokens_per_second"]),
         with_interval(share),
         "" if lead is None else with_interval(lead),
+        str(round(system["peak_bytes"] / MIB)),
     ]
 
 

@@ -6,14 +6,22 @@ without that handicap) and gradient checkpointing; the loops of "crude" have nei
 nor TRL's logging.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+import logging
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
 
-from benchmarks.throughput.workbench import PACKED_LENGTH, Row, Workbench, peft_config
+from benchmarks.throughput.workbench import (
+    PACKED_LENGTH,
+    Row,
+    Scenario,
+    Workbench,
+    peft_config,
+)
 from benchmarks.turns import Clock
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.core.precision import choose_precision
@@ -25,16 +33,32 @@ LEARNING_RATE = 1e-3
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-@dataclass(frozen=True)
-class System:
-    """Trains for so many steps, and marks the clock after each.
+class System(Protocol):
+    """What is compared."""
 
-    Attributes:
-        precision: the format of its products.
-    """
+    @property
+    def precision(self) -> str:
+        """The format of its products."""
 
-    precision: str
-    train: Callable[[Workbench, int, Clock], None]
+    def train(self, workbench: Workbench, num_steps: int, clock: Clock) -> None:
+        """Train for so many steps, and mark the clock after each."""
+
+
+def train(system: System, workbench: Workbench, num_steps: int, clock: Clock) -> None:
+    """The program of a system's process."""
+    be_quiet()
+    system.train(workbench, num_steps, clock)
+
+
+def be_quiet() -> None:
+    """Leave stderr to the speeds."""
+    import datasets
+    import transformers
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    datasets.disable_progress_bars()
+    transformers.utils.logging.disable_progress_bar()
 
 
 @dataclass
@@ -70,23 +94,31 @@ def temper_trainer(
     )
 
 
-def temper(compile_mode: Literal["default"] | None = None) -> System:
-    def train(workbench: Workbench, num_steps: int, clock: Clock) -> None:
-        temper_trainer(workbench, num_steps, [StepClock(clock)], compile_mode).train()
+@dataclass(frozen=True)
+class Temper:
+    compile_mode: Literal["default"] | None = None
 
-    return System(choose_precision(True, torch.device("cpu")).name, train)
+    @property
+    def precision(self) -> str:
+        return choose_precision(True, torch.device("cpu")).name
+
+    def train(self, workbench: Workbench, num_steps: int, clock: Clock) -> None:
+        temper_trainer(workbench, num_steps, [StepClock(clock)], self.compile_mode).train()
 
 
-def crude(precision: str) -> System:
+@dataclass(frozen=True)
+class Crude:
     """What one writes in an afternoon: packed rows, explicit 4-D mask, all logits, plain AdamW."""
 
-    def train(workbench: Workbench, num_steps: int, clock: Clock) -> None:
-        model = workbench.create_model(DTYPES[precision])
+    precision: str
+
+    def train(self, workbench: Workbench, num_steps: int, clock: Clock) -> None:
+        model = workbench.create_model(DTYPES[self.precision])
         trained = [weight for weight in model.parameters() if weight.requires_grad]
         optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE)
         for step in range(num_steps):
             examples = workbench.batch(step)
-            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bf16"):
                 loss = crude_loss(model, examples)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
@@ -94,8 +126,6 @@ def crude(precision: str) -> System:
             optimizer.zero_grad()
             clock.num_tokens += sum(len(example["input_ids"]) for example in examples)
             clock.mark()
-
-    return System(precision, train)
 
 
 def crude_loss(model: Any, examples: list[Row]) -> torch.Tensor:
@@ -115,22 +145,22 @@ def crude_loss(model: Any, examples: list[Row]) -> torch.Tensor:
     return F.cross_entropy(logits[0, :-1].float(), labels[1:])
 
 
-def trl(precision: str, **options: Any) -> System:
+@dataclass(frozen=True)
+class Trl:
     """TRL's SFTTrainer with its own defaults but for the format and the given options."""
 
-    def train(workbench: Workbench, num_steps: int, clock: Clock) -> None:
+    precision: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def train(self, workbench: Workbench, num_steps: int, clock: Clock) -> None:
         given = {
             "per_device_train_batch_size": workbench.scenario.batch_size,
             "max_length": workbench.scenario.max_length,
-            "bf16": precision == "bf16",
-            **options,
+            "bf16": self.precision == "bf16",
+            **self.options,
+            "max_steps": num_steps,
         }
-        trainer = trl_trainer(
-            workbench, DTYPES[precision], clock, {**given, "max_steps": num_steps}
-        )
-        trainer.train()
-
-    return System(precision, train)
+        trl_trainer(workbench, DTYPES[self.precision], clock, given).train()
 
 
 def trl_trainer(
@@ -173,19 +203,30 @@ def trl_trainer(
 
 # Two rows hold about as many tokens as a step of the others.
 PACKED = {"packing": True, "per_device_train_batch_size": 2, "max_length": PACKED_LENGTH}
-COMMON = {
-    "temper": temper(),
-    "crude_fp32": crude("fp32"),
-    "crude_bf16": crude("bf16"),
-    "trl_defaults": trl("bf16"),
-    "trl_fp32": trl("fp32"),
+COMMON: dict[str, System] = {
+    "temper": Temper(),
+    "crude_fp32": Crude("fp32"),
+    "crude_bf16": Crude("bf16"),
+    "trl_defaults": Trl("bf16"),
+    "trl_fp32": Trl("fp32"),
 }
-PACKING = {
-    "trl_packing": trl("bf16", **PACKED),
-    "trl_packing_fp32": trl("fp32", **PACKED),
+PACKING: dict[str, System] = {
+    "trl_packing": Trl("bf16", PACKED),
+    "trl_packing_fp32": Trl("fp32", PACKED),
 }
 
 
-def systems_of(workbench: Workbench) -> dict[str, System]:
-    """Those that are compared in this scenario."""
-    return {**COMMON, **PACKING} if workbench.scenario.packs else dict(COMMON)
+def systems_of(scenario: Scenario, has_bf16: bool) -> dict[str, System]:
+    """Those that are compared in a scenario. With bf16 instructions nobody trains in fp32, and one
+    scenario is enough to show what that would be.
+
+    Args:
+        has_bf16: whether the processor has such instructions.
+    """
+    systems = {**COMMON, **PACKING} if scenario.packs else COMMON
+    shows_fp32 = scenario.shows_fp32 or not has_bf16
+    return {
+        name: system
+        for name, system in systems.items()
+        if name == "temper" or shows_fp32 or system.precision != "fp32"
+    }

@@ -46,6 +46,7 @@ class Scenario:
         joined: rows of the file that make one example.
         is_short: of each row, the last sentence of the question and the result.
         packs: whether TRL's packing is something to compare with.
+        shows_fp32: whether others train in fp32 beside bf16, where the processor has bf16.
         shape: of the model, where it is not `MODEL`'s.
     """
 
@@ -56,13 +57,14 @@ class Scenario:
     joined: int = 1
     is_short: bool = False
     packs: bool = False
+    shows_fp32: bool = False
     lora: LoraConfig | None = None
     quantization: Literal["4bit"] | None = None
     shape: dict[str, Any] = field(default_factory=dict)
 
 
 SCENARIOS = {
-    "all": Scenario("all tokens", packs=True),
+    "all": Scenario("all tokens", packs=True, shows_fp32=True),
     "answers": Scenario("answers only", train_on="answers"),
     "lora": Scenario("LoRA, r=8", lora=LORA),
     "4bit-lora": Scenario(

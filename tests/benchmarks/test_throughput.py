@@ -11,6 +11,7 @@ from benchmarks.throughput import comparison
 from benchmarks.throughput.comparison import differences, is_right, measure, summarise
 from benchmarks.throughput.page import update
 from benchmarks.throughput.products import Layer, StepProducts, layers_of, step_products
+from benchmarks.throughput.systems import systems_of
 from benchmarks.throughput.workbench import (
     SCENARIOS,
     Scenario,
@@ -19,7 +20,7 @@ from benchmarks.throughput.workbench import (
     prepare,
     shortened,
 )
-from benchmarks.turns import Clock
+from benchmarks.turns import End, Turns
 from tests.slow import slow
 
 SHAPE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 32}
@@ -78,28 +79,37 @@ def test_full_training_takes_three_products_a_layer(tmp_path: Path) -> None:
     assert 0 < head.rows < products.num_tokens
 
 
-def clock(speeds: list[float]) -> Clock:
-    made = Clock()
-    made.speeds = speeds
-    return made
+def turns_of(speeds: list[float]) -> Turns:
+    return Turns(speeds=speeds, end=End(None, None, peak_bytes=1 << 30))
 
 
 def test_figures_are_ratios_of_neighbouring_steps_after_the_warmup() -> None:
-    clocks = {
-        "temper": clock([1.0, 200.0, 100.0]),  # the machine became half as fast for all of them
-        "other": clock([9.0, 100.0, 50.0]),
-        "products_fp32": clock([9.0, 500.0, 250.0]),
-        "products_bf16": clock([9.0, 400.0, 200.0]),
+    turns = {
+        "temper": turns_of([1.0, 200.0, 100.0]),  # the machine became half as fast for all of them
+        "other": turns_of([9.0, 100.0, 50.0]),
+        "products_fp32": turns_of([9.0, 500.0, 250.0]),
+        "products_bf16": turns_of([9.0, 400.0, 200.0]),
     }
-    measured = summarise(clocks, {"temper": "bf16", "other": "fp32"}, num_warmup=1)
+    measured = summarise(turns, {"temper": "bf16", "other": "fp32"}, num_warmup=1)
     assert measured["systems"]["temper"]["share_of_products"] == [0.5, 0.5, 0.5]
     assert measured["systems"]["other"] == {
         "precision": "fp32",
         "tokens_per_second": 75,
         "share_of_products": [0.2, 0.2, 0.2],
+        "peak_bytes": 1 << 30,
         "temper_times": [2.0, 2.0, 2.0],
     }
     assert measured["tokens_per_second_of_products"] == {"fp32": 375, "bf16": 300}
+
+
+def test_fp32_is_shown_once_where_the_processor_has_bf16() -> None:
+    everything = systems_of(SCENARIOS["all"], has_bf16=True)
+    assert {"trl_fp32", "crude_fp32", "trl_packing_fp32"} < everything.keys()
+    assert systems_of(SCENARIOS["all"], has_bf16=False) == everything
+    assert systems_of(SCENARIOS["lora"], has_bf16=True).keys() == {
+        "temper", "crude_bf16", "trl_defaults",
+    }  # fmt: skip
+    assert "trl_fp32" in systems_of(SCENARIOS["lora"], has_bf16=False)
 
 
 def test_the_ruler_does_every_product() -> None:

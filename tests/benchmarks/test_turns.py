@@ -1,6 +1,9 @@
-"""Systems that take turns: one step each, in order, timed without the others."""
+"""Systems that take turns: one step each, in order, timed without the others, in own processes."""
 
-from collections.abc import Callable
+import os
+import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -9,47 +12,59 @@ from benchmarks.turns import Clock, interval, take_turns
 NUM_STEPS = 3
 
 
-def system(name: str, trace: list[str], num_steps: int = NUM_STEPS) -> Callable[[Clock], None]:
-    def train(clock: Clock) -> None:
-        for step in range(num_steps):
-            trace.append(f"{name}{step}")
+def train(name: str, trace: Path, clock: Clock) -> int:
+    """Write down what is done; the number of its process."""
+    with trace.open("a", buffering=1) as file:
+        for step in range(NUM_STEPS):
+            file.write(f"{name}{step}\n")
             clock.num_tokens += 10
             clock.mark()
-        trace.append(f"{name} ends")
-
-    return train
-
-
-def test_each_does_one_step_in_its_turn(capsys: pytest.CaptureFixture[str]) -> None:
-    trace: list[str] = []
-    clocks = take_turns({"a": system("a", trace), "b": system("b", trace)}, NUM_STEPS, "test")
-    assert trace == ["a0", "b0", "a1", "b1", "a2", "b2", "a ends", "b ends"]
-    for clock in clocks.values():
-        assert len(clock.speeds) == len(clock.seconds) == NUM_STEPS
-        assert clock.speeds == [pytest.approx(10 / seconds) for seconds in clock.seconds]
-    assert capsys.readouterr().err.count("tokens/s") == 2 * NUM_STEPS
+        file.write(f"{name} ends\n")
+    return os.getpid()
 
 
-def test_waiting_for_the_others_takes_no_time() -> None:
-    def slow(clock: Clock) -> None:
-        for _ in range(NUM_STEPS):
-            sum(range(1_000_000))
-            clock.mark()
-
-    clocks = take_turns({"fast": system("fast", []), "slow": slow}, NUM_STEPS, "test")
-    assert sum(clocks["fast"].seconds) < sum(clocks["slow"].seconds)
-
-
-def test_a_failure_is_raised_when_the_others_are_done() -> None:
-    trace: list[str] = []
-
-    def failing(clock: Clock) -> None:
+def train_slowly(clock: Clock) -> None:
+    for _ in range(NUM_STEPS):
+        time.sleep(0.2)
         clock.mark()
-        raise KeyError("broken")
 
-    with pytest.raises(KeyError, match="broken"):
-        take_turns({"failing": failing, "good": system("good", trace)}, NUM_STEPS, "test")
-    assert trace[-1] == "good ends"
+
+def fail(clock: Clock) -> None:
+    clock.mark()
+    raise KeyError("broken")
+
+
+def die(clock: Clock) -> None:
+    clock.mark()
+    os._exit(1)
+
+
+def test_each_does_one_step_in_its_turn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """In a process of its own, and what it waits for the others does not count."""
+    trace = tmp_path / "trace"
+    systems = {name: partial(train, name, trace) for name in "ab"}
+    turns = take_turns({**systems, "slow": train_slowly}, NUM_STEPS, "test")
+    lines = trace.read_text().splitlines()
+    assert lines == ["a0", "b0", "a1", "b1", "a2", "b2", "a ends", "b ends"]
+    for system in (turns["a"], turns["b"]):
+        assert len(system.seconds) == NUM_STEPS
+        assert system.speeds == [pytest.approx(10 / seconds) for seconds in system.seconds]
+        assert system.peak_bytes > 1 << 20
+        assert sum(system.seconds) < sum(turns["slow"].seconds)
+    assert len({os.getpid(), turns["a"].result, turns["b"].result}) == 3
+    assert capsys.readouterr().err.count("tokens/s") == 3 * NUM_STEPS
+
+
+def test_a_failure_is_raised_when_the_others_are_done(tmp_path: Path) -> None:
+    good = partial(train, "good", tmp_path / "trace")
+    with pytest.raises(RuntimeError, match=r"failing failed:(?s:.*)KeyError: 'broken'"):
+        take_turns({"failing": fail, "good": good}, NUM_STEPS, "test")
+    assert (tmp_path / "trace").read_text().endswith("good ends\n")
+
+
+def test_a_killed_process_is_noticed() -> None:
+    with pytest.raises(EOFError):
+        take_turns({"dying": die}, NUM_STEPS, "test")
 
 
 def test_an_interval_holds_the_middle_of_what_was_seen() -> None:
