@@ -38,6 +38,7 @@ def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTra
         "configuration": config.to_dict(),
         "decided": trainer.batch_plan().decided(),
         "precision": trainer.precision.name,
+        "attention": trainer.attention_form(),
         "model": trainer.adapter.describe(),
         "data": {
             "fingerprint": data.fingerprint,

@@ -49,7 +49,10 @@ OTHER_LABELS = (
 CODE = "code"  # of the parts of somebody's own
 # What names weights, which are compared themselves.
 OF_THE_BASE = ("model.name", "model.revision", "training.multimodal.vision_tower")
-COMPARED_FACTS = ("data", "base_model", "device", "precision", "deterministic", "world_size")
+COMPARED_FACTS = (
+    "data", "base_model", "device", "precision", "deterministic", "world_size", "attention",
+)  # fmt: skip
+NOT_ALWAYS_RECORDED = ("attention",)
 FACT_NAMES = (*COMPARED_FACTS, CODE)
 
 
@@ -148,6 +151,8 @@ def _judged_setting(key: str, was: Facts, current: Facts) -> Verdict:
 
 def _facts(was: Facts, current: Facts) -> Iterator[Difference]:
     for name in (*COMPARED_FACTS, "machine"):
+        if name in NOT_ALWAYS_RECORDED and not {name} <= was.keys() & current.keys():
+            continue
         before, now = was[name], current[name]
         if name == "base_model" and not was["base_is_frozen"]:
             continue  # training all weights has overwritten it
@@ -207,7 +212,7 @@ def _has_other_labels(was: Facts, current: Facts) -> bool:
 def _judged_fact(name: str, before: object, now: object) -> Verdict:
     if name == "machine":
         return Verdict.HARMLESS
-    if name == "world_size":  # the same sums in another order, and dropout drawn anew
+    if name in ("world_size", "attention"):  # the same sums in another order, dropout drawn anew
         return Verdict.ROUNDS_OTHERWISE
     if name == "precision" and "fp16" in (before, now):  # a checkpoint holds its gradient scaler
         return Verdict.NEEDS_A_NEW_RUN

@@ -57,6 +57,7 @@ class RunRecord(BaseRunRecord, total=False):
     Attributes:
         configuration: as `DeploymentConfig.from_dict` reads it; every file has it.
         decided: by key.
+        attention: how packed rows are attended to.
         model: as the model's adapter describes it.
         data: fingerprint, numbers of examples, hash of the files, and how rows became tokens.
         accepted: oldest first.
@@ -65,6 +66,7 @@ class RunRecord(BaseRunRecord, total=False):
     configuration: Required[JsonObject]
     decided: dict[str, DecidedSetting]
     precision: str
+    attention: str
     model: JsonObject
     data: dict[str, object]
     accepted: list[AcceptedRecord]

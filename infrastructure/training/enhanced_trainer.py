@@ -97,6 +97,7 @@ from infrastructure.training.model_adapters import (
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.models.added_modules import added_modules
 from infrastructure.training.models.model_inputs import is_sharded
+from infrastructure.training.models.packed_attention import attention_form
 from infrastructure.training.models.source import (
     starts_from_scratch,
 )
@@ -787,8 +788,17 @@ class EnhancedTrainer:
                 **base_facts(self.adapter.describe()),
                 **machine_facts(self.device, self.num_processes),
             }
-        of_now = {"size_grid": self.adapter.size_grid.value, "total_steps": loop.total_steps}
+        of_now = {
+            "size_grid": self.adapter.size_grid.value,
+            "attention": self.attention_form(),
+            "total_steps": loop.total_steps,
+        }
         return {**self._identity, **of_now}
+
+    def attention_form(self) -> str:
+        """How the model attends, as far as that decides the last digits."""
+        step = self.adapter.size_grid.segment_step
+        return attention_form(self.initialize_model(), self.device, self.precision.dtype, step)
 
     def restore(self, checkpoint: Path, accept: Collection[str] = ()) -> list[Difference]:
         """Go on from `checkpoint` when `train()` is called.

@@ -11,6 +11,7 @@ from infrastructure.deployment.run_record import describe_model, record_run, sum
 from infrastructure.evaluation.held_out import HeldOut
 from infrastructure.run.directory import plan_run
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.models.packed_attention import ATTENTION_NAME
 
 QUESTION = {"prompt": "Reverse abc", "expected": "cba"}
 BEFORE = HeldOut({"eval_loss": 4.0}, {"all": 0.0}, 8, {**QUESTION, "written": ""})
@@ -61,6 +62,8 @@ def test_run_json_records_how_the_run_came_to_be(
     assert DeploymentConfig.from_dict(record["configuration"]).training.max_steps == 2
     assert record["data"]["fingerprint"] == trainer.initialize_data().fingerprint
     assert "<mark" in record["data"]["preview_html"]
+    assert record["attention"] == trainer.identity()["attention"]
+    assert record["attention"].startswith(ATTENTION_NAME)
     assert (run.tokenizer / "tokenizer.json").is_file()
     assert run.quarantine_file.is_file()
 

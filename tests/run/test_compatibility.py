@@ -84,6 +84,13 @@ def test_what_changes_the_result_stops_until_it_is_accepted(
     assert difference.verdict is Verdict.CHANGES_THE_RESULT
 
 
+def test_another_form_of_attention_is_shown_where_both_know_theirs() -> None:
+    products, kernel = changed(attention="by products"), changed(attention="by a kernel")
+    [difference] = check_compatible(products, kernel)
+    assert (difference.name, difference.verdict) == ("attention", Verdict.ROUNDS_OTHERWISE)
+    assert check_compatible(FACTS, kernel) == []  # begun before it was recorded
+
+
 def test_a_run_that_began_with_other_labels_does_not_go_on_with_these() -> None:
     """Older versions learnt tokens after an answer's end; nothing changes in the middle of a run
     unless somebody accepts it."""

@@ -35,6 +35,7 @@ from infrastructure.training.models.model_inputs import (
 )
 from infrastructure.training.models.short_attention import (
     MAX_LENGTH,
+    MAX_PRODUCT,
     Group,
     ShortAttention,
     grouped,
@@ -42,6 +43,7 @@ from infrastructure.training.models.short_attention import (
 
 ATTENTION_NAME = "temper_packed"
 PICTURES = "pictures"  # the part of a batch with what the model is given of pictures, by argument
+HALF_PRECISION = (torch.float16, torch.bfloat16)
 UNSUPPORTED_ARGUMENTS = ("softcap", "position_bias", "s_aux", "head_mask")
 
 _known_lengths = WeakTensorKeyDictionary()  # a mask's are forgotten with it
@@ -177,9 +179,26 @@ def product_groups(mask: torch.Tensor) -> list[Group]:
     return groups
 
 
+def attention_form(
+    model: torch.nn.Module, device: torch.device, dtype: torch.dtype, length_step: int
+) -> str:
+    """How the model attends to packed rows, as a checkpoint records it: another form rounds
+    otherwise.
+
+    Args:
+        dtype: that it computes in.
+        length_step: as of `segment_mask`.
+    """
+    name = attention_implementation(model) or "its own"
+    takes_some = length_step > 1 and device.type == "cpu" and dtype in HALF_PRECISION
+    if name != ATTENTION_NAME or not takes_some:
+        return name
+    return f"{name}, products of up to {MAX_PRODUCT} scores up to {MAX_LENGTH} tokens"
+
+
 def compiles_kernels(value: torch.Tensor) -> bool:
     """Whether attention by example has kernels made for each length: oneDNN's of half precision."""
-    return value.device.type == "cpu" and compute_format(value) in (torch.float16, torch.bfloat16)
+    return value.device.type == "cpu" and compute_format(value) in HALF_PRECISION
 
 
 def rounded_layout(mask: torch.Tensor) -> RoundedLayout:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from infrastructure.core.errors import CheckpointError
 from infrastructure.optimization.compiling import (
     TIMED_STEPS,
     CompileDecision,
@@ -47,12 +48,22 @@ class CompileBenchmark(Extension):
         self._is_compiled: bool | None = None
 
     def train_start(self, state: TrainingState) -> None:
-        """Decide, or do what was decided when this run began."""
+        """Decide, or do what was decided when this run began.
+
+        Raises:
+            CheckpointError: the run compiles, and this machine cannot.
+        """
         loop = self.get_loop()
         adapter = loop.optimizer_step.adapter
+        reason = can_compile(adapter.device)
+        if self._is_compiled and reason:
+            raise CheckpointError(
+                f"this run computes with torch.compile, and here {reason}: add what is missing, or"
+                " go on with --compile-mode none --accept compile_mode"
+            )
         if self._is_compiled is not None:
             adapter.set_compiled(self._is_compiled)
-        elif reason := can_compile(adapter.device):
+        elif reason:
             log.warning("torch.compile is not used: %s", reason)
             self._is_compiled = False
         else:

@@ -16,6 +16,7 @@ from infrastructure.training.models.model_inputs import attention_implementation
 from infrastructure.training.models.packed_attention import (
     ATTENTION_NAME,
     PackingUnsupportedError,
+    attention_form,
     by_segment,
     has_varlen_kernel,
     is_segment_mask,
@@ -223,6 +224,20 @@ def test_it_is_switched_on_and_off() -> None:
     assert attention_implementation(model) == ATTENTION_NAME
     use_plain_attention(model)
     assert attention_implementation(model) == "sdpa"
+
+
+def test_a_checkpoint_records_what_decides_the_last_digits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, cpu, bf16 = tiny_model("llama"), torch.device("cpu"), torch.bfloat16
+    assert attention_form(model, cpu, bf16, 16) == "sdpa"
+    use_packed_attention(model)
+    by_products = attention_form(model, cpu, bf16, 16)
+    assert by_products.startswith(f"{ATTENTION_NAME}, products")
+    for other in ((cpu, torch.float32, 16), (cpu, bf16, 1), (torch.device("cuda"), bf16, 16)):
+        assert attention_form(model, *other) == ATTENTION_NAME
+    monkeypatch.setattr(module, "MAX_PRODUCT", 1)
+    assert attention_form(model, cpu, bf16, 16) != by_products
 
 
 @pytest.mark.parametrize(("architecture", "attention"), [("llama", "eager"), ("bloom", None)])

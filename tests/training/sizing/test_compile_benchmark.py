@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from infrastructure.core.errors import CheckpointError
 from infrastructure.training.sizing import compile_benchmark as compile_trial
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 from tests.training.toy import ToyAdapter
@@ -73,3 +74,15 @@ def test_where_nothing_can_be_compiled_nothing_is(
     assert compiler.calls == []
     assert trial.state_dict() == {"is_compiled": False}
     assert "torch.compile is not used: there is no C++ compiler" in caplog.text
+
+
+def test_a_run_that_compiles_does_not_go_on_where_that_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    first, _, _ = training_with_trial(monkeypatch, tmp_path)
+    first.run()
+    monkeypatch.setattr(compile_trial, "can_compile", lambda device: "there is no C++ compiler")
+    again, _, compiler = training_with_trial(monkeypatch)
+    with pytest.raises(CheckpointError, match=r"no C\+\+ compiler.*--accept compile_mode"):
+        again.resume(first.checkpoints.checkpoints()[1])
+    assert compiler.calls == []
