@@ -1,25 +1,35 @@
 """Does a model that one process cannot train do so spread over two? The kernel says it.
 
-    python -m benchmarks.spread_memory [--lora]
+    python -m benchmarks.spread_memory [--lora] [--write benchmarks/results/spread_memory.md]
 
-A Llama of 99 million weights in fp32 is made in a folder. Trained in full, weights, gradients and
-AdamW's numbers take 16 bytes for each weight: the *state*. With `--lora` it is the weights alone.
-The numbers are fixed beforehand: each process gets, by RLIMIT_DATA, what the same command takes
-with a tiny model, and 0.75 times the state. The kernel should refuse memory to one process (with
-`enable_memory_optimization` off, which would not begin at all); two should train and save.
-Prints one JSON line: the limit, how each ended, and the peaks of the two processes (VmHWM) beside
-what was forecast. In November 2026 neither was so: Temper refused one process, and two ran out of
-memory in their first step, for a reason that is not known.
+A Llama in fp32 is made in a folder, and each process of a command may have so much private memory
+and no more (RLIMIT_DATA): beyond it the kernel refuses. The same command is given
+
+1. one process: the forecast refuses it;
+2. one process that begins all the same (`enable_memory_optimization` off): the kernel refuses it;
+3. two processes, which are killed with SIGKILL once a version is saved;
+4. the same again, which goes on to the end.
+
+Fixed beforehand, in November 2026, before the first run that counted: the models, and the limit:
+what the same command takes with a tiny model on two processes, and `SHARE` of the *state*. The
+state of full training is 16 bytes for each weight (weight, gradient, two numbers of AdamW), with
+`--lora` the 4 of the weight. So a process with half of the state fits, and one with all does not.
+Two processes are to stay within 10 % of what was forecast for each, which is half of the state and
+what it measures besides.
 """
 
 import argparse
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,38 +37,53 @@ import psutil
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.machine import environment, publish, sentence, table
+from infrastructure.core.hardware import MIB
+from infrastructure.training.models.tokenizer import train_tokenizer
+
 SHARE = 0.75
-NUM_STEPS = 3
-TRAINED, LORA = 16, 4  # bytes for each weight
+TOLERANCE = 0.1
+NUM_STEPS = 6
+SAVED_EVERY = 2
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def make_model(folder: Path, tokenizer: Path, width: int, num_layers: int) -> int:
-    """A Llama with random weights; how many it has."""
-    config = LlamaConfig(
-        vocab_size=1024,
-        hidden_size=width,
-        intermediate_size=8 * width // 3 // 64 * 64 or 64,
-        num_hidden_layers=num_layers,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        max_position_embeddings=128,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(config)
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
-    return sum(parameter.numel() for parameter in model.parameters())
+@dataclass(frozen=True)
+class Model:
+    """A Llama with random weights."""
+
+    width: int
+    num_layers: int
+
+    def make(self, folder: Path, tokenizer: Path) -> int:
+        """Save it; how many weights it has."""
+        config = LlamaConfig(
+            vocab_size=1024,
+            hidden_size=self.width,
+            intermediate_size=8 * self.width // 3 // 64 * 64 or 64,
+            num_hidden_layers=self.num_layers,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            max_position_embeddings=128,
+            tie_word_embeddings=True,
+            pad_token_id=0,
+            bos_token_id=1,
+            eos_token_id=2,
+        )
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+        return sum(parameter.numel() for parameter in model.parameters())
+
+
+TINY = Model(64, 2)
+TRAINED_BYTES, FROZEN_BYTES = 16, 4  # for each weight
+FULL, LORA = Model(768, 14), Model(768, 28)
 
 
 def make_tokenizer(folder: Path) -> None:
     """A tokenizer of a few words."""
-    from infrastructure.training.models.tokenizer import train_tokenizer
-
     train_tokenizer([f"say {n} again and again" for n in range(200)], 512).save_pretrained(folder)
 
 
@@ -67,52 +92,77 @@ class Run:
 
     Args:
         limit_bytes: private memory that each of them may have; None: any.
+        killed_when: all of them are killed once this is so.
 
     Attributes:
         peaks: by process, resident bytes (VmHWM) and private ones (VmData), the highest seen.
+        output, code: what it wrote, and how it ended.
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any], limit_bytes: int | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        settings: dict[str, Any],
+        limit_bytes: int | None,
+        killed_when: Callable[[], bool] = lambda: False,
+    ) -> None:
         def limited() -> None:
             if limit_bytes is not None:
                 resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
 
         (folder / "temper.yaml").write_text(json.dumps(settings))  # JSON is YAML
         self.peaks: dict[int, tuple[int, int]] = {}
-        command = [sys.executable, "-m", "infrastructure", "train", "--config", "temper.yaml"]
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            preexec_fn=limited,
-        )
-        while process.poll() is None:
-            self._look(process.pid)
-            time.sleep(0.05)
-        assert process.stdout is not None
-        self.output, self.code = process.stdout.read(), process.returncode
+        with (folder / "output.txt").open("w+") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "infrastructure", "train", "--config", "temper.yaml"],
+                cwd=folder,
+                env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=limited,
+            )
+            first = psutil.Process(process.pid)
+            while process.poll() is None:
+                self._look(first)
+                if killed_when():
+                    _kill(first)
+                time.sleep(0.05)
+            output.seek(0)
+            self.output, self.code = output.read(), process.returncode
 
-    def _look(self, pid: int) -> None:
-        try:
-            first = psutil.Process(pid)
-            for one in [first, *first.children(recursive=True)]:
+    def _look(self, first: psutil.Process) -> None:
+        for one in _all_below(first):
+            with suppress(OSError, KeyError):
                 lines = Path(f"/proc/{one.pid}/status").read_text().splitlines()
                 status = dict(line.split(":", 1) for line in lines)
                 seen = [1024 * int(status[name].split()[0]) for name in ("VmHWM", "VmData")]
                 before = self.peaks.get(one.pid, (0, 0))
                 self.peaks[one.pid] = (max(before[0], seen[0]), max(before[1], seen[1]))
-        except (psutil.Error, OSError, KeyError):
-            return
 
     def largest(self, count: int, which: int) -> list[int]:
         """Of the processes with the most memory, which are those that train."""
         return sorted((peak[which] for peak in self.peaks.values()), reverse=True)[:count]
 
+    def line(self, *parts: str) -> str:
+        """The last line of the output that has one of these in it; "": there is none."""
+        lines = [line for line in self.output.splitlines() if any(part in line for part in parts)]
+        return lines[-1].strip() if lines else ""
+
+
+def _all_below(first: psutil.Process) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        return [first, *first.children(recursive=True)]
+    return []
+
+
+def _kill(first: psutil.Process) -> None:
+    for one in _all_below(first):
+        with suppress(psutil.Error):
+            one.send_signal(signal.SIGKILL)
+
 
 def settings_of(folder: Path, model: Path, num_processes: int, lora: bool) -> dict[str, Any]:
+    """The configuration of a short training, whose rows are written."""
     rows = folder / "rows.jsonl"
     lines = [json.dumps({"prompt": f"say {n}", "completion": f"{n} again"}) for n in range(64)]
     rows.write_text("\n".join(lines))
@@ -124,7 +174,7 @@ def settings_of(folder: Path, model: Path, num_processes: int, lora: bool) -> di
         "training": {
             "batch_size": 2,
             "max_steps": NUM_STEPS,
-            "checkpoint_frequency": 1,
+            "checkpoint_frequency": SAVED_EVERY,
             "gradient_accumulation": 1,
             "mixed_precision": False,
             "optimizer": "adamw",
@@ -135,58 +185,137 @@ def settings_of(folder: Path, model: Path, num_processes: int, lora: bool) -> di
     }
 
 
-def last_run(folder: Path) -> Path:
-    return max(
-        (path for path in (folder / "runs").iterdir() if path.is_dir()), key=os.path.getmtime
-    )
+def saved_steps(folder: Path) -> list[str]:
+    """Names of the versions of the runs in a folder, in their order."""
+    return sorted(path.stem for path in folder.glob("runs/*/checkpoints/versions/*.json"))
 
 
-def measured(parent: Path, *, lora: bool) -> dict[str, Any]:
+def measured(parent: Path, model: Model, *, lora: bool) -> dict[str, Any]:
     """All of it, in new folders below `parent`."""
     make_tokenizer(parent / "tokenizer")
     small, large = parent / "small", parent / "large"
-    make_model(small, parent / "tokenizer", 64, 2)
-    weights = make_model(large, parent / "tokenizer", 768, 14)
-    state_bytes = weights * (LORA if lora else TRAINED)
+    TINY.make(small, parent / "tokenizer")
+    weights = model.make(large, parent / "tokenizer")
+    state_bytes = weights * (FROZEN_BYTES if lora else TRAINED_BYTES)
 
-    def run(name: str, model: Path, size: int, limit: int | None, **more: Any) -> Run:
+    def run(
+        name: str,
+        source: Path,
+        size: int,
+        limit: int | None,
+        killed_when: Callable[[], bool] = lambda: False,
+        **more: Any,
+    ) -> Run:
         folder = parent / name
         folder.mkdir(exist_ok=True)
-        return Run(folder, {**settings_of(folder, model, size, lora), **more}, limit)
+        return Run(folder, {**settings_of(folder, source, size, lora), **more}, limit, killed_when)
 
     base = run("base", small, 2, None)
     assert base.code == 0, base.output
     limit = base.largest(1, 1)[0] + int(SHARE * state_bytes)
     refused = run("one, refused", large, 1, limit)
     one = run("one", large, 1, limit, enable_memory_optimization=False)
-    two = run("two", large, 2, limit)
-    forecast = summary = {}
-    if two.code == 0:
-        path = last_run(parent / "two")
-        forecast = json.loads((path / "forecast.json").read_text())
-        summary = json.loads((path / "summary.json").read_text())
+    two = parent / "two"
+    killed = run("two", large, 2, limit, lambda: len(saved_steps(two)) > 0)
+    at_kill = saved_steps(two)
+    last = run("two", large, 2, limit)
+    paths = list(two.glob("runs/*"))
+    files = [path / name for path in paths for name in ("forecast.json", "summary.json")]
+    forecast, summary = (
+        json.loads(file.read_text()) if file.exists() else {} for file in files or [two, two]
+    )
+    foretold = forecast.get("peak_memory_bytes", 0)
+    peaks = [max(pair) for pair in zip(killed.largest(2, 0), last.largest(2, 0), strict=False)]
     return {
+        "lora": lora,
         "weights": weights,
         "state_bytes": state_bytes,
         "limit_bytes": limit,
-        "private_bytes_with_a_tiny_model": base.largest(2, 1),
-        "resident_bytes_with_a_tiny_model": base.largest(2, 0),
-        "one, as it is": [refused.code, refused.output[-600:]],
-        "one, by the kernel": [one.code, one.output[-600:]],
-        "two": [two.code, two.output[-3000:]],
-        "peaks": two.largest(2, 0),
-        "private": two.largest(2, 1),
-        "forecast": forecast.get("peak_memory_bytes"),
-        "compared": summary.get("forecast"),
+        "tiny_private_bytes": base.largest(2, 1),
+        "refused": [refused.code, refused.line("temper:")],
+        "one": [one.code, one.line("temper:", "memory ran out", "allocate memory"), one.output],
+        "one_private_bytes": one.largest(1, 1),
+        "killed": [killed.code, killed.line("Forecast:"), at_kill, killed.output],
+        "last": [last.code, last.line("going on from step"), saved_steps(two), last.output],
+        "num_runs": len(paths),
+        "status": summary.get("status"),
+        "step": summary.get("total_steps"),
+        "forecast_bytes": foretold,
+        "peak_bytes": peaks,
+        "private_bytes": [
+            max(pair) for pair in zip(killed.largest(2, 1), last.largest(2, 1), strict=False)
+        ],
+        "errors": [foretold / peak - 1 for peak in peaks] if foretold else [],
     }
 
 
+def is_shown(found: dict[str, Any]) -> bool:
+    """Whether it is as fixed beforehand."""
+    return (
+        found["refused"][0] != 0
+        and found["one"][0] != 0
+        and found["killed"][0] != 0
+        and found["last"][0] == 0
+        and found["num_runs"] == 1
+        and len(found["errors"]) == 2
+        and all(abs(error) <= TOLERANCE for error in found["errors"])
+    )
+
+
+def page(found: dict[str, Any]) -> str:
+    """What was found, to be read."""
+    peaks, private = found["peak_bytes"], found["private_bytes"]
+    rows = [
+        ("one process", found["refused"][0], found["refused"][1]),
+        ("one, begun all the same", found["one"][0], found["one"][1]),
+        ("two, killed", found["killed"][0], f"saved: {', '.join(found['killed'][2])}"),
+        ("two, again", found["last"][0], found["last"][1]),
+    ]
+    numbers = [
+        (f"rank {rank}", _mib(found["forecast_bytes"]), _mib(peak), f"{error:+.1%}", _mib(own))
+        for rank, (peak, error, own) in enumerate(zip(peaks, found["errors"], private, strict=True))
+    ]
+    trained = "a LoRA of a frozen model" if found["lora"] else "all weights"
+    command = "python -m benchmarks.spread_memory" + (" --lora" if found["lora"] else "")
+    return (
+        "# A model that one process cannot train, on two\n\n"
+        f"`{command}`: {'as fixed beforehand' if is_shown(found) else 'NOT as fixed beforehand'}."
+        f" {sentence(environment())}\n\n"
+        f"{found['weights']:,} weights in fp32, {trained}: a state of"
+        f" {_mib(found['state_bytes'])}. RLIMIT_DATA of each process: {_mib(found['limit_bytes'])},"
+        f" which is {_mib(found['tiny_private_bytes'][0])} (the same command with a tiny model) and"
+        f" {SHARE:g} times the state.\n\n"
+        + table(("processes", "exit code", "what it said, or saved"), rows)
+        + f"\nTold before the first step: {found['killed'][1]}\n\n"
+        + table(
+            (
+                "",
+                "forecast",
+                "resident at most (VmHWM)",
+                "forecast, by that",
+                "private (VmData)",
+            ),
+            numbers,
+        )
+    )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / MIB:,.0f} MiB"
+
+
 def main() -> None:
-    """Print what was found."""
+    """Print what was found; the exit code says whether it is as fixed beforehand."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--write", type=Path, help="keep the page in this file, too")
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(measured(Path(folder), lora=parser.parse_args().lora)))
+        model = LORA if arguments.lora else FULL
+        found = measured(Path(folder), model, lora=arguments.lora)
+    print(json.dumps(found), file=sys.stderr)
+    publish(page(found), arguments.write)
+    sys.exit(0 if is_shown(found) else 1)
 
 
 if __name__ == "__main__":

@@ -165,7 +165,8 @@ class DeploymentConfig(ConfigSection):
     )
     enable_memory_optimization: bool = Field(
         default=True,
-        description="Hold max_memory_percent, collect garbage between steps, look for leaks.",
+        description="Hold max_memory_percent, collect garbage, look for leaks, refuse what cannot"
+        " fit.",
     )
     enable_monitoring: bool = Field(
         default=True, description="Watch the machine and raise alerts while training."

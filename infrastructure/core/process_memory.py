@@ -20,6 +20,9 @@ RESET_HIGH_WATER_MARK = "5"
 PEAK_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 LEAST_FREE_BYTES = 16 * MIB
 FILE_PAGES_BYTES = 32 * MIB
+M_MMAP_THRESHOLD = -3  # the number of this option in glibc's malloc.h
+LARGE_BLOCK_BYTES = MIB
+UNLIMITED_STACK_BYTES = 2 * MIB  # of a thread where `ulimit -s` sets no limit
 
 
 def resident_bytes() -> int:
@@ -80,16 +83,39 @@ def trim_heap() -> None:
         trim(0)
 
 
-def allowed_bytes() -> int | None:
+def give_back_large_blocks() -> None:
+    """From now on large blocks go back to the system as soon as they are freed.
+
+    glibc would keep them for the next block of that size. But what is small and stays is cut out
+    of them meanwhile, so the next one does not fit in, and the process grows with each. Other C
+    libraries keep none worth asking.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(M_MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
+
+
+def allowed_bytes(threads_to_come: int = 0) -> int | None:
     """What this process may have at most where the kernel limits its private memory (RLIMIT_DATA,
-    such as `ulimit -d` sets); None: it does not."""
+    such as `ulimit -d` sets); None: it does not.
+
+    Args:
+        threads_to_come: that it will start; their stacks count there in full, and are hardly used.
+    """
     if not can_limit_hard():
         return None
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
     if soft == resource.RLIM_INFINITY:
         return None
     now = psutil.Process().memory_info()
-    return int(now.rss + max(0, soft - now.data))
+    stacks_bytes = threads_to_come * _stack_bytes()
+    return int(now.rss + max(0, soft - now.data - stacks_bytes))
+
+
+def _stack_bytes() -> int:
+    """Of a new thread, as glibc makes it."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    return UNLIMITED_STACK_BYTES if soft == resource.RLIM_INFINITY else soft
 
 
 def can_limit_hard() -> bool:

@@ -186,14 +186,19 @@ class RunForecast:
         asks for it, the size of its pieces.
 
         Raises:
-            DoesNotFitError: not even one example fits into the memory.
+            DoesNotFitError: not even one example fits into the memory, and
+                `enable_memory_optimization` is on; a line says so otherwise.
         """
         first_step = trainer.state.step if trainer.state is not None else 0
         try:
             costs = costs_of(trainer)
             forecast = made_of(trainer, costs, self.config, self.run.path, self.measure_seconds)
-        except DoesNotFitError:
-            raise
+        except DoesNotFitError as error:
+            if self.config.enable_memory_optimization:
+                raise
+            self.report(f"It begins all the same, without memory optimization: {error}")
+            self._report_plan(plan_lines(trainer))
+            return
         except Exception as error:
             log_without_forecast(error)
             self._report_plan(plan_lines(trainer))

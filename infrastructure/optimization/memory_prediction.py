@@ -19,6 +19,8 @@ from infrastructure.core.process_memory import allowed_bytes, resident_bytes
 MAX_MEMORY_PERCENT = 85.0
 # What a GPU's context and other programs may take besides what is free now.
 GPU_SHARE = 0.95
+# That one of several processes starts once it joins the others: gloo's, heartbeat, prefetching.
+THREADS_OF_A_RANK = 10
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class MemoryBudget:
         kept_free = machine.total_bytes * (1 - self.max_percent / 100)
         there = int(resident_bytes() + machine.available_bytes - kept_free)
         share = _at_most(there, self.cpu_limit, machine.total_bytes) // num_processes
-        allowed = allowed_bytes()
+        allowed = allowed_bytes(THREADS_OF_A_RANK if num_processes > 1 else 0)
         return share if allowed is None else min(share, allowed)
 
 

@@ -83,8 +83,34 @@ def test_a_limit_of_private_memory_is_what_a_process_may_have() -> None:
     code = (
         "import resource; from infrastructure.core.process_memory import *;"
         "limit = 3 << 30; resource.setrlimit(resource.RLIMIT_DATA, (limit, limit));"
-        "print(allowed_bytes(), resident_bytes())"
+        "resource.setrlimit(resource.RLIMIT_STACK, (4 << 20, 4 << 20));"
+        "print(allowed_bytes(), resident_bytes(), allowed_bytes(threads_to_come=100))"
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=ROOT)
-    allowed, resident = map(int, output.stdout.split())
+    allowed, resident, with_threads = map(int, output.stdout.split())
+    assert allowed - with_threads == pytest.approx(100 * (4 << 20), abs=8 << 20)
     assert (3 << 30) - (200 << 20) < allowed <= (3 << 30) + resident
+
+
+BLOCKS = """
+from infrastructure.core.process_memory import *
+MIB = 1 << 20
+def growth():
+    before, kept = resident_bytes(), []
+    for _ in range(10):
+        block = bytearray(b"1") * (20 * MIB)
+        kept.append(bytearray(b"1") * 100_000)
+        del block
+        kept.append(bytearray(b"1") * 100_000)
+    return resident_bytes() - before
+give_back_large_blocks()
+print(growth() // MIB)
+"""
+
+
+@pytest.mark.skipif(not can_limit_hard(), reason="measured with glibc")
+def test_large_blocks_that_are_freed_are_given_back_at_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKS], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert int(done.stdout) < 20

@@ -101,6 +101,20 @@ def test_a_training_that_cannot_fit_does_not_start(
     assert not list(Path(config.output_dir).glob("*/checkpoints/versions/*"))
 
 
+def test_it_begins_all_the_same_where_memory_is_not_looked_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {**small_settings(tmp_path, max_steps=1), "enable_memory_optimization": False}
+    monkeypatch.setattr(MemoryBudget, "of", lambda config: MemoryBudget(cpu_limit="1MB"))
+    lines: list[str] = []
+    summary = TrainingDeployment(DeploymentConfig(**settings), lines.append).run()
+    assert (summary["steps"], summary["forecast"]) == (1, [])
+    assert any(
+        line.startswith("It begins all the same") and "weights, gradients and optimizer" in line
+        for line in lines
+    )
+
+
 def test_where_only_smaller_pieces_fit_the_training_begins_with_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.hardware import memory
+from infrastructure.optimization import memory_prediction
 from infrastructure.optimization.memory_prediction import MemoryBudget, MemoryPoint, fit_line
 
 CPU = torch.device("cpu")
@@ -32,6 +33,14 @@ def test_the_budget_leaves_the_share_that_is_to_stay_free() -> None:
     most = memory().total_bytes
     assert budget.size_bytes(CPU) <= process + memory().available_bytes - 0.45 * most
     assert budget.limit_bytes(CPU) > budget.size_bytes(CPU)
+
+
+def test_threads_that_ranks_will_start_count_where_the_kernel_limits_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(memory_prediction, "allowed_bytes", lambda threads: 1000 - threads)
+    assert MemoryBudget().limit_bytes(CPU) == 1000
+    assert MemoryBudget().limit_bytes(CPU, num_processes=2) < 1000
 
 
 def test_a_limit_in_the_configuration_holds() -> None:

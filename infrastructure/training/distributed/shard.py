@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor
 
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.integers import ceil_div
+from infrastructure.core.process_memory import give_back_large_blocks
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.core.state import StepOutput
 from infrastructure.training.distributed.checkpoint_storage import own_chunk
@@ -78,6 +79,8 @@ def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = Fal
     }
     blocks = blocks_of(model)
     _refuse_shared(model, blocks)
+    if offload or mesh.device_type == "cpu":  # where whole blocks come and go in main memory
+        give_back_large_blocks()
     weights = taken_out(model)
     for block in blocks:
         fully_shard(block, **policy)

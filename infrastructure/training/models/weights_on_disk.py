@@ -17,6 +17,7 @@ import torch
 from infrastructure.backup.format.tensor_bytes import DTYPES
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.optional import require
+from infrastructure.core.process_memory import give_back_large_blocks
 from infrastructure.training.models.saved_model import ModelSource, SourceKind, weight_files
 from infrastructure.training.models.transformers_backend import LoadOptions, auto_class
 
@@ -74,6 +75,7 @@ def layers_on_disk(
         ValueError: its files have other weights than the model: transformers converts them while it
             loads them whole.
     """
+    give_back_large_blocks()  # each weight is made, and gone when the next one is
     model = _layers(config, options)
     folder = source.folder if source.kind is SourceKind.FOLDER else _fetched(source, options)
     there = {name: one for file in weight_files(folder) for name, one in weights_in(file)}

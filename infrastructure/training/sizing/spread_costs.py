@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from infrastructure.core.integers import ceil_div
+from infrastructure.core.process_memory import give_back_large_blocks
 from infrastructure.optimization.memory_prediction import MemoryPoint, fit_line
 from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimizer_state_bytes
 from infrastructure.optimization.peak_memory import PeakMemory, peak_memory
@@ -87,6 +88,8 @@ def spread_costs(
     own = plan.of_one_process(num_ranks)
     size = min(own.micro_batch_size, len(measurement.usual))
     points, seconds = [], 0.0
+    if device.type == "cpu":  # as it will be when the model is spread
+        give_back_large_blocks()
     with dry_run(model, device):
         _forward(measurement, 1)  # what is read from the disk as late as it can be is there now
         idle = PeakMemory(device).now()
