@@ -112,7 +112,7 @@ measure-stackwise: environment ## stack-wise training beside its rivals; DATA=gs
 	OMP_NUM_THREADS=1 $(PYTHON) -m benchmarks.stackwise_quality "$$GIVEN_DATA"
 
 .PHONY: bench
-bench: environment ## speed beside TRL and the limit, where a step's time goes, memory; DATA=gsm8k/train.jsonl; 25 minutes, quiet machine
+bench: environment ## speed beside TRL and the limit, where a step's time goes, memory; DATA=gsm8k/train.jsonl; long, quiet machine
 	@[ -n "$$GIVEN_DATA" ] || { echo 'usage: make bench DATA=…' >&2; exit 2; }
 	$(PYTHON) -m benchmarks.throughput --data "$$GIVEN_DATA" --write benchmarks/results
 	$(PYTHON) -m benchmarks.step_profile --data "$$GIVEN_DATA" --write benchmarks/results/step_profile.md

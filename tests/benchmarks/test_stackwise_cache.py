@@ -13,6 +13,7 @@ from benchmarks.stackwise_cache import (
     predicted,
 )
 from benchmarks.stackwise_model import PUBLISHED, Shape
+from tests.slow import slow
 
 SMALL = Shape("Llama-3.1-8B", divisor=32, num_layers=3, length=16, batch_size=4, steps=2)
 
@@ -35,6 +36,7 @@ def test_a_head_as_large_as_nine_layers_costs_eighteen_forward_passes_of_one() -
     assert counted_ratio(qwen) == pytest.approx(3 + 2 * head / layer)
 
 
+@slow  # three processes
 def test_cached_losses_are_the_recomputed_ones() -> None:
     found = measured(SMALL, num_epochs=2)
     assert found["largest_loss_difference"] == 0
