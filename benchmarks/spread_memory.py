@@ -249,44 +249,47 @@ def measured(parent: Path, model: Model, *, lora: bool) -> dict[str, Any]:
     }
 
 
-def is_shown(found: dict[str, Any]) -> bool:
+def is_shown(results: dict[str, Any]) -> bool:
     """Whether it is as fixed beforehand."""
     return (
-        found["refused"][0] != 0
-        and found["one"][0] != 0
-        and found["killed"][0] != 0
-        and found["last"][0] == 0
-        and found["num_runs"] == 1
-        and len(found["errors"]) == 2
-        and all(abs(error) <= TOLERANCE for error in found["errors"])
+        results["refused"][0] != 0
+        and results["one"][0] != 0
+        and results["killed"][0] != 0
+        and results["last"][0] == 0
+        and results["num_runs"] == 1
+        and len(results["errors"]) == 2
+        and all(abs(error) <= TOLERANCE for error in results["errors"])
     )
 
 
-def page(found: dict[str, Any]) -> str:
+def page(results: dict[str, Any]) -> str:
     """What was found, to be read."""
-    peaks, private = found["peak_bytes"], found["private_bytes"]
+    peaks, private = results["peak_bytes"], results["private_bytes"]
     rows = [
-        ("one process", found["refused"][0], found["refused"][1]),
-        ("one, begun all the same", found["one"][0], found["one"][1]),
-        ("two, killed", found["killed"][0], f"saved: {', '.join(found['killed'][2])}"),
-        ("two, again", found["last"][0], found["last"][1]),
+        ("one process", results["refused"][0], results["refused"][1]),
+        ("one, begun all the same", results["one"][0], results["one"][1]),
+        ("two, killed", results["killed"][0], f"saved: {', '.join(results['killed'][2])}"),
+        ("two, again", results["last"][0], results["last"][1]),
     ]
     numbers = [
-        (f"rank {rank}", _mib(found["forecast_bytes"]), _mib(peak), f"{error:+.1%}", _mib(own))
-        for rank, (peak, error, own) in enumerate(zip(peaks, found["errors"], private, strict=True))
+        (f"rank {rank}", _mib(results["forecast_bytes"]), _mib(peak), f"{error:+.1%}", _mib(own))
+        for rank, (peak, error, own) in enumerate(
+            zip(peaks, results["errors"], private, strict=True)
+        )
     ]
-    trained = "a LoRA of a frozen model" if found["lora"] else "all weights"
-    command = "python -m benchmarks.spread_memory" + (" --lora" if found["lora"] else "")
+    trained = "a LoRA of a frozen model" if results["lora"] else "all weights"
+    command = "python -m benchmarks.spread_memory" + (" --lora" if results["lora"] else "")
     return (
         "# A model that one process cannot train, on two\n\n"
-        f"`{command}`: {'as fixed beforehand' if is_shown(found) else 'NOT as fixed beforehand'}."
+        f"`{command}`: {'as fixed beforehand' if is_shown(results) else 'NOT as fixed beforehand'}."
         f" {sentence(environment())}\n\n"
-        f"{found['weights']:,} weights in fp32, {trained}: a state of"
-        f" {_mib(found['state_bytes'])}. RLIMIT_DATA of each process: {_mib(found['limit_bytes'])},"
-        f" which is {_mib(found['tiny_private_bytes'][0])} (the same command with a tiny model) and"
-        f" {SHARE:g} times the state.\n\n"
+        f"{results['weights']:,} weights in fp32, {trained}: a state of"
+        f" {_mib(results['state_bytes'])}. RLIMIT_DATA of each process:"
+        f" {_mib(results['limit_bytes'])}, which is"
+        f" {_mib(results['tiny_private_bytes'][0])} (the same command with a tiny model)"
+        f" and {SHARE:g} times the state.\n\n"
         + table(("processes", "exit code", "what it said, or saved"), rows)
-        + f"\nTold before the first step: {found['killed'][1]}\n\n"
+        + f"\nTold before the first step: {results['killed'][1]}\n\n"
         + table(
             (
                 "",
@@ -312,10 +315,10 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = LORA if arguments.lora else FULL
-        found = measured(Path(folder), model, lora=arguments.lora)
-    print(json.dumps(found), file=sys.stderr)
-    publish(page(found), arguments.write)
-    sys.exit(0 if is_shown(found) else 1)
+        results = measured(Path(folder), model, lora=arguments.lora)
+    print(json.dumps(results), file=sys.stderr)
+    publish(page(results), arguments.write)
+    sys.exit(0 if is_shown(results) else 1)
 
 
 if __name__ == "__main__":

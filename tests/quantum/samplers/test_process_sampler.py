@@ -212,14 +212,14 @@ def test_questions_of_two_threads_are_put_one_after_the_other(
 ) -> None:
     """There is one process, and one pipe for all answers."""
     sampler = ProcessSampler(f"{MODULE}:Answering", {})
-    first_is_asked, another_is_asked = threading.Event(), threading.Event()
+    first_is_solving, another_begins = threading.Event(), threading.Event()
 
     def exchange(question: Any, arrays: Any, deadline: Deadline) -> Any:
-        if first_is_asked.is_set():
-            another_is_asked.set()
+        if first_is_solving.is_set():
+            another_begins.set()
             raise EOFError
-        first_is_asked.set()
-        overlaps.append(another_is_asked.wait(0.2))
+        first_is_solving.set()
+        overlaps.append(another_begins.wait(0.2))
         raise EOFError
 
     def ask() -> None:
@@ -231,10 +231,10 @@ def test_questions_of_two_threads_are_put_one_after_the_other(
     monkeypatch.setattr(sampler, "start", lambda: setattr(sampler, "_child", child))
     first = threading.Thread(target=ask)
     first.start()
-    assert first_is_asked.wait(60)
+    assert first_is_solving.wait(60)
     ask()
     first.join()
-    assert (overlaps, another_is_asked.is_set()) == ([False], True)
+    assert (overlaps, another_begins.is_set()) == ([False], True)
 
 
 def test_closing_ends_the_process_whoever_else_knows_it() -> None:
