@@ -463,6 +463,7 @@ DATA = [
         "train hollow.jsonl",
         ["hollow.jsonl"],
         {"hollow.jsonl": '{"prompt": "a", "completion": ""}\n' * 20},
+        speaks=Language.WORDS,
     ),
     Wrong(
         "held-out file missing",
