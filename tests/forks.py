@@ -264,49 +264,60 @@ class _Serving:
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
+        self._child_ended, self._wakeup = socket.socketpair()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
+        for either in (listener, self._child_ended):
+            self._selector.register(either, selectors.EVENT_READ)
         self._connections: set[socket.socket] = set()
         self._statuses: dict[int, tuple[int, socket.socket]] = {}  # of each fork, and whose it is
 
     def until_nobody_is_connected(self) -> None:
-        signal.signal(signal.SIGCHLD, self._reap)
+        # A handler would run in the midst of a loop over the forks: it only wakes the loop below.
+        self._wakeup.setblocking(False)
+        signal.set_wakeup_fd(self._wakeup.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _wake)
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listener:
                     connection, _ = self._listener.accept()
                     self._connections.add(connection)
                     self._selector.register(connection, selectors.EVENT_READ)
+                elif key.fileobj is self._child_ended:
+                    self._child_ended.recv(4096)
+                    self._reap()
                 else:
                     self._serve(key.fileobj)  # type: ignore[arg-type]
             if not self._connections:
                 return
 
-    def _reap(self, *_: object) -> None:
+    def _reap(self) -> None:
         with suppress(ChildProcessError):
             while (child := os.waitpid(-1, os.WNOHANG))[0] != 0:
                 _send(self._statuses.pop(child[0])[0], ENDED, child[1])
 
     def _serve(self, connection: socket.socket) -> None:
         size, descriptors, _, _ = socket.recv_fds(connection, SIZE.size, 4)
-        if not size:
+        order = _receive(connection, SIZE.unpack(size)[0]) if size else b""
+        if not order:
             self._forget(connection)
             return
-        order = connection.recv(*SIZE.unpack(size), socket.MSG_WAITALL)
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # until its number is known
-        pid = os.fork()
-        if pid == 0:
-            self._close()
-            _be(order, descriptors)
-        self._statuses[pid] = descriptors.pop(), connection
+        try:
+            pid = os.fork()
+        except OSError as error:  # no memory: the others' forks go on
+            _send(descriptors.pop(), ENDED, error.errno or 1)
+        else:
+            if pid == 0:
+                self._close()
+                _be(order, descriptors)
+            self._statuses[pid] = descriptors.pop(), connection
         for descriptor in descriptors:
             os.close(descriptor)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
 
     def _close(self) -> None:
         """For a fork: what is the server's, or another fork's, is not open in it."""
+        signal.set_wakeup_fd(-1)
         self._selector.close()
-        for either in (self._listener, *self._connections):
+        for either in (self._listener, self._child_ended, self._wakeup, *self._connections):
             either.close()
         for status, _ in self._statuses.values():
             os.close(status)
@@ -319,6 +330,20 @@ class _Serving:
         for pid in [pid for pid, (_, whose) in self._statuses.items() if whose is connection]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _wake(*_: object) -> None:
+    """A signal with no handler would not reach the file descriptor that wakes."""
+
+
+def _receive(connection: socket.socket, size: int) -> bytes:
+    """That many bytes, or none where the other end goes away before."""
+    data = bytearray()
+    while len(data) < size:
+        if not (part := connection.recv(size - len(data))):
+            return b""
+        data += part
+    return bytes(data)
 
 
 def _send(status: int, kind: bytes, value: int) -> None:
@@ -339,7 +364,6 @@ def _be(order: bytes, descriptors: list[int]) -> None:
         for number in DEFAULT_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
         _open_standard_files()
         code = _exit_code_of(lambda: _do(pickle.loads(order), status))
     finally:
