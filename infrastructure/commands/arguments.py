@@ -40,15 +40,17 @@ def add_accept(parser: argparse.ArgumentParser) -> None:
     """Add `--accept`; see `accepted`."""
     parser.add_argument(
         "--accept",
+        action="extend",
+        type=names_in,
         metavar="NAMES",
-        default="",
+        default=[],
         help="go on although these changed, and with them the result: learning_rate,data,…",
     )
 
 
 def accepted(options: argparse.Namespace) -> list[str]:
-    """The names that `--accept` gives."""
-    return names_in(options.accept)
+    """The names that `--accept` gives, once or several times."""
+    return [*options.accept]
 
 
 def names_in(text: str) -> list[str]:

@@ -26,6 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--measures",
+        action="extend",
+        type=names_in,
         metavar="NAMES",
         help=f"of the answers, such as exact_match,f1 (default: what fits; {', '.join(MEASURES)})",
     )
@@ -37,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tasks",
+        action="extend",
+        type=names_in,
         metavar="NAMES",
         help="instead of DATA: tasks of lm-evaluation-harness, such as gsm8k,hellaswag",
     )
@@ -69,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
     request = Request(
         against,
-        None if options.measures is None else tuple(names_in(options.measures)),
+        None if options.measures is None else tuple(options.measures),
         options.max_tokens,
     )
     try:
@@ -96,8 +100,9 @@ def _on_tasks(options: argparse.Namespace, config: DeploymentConfig, against: st
     from infrastructure.deployment.given_paths import check_model
     from infrastructure.evaluation.request import TaskRequest
 
-    names = tuple(names_in(options.tasks))
-    request = TaskRequest(names, options.tasks_path, options.limit, options.num_fewshot)
+    request = TaskRequest(
+        tuple(options.tasks), options.tasks_path, options.limit, options.num_fewshot
+    )
     for model in (config.model.name, *([] if against is None else [against])):
         with naming_runs(Path(config.output_dir)):
             check_model(model)

@@ -209,7 +209,12 @@ def _without_percent_sign(value: object) -> object:
     return value.strip().removesuffix("%") if isinstance(value, str) else value
 
 
-def _split_commas(value: object) -> object:
+def split_commas(value: Any) -> Any:
+    """The items of a list that is written as a text: `a,b`, or JSON; anything else as it is.
+
+    Raises:
+        ValueError: it begins as JSON does, and is none.
+    """
     if not isinstance(value, str):
         return value
     if value.strip().startswith("["):
@@ -335,7 +340,7 @@ TextEncoding = Annotated[
     Allowed("auto or an encoding, such as utf-8, cp1252, latin-1, utf-16, shift_jis, gb18030"),
 ]
 Names = Annotated[
-    list[str], BeforeValidator(_split_commas), Allowed('a list of names, such as "a,b"')
+    list[str], BeforeValidator(split_commas), Allowed('a list of names, such as "a,b"')
 ]
 PathLike = BeforeValidator(_path_text)
 _AnyPath = Annotated[str, PathLike, AfterValidator(_expand_home)]
@@ -344,6 +349,6 @@ PathText = Annotated[_AnyPath, AfterValidator(_only_utf8), Allowed("a path of UT
 LogLevel = Annotated[
     Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(_upper)
 ]
-SplitCommas = BeforeValidator(_split_commas)
+SplitCommas = BeforeValidator(split_commas)
 EachOnce = AfterValidator(_each_once)
 FromJson = BeforeValidator(_from_json)

@@ -412,3 +412,13 @@ def test_words_may_stand_behind_flags() -> None:
 )
 def test_after_an_interrupt_the_way_on_is_named(words: list[str], is_named: bool) -> None:
     assert ("the same command goes on" in _how_to_go_on(words)) is is_named
+
+
+def test_names_of_several_flags_are_taken_together() -> None:
+    parser = create_parser()
+    train = ["train", "--accept", "data, seed", "--accept", "batch_size"]
+    assert parse(parser, train).accept == ["data", "seed", "batch_size"]
+    assert parse(parser, ["train"]).accept == []
+    measured = parse(parser, ["train-eval", "m", "d", "--measures", "f1", "--measures", "rouge1"])
+    assert measured.measures == ["f1", "rouge1"]
+    assert measured.tasks is None

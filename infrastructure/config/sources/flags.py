@@ -3,21 +3,24 @@
 One rule names them: a field of the root, `model`, `data` or `training` has its own name
 (`--batch-size`); any other field has the name of its section before it (`--cache-disk-size`,
 `--lora-r`); a leading `enable_` is dropped (`--backups`). `NAMES` lists the exceptions. Booleans
-are switched by `--x` and `--no-x`; every other flag takes a value.
+are switched by `--x` and `--no-x`; every other flag takes a value. Of a flag that is given twice
+the last value holds; a list gets the items of both, and a mapping is to be given once.
 """
 
 import argparse
+import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, get_origin
 
 from infrastructure.config.base import ConfigurationError, kinds
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.field_help import allowed_values, choices, plain
+from infrastructure.config.field_help import allowed_values, choices, leaves, plain
 from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten
 from infrastructure.config.merging.presets import NO_PRESET, PRESET, PRESETS
 from infrastructure.config.schema import FieldSpec, Schema, schema_of
 from infrastructure.config.sections.stackwise_config import StackwiseFields
+from infrastructure.config.types import split_commas
 from infrastructure.core.lookup import unknown_name
 
 # Names too general to stand alone, and the names that the specifications give.
@@ -180,7 +183,35 @@ class _Remember(argparse.Action):
         flag = str(option_string)
         is_off = self.nargs == 0 and flag.startswith("--no-")
         value = not is_off if self.nargs == 0 else values
-        setattr(namespace, _DEST, {**getattr(namespace, _DEST, {}), flag: value})
+        given = getattr(namespace, _DEST, {})
+        setattr(namespace, _DEST, {**given, flag: self._after(given.get(flag), value)})
+
+    def _after(self, earlier: Any, value: Any) -> Any:
+        """What a flag comes to that was given before."""
+        return value
+
+
+class _Gather(_Remember):
+    """Of a list: the items of all its flags, in one text that means the same when it is typed."""
+
+    def _after(self, earlier: Any, value: Any) -> Any:
+        if earlier is None:
+            return value
+        try:
+            items = [item for text in (earlier, value) for item in split_commas(text)]
+        except ValueError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+        is_plain = not any("," in str(item) for item in items)
+        return ",".join(map(str, items)) if is_plain else json.dumps(items)
+
+
+class _Once(_Remember):
+    """Of a mapping: which of two would hold is not to be guessed."""
+
+    def _after(self, earlier: Any, value: Any) -> Any:
+        if earlier is not None and earlier != value:
+            raise argparse.ArgumentError(self, "given twice: write one mapping with all of it")
+        return value
 
 
 def is_truth(spec: FieldSpec) -> bool:
@@ -197,8 +228,13 @@ def _all_flags(spec: FieldSpec) -> list[str]:
 def _add_flag(group: Any, spec: FieldSpec) -> None:
     names, takes, text = _words_of(spec.key)
     group.add_argument(
-        *names, action=_Remember, dest=_DEST, default=argparse.SUPPRESS, help=text, **takes
+        *names, action=_action(spec), dest=_DEST, default=argparse.SUPPRESS, help=text, **takes
     )
+
+
+def _action(spec: FieldSpec) -> type[_Remember]:
+    holds = {get_origin(leaf) for leaf in leaves(spec.info.annotation)}
+    return _Gather if list in holds else _Once if dict in holds else _Remember
 
 
 @cache

@@ -84,6 +84,33 @@ def test_the_last_of_one_flag_counts() -> None:
     assert load("--batch-size", "2", "--batch-size", "4").batch_size == 4
 
 
+@pytest.mark.parametrize(
+    ("words", "key", "holds"),
+    [
+        (["--reward=a", "--reward=b,c"], "training.rewards", ["a", "b", "c"]),
+        (["--reward", '["format=a,b"]', "--reward=c"], "training.rewards", ["format=a,b", "c"]),
+        (
+            ["--lora-target-modules=q_proj", "--lora-target-modules=v_proj"],
+            "model.lora_config.target_modules",
+            ["q_proj", "v_proj"],
+        ),
+        (["--time-step-bins=0", "--time-step-bins=2"], "training.time_step_bins", [0, 2]),
+    ],
+)
+def test_a_list_gets_the_items_of_all_its_flags(words: list[str], key: str, holds: object) -> None:
+    assert load(*words).value(key) == holds
+
+
+def test_a_list_that_is_given_once_stays_as_it_was_typed() -> None:
+    assert flags_given(parse("--reward", "a, b")) == {"--reward": "a, b"}
+
+
+def test_a_mapping_is_given_once() -> None:
+    assert load(*['--settings={"a": 1}'] * 2).training.settings == {"a": 1}
+    with pytest.raises(argparse.ArgumentError, match="given twice: write one mapping"):
+        load('--settings={"a": 1}', '--settings={"b": 2}')
+
+
 @pytest.mark.parametrize("wrong", ["--batch", "--batchsize", "--no-batch-size"])
 def test_abbreviated_and_unknown_flags_are_refused(wrong: str) -> None:
     parser = argparse.ArgumentParser()
