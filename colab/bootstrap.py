@@ -26,6 +26,7 @@ from colab.needed_packages import (
     requirement_lines,
 )
 from colab.runtime import Platform, platform
+from infrastructure.core.cache_folder import cache_directory
 from infrastructure.core.errors import RestartNeededError
 from infrastructure.core.nvidia_driver import nvidia_driver_present
 from infrastructure.deployment.environment import (
@@ -36,7 +37,7 @@ from infrastructure.deployment.environment import (
 )
 from infrastructure.deployment.installers import Installer, InstallError, installer_for
 
-FOLDER = Path.home() / ".cache" / "temper"
+FOLDER = cache_directory()
 UNFINISHED = "installing"  # there meanwhile: what a killed one left is removed the next time
 PIN = "torch=="
 LOADED_BY_EVERY_PYTHON = {"_distutils_hack"}  # by a .pth file of setuptools, which it is not

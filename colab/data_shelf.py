@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from infrastructure.core.cache_folder import cache_directory
 from infrastructure.core.files import file_sha256, sync_directory, write_json
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.lock import Lock
 from infrastructure.training.data.readers.table_formats import is_saved_dataset
-from infrastructure.training.data.store.token_cache import DEFAULT_DIRECTORY
 
 KEY_LENGTH = 16
 HIDDEN = ".fetched"
@@ -50,7 +50,7 @@ class Shelf:
 
     def __init__(self, folder: Path | None, identity: str) -> None:
         key = hashlib.sha256(os.fsencode(identity)).hexdigest()[:KEY_LENGTH]
-        own = Path(DEFAULT_DIRECTORY).expanduser() / "data" / key
+        own = cache_directory() / "data" / key
         self.folder = (own if folder is None else folder.expanduser()).absolute()
         self._own = self.folder / HIDDEN / key
         self.work = self._own / "work"

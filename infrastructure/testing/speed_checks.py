@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
+from infrastructure.core.cache_folder import cache_directory
 from infrastructure.core.hardware import processor
 from infrastructure.testing.baseline import Baselines, Comparison, compare
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import NUM_CANDIDATES, Subject, disable_randomness, undone
-from infrastructure.training.data.store.token_cache import DEFAULT_DIRECTORY
 from infrastructure.training.forward.one_step import one_step
 from infrastructure.training.resume.fingerprint import installed_versions
 from infrastructure.training.sizing.micro_batch_memory import describe_device
@@ -67,7 +67,7 @@ def _described(slower: list[Comparison]) -> str:
 
 
 def _directory(subject: Subject) -> Path:
-    return Path(subject.trainer.cache_config.directory or DEFAULT_DIRECTORY).expanduser()
+    return cache_directory(subject.trainer.cache_config.directory)
 
 
 def _num_tokens(subject: Subject) -> int:

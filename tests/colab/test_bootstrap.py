@@ -36,6 +36,7 @@ COPIED_HERE = [
     *(
         f"infrastructure/core/{name}.py"
         for name in (
+            "cache_folder",
             "errors",
             "exit_codes",
             "json_text",

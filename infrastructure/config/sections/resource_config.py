@@ -51,7 +51,9 @@ class CacheConfig(ConfigSection):
     prefix: ClassVar[str] = "cache"
 
     directory: PathText | None = Field(
-        default=None, description="Folder of the cache; none: ~/.cache/temper."
+        default=None,
+        description="Folder of the cache; none: ~/.cache/temper, or where no home folder can be"
+        " written to, one among the temporary files.",
     )
     memory_size: Megabytes = Field(
         default=1000,

@@ -13,6 +13,7 @@ import torch
 from infrastructure.config.auto import attention_for
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import BY_REWARD, TrainingConfig
+from infrastructure.core.cache_folder import cache_directory
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.hub import offline_where_unreachable
@@ -20,7 +21,6 @@ from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import PIP_LINES, require
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.data.preparation.plan import read_chat_template, without_template
-from infrastructure.training.data.store.token_cache import DEFAULT_DIRECTORY
 from infrastructure.training.methods.held_out_means import weigh_pairs
 from infrastructure.training.methods.method_data import MethodData, MethodRow, read_data
 from infrastructure.training.methods.method_table import RowKind, TrlMethod, installed_method
@@ -175,7 +175,7 @@ class TrlTraining:
             )
 
     def _read(self) -> MethodData:
-        place = Path(self.config.cache.directory or DEFAULT_DIRECTORY).expanduser()
+        place = cache_directory(self.config.cache.directory)
         data = read_data(self.config, self.tokenizer, place / "quarantine.jsonl")
         needed = self._rows_of_a_step()
         if len(data.train) < needed:

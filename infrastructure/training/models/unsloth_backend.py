@@ -23,6 +23,7 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.core import cache_folder
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.core.optional import PIP_LINES, is_installed, require
 from infrastructure.training.models.lora import (
@@ -55,7 +56,7 @@ def prepare_backend(model_config: ModelConfig, cache_directory: Path | None = No
     Call it before anything imports transformers, trl or peft.
 
     Args:
-        cache_directory: where Unsloth's compiled code goes; None: `~/.cache/temper`. A place on
+        cache_directory: where Unsloth's compiled code goes; None: Temper's cache. A place on
             a local disk, never a mounted drive.
 
     Raises:
@@ -68,7 +69,7 @@ def prepare_backend(model_config: ModelConfig, cache_directory: Path | None = No
     if model_config.attention != "auto":
         _refuse_attention(model_config.attention)
     check_versions()
-    cache = cache_directory or Path.home() / ".cache" / "temper"
+    cache = cache_folder.cache_directory(cache_directory)
     os.environ.setdefault("UNSLOTH_DISABLE_STATISTICS", "1")
     os.environ.setdefault("UNSLOTH_COMPILE_LOCATION", str(cache / "unsloth_compiled"))
     os.environ.setdefault("UNSLOTH_RETURN_LOGITS", "1")

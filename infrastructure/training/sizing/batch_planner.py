@@ -11,9 +11,9 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.cache_folder import cache_directory
 from infrastructure.core.json_text import JsonObject
 from infrastructure.training.core.precision import Precision
-from infrastructure.training.data.store.token_cache import DEFAULT_DIRECTORY
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.resume.fingerprint import installed_versions
 from infrastructure.training.sizing.batch_plan import (
@@ -87,7 +87,7 @@ class BatchPlanner:
     @property
     def cache_directory(self) -> Path:
         """Where what was found out on this machine is kept."""
-        return Path(self.cache().directory or DEFAULT_DIRECTORY).expanduser()
+        return cache_directory(self.cache().directory)
 
     def memory_limit(self) -> KnownMicroBatchLimit:
         """The micro-batch that was found to fit on this device while training."""

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.core.cache_folder import cache_directory
 from infrastructure.core.files import sync_directory
 from infrastructure.core.lock import Lock
 from infrastructure.training.data.store.token_store import DamagedEntryError, TokenStore
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_DIRECTORY = "~/.cache/temper"
 MEGABYTE = 10**6
 SECONDS_PER_DAY = 86_400
 LOCK = "in_use.lock"
@@ -64,7 +64,7 @@ class TokenCache:
         self.config = config
         in_cache = config.memory_size * MEGABYTE
         self.memory_bytes = in_cache if memory_bytes is None else min(in_cache, memory_bytes)
-        self.root = Path(config.directory or DEFAULT_DIRECTORY).expanduser() / "tokens"
+        self.root = cache_directory(config.directory) / "tokens"
         self._locks = self.root / ".locks"
         try:
             self._locks.mkdir(parents=True, exist_ok=True)

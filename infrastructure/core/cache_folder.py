@@ -1,0 +1,65 @@
+"""Where Temper keeps what it can make again."""
+
+import contextlib
+import functools
+import logging
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+IN_HOME = Path(".cache") / "temper"
+OWN_ONLY = 0o700
+
+
+def cache_directory(configured: str | Path | None = None) -> Path:
+    """The configured folder; else `~/.cache/temper`.
+
+    A container often has a user without a home, or with one that cannot be written to. Then it is a
+    folder among the temporary files that nobody but this user can write to, and a line says so.
+
+    Args:
+        configured: `cache.directory`.
+    """
+    if configured:
+        return Path(configured).expanduser()
+    home = _home()
+    if home is not None and _can_be_written(home / IN_HOME):
+        return home / IN_HOME
+    return _among_temporary_files(home)
+
+
+def _home() -> Path | None:
+    try:
+        return Path.home()
+    except RuntimeError:  # no HOME, and the machine knows no user of this number
+        return None
+
+
+def _can_be_written(folder: Path) -> bool:
+    """Whether it can be made, or files can be made in it; makes nothing."""
+    there = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+@functools.cache
+def _among_temporary_files(home: Path | None) -> Path:
+    folder = Path(tempfile.gettempdir()) / f"temper-cache-{os.getuid()}"
+    with contextlib.suppress(OSError):  # looked at below, whoever made it
+        folder.mkdir(OWN_ONLY)
+    if not _is_own(folder):
+        folder = Path(tempfile.mkdtemp(prefix="temper-cache-"))
+    reason = "there is no home folder" if home is None else f"{home / IN_HOME} cannot be written to"
+    logger.warning("The cache is %s, because %s", folder, reason)
+    return folder
+
+
+def _is_own(folder: Path) -> bool:
+    """Whether it is a folder into which nobody else could put anything."""
+    try:
+        status = folder.lstat()
+    except OSError:
+        return False
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not others_write
