@@ -61,7 +61,7 @@ from infrastructure.run.configuration_judge import canonical_name
 from infrastructure.run.directory import RunDirectory, default_name, is_called, plan_run
 from infrastructure.run.finalize import complete_finished, record_running
 from infrastructure.run.find import Beginning, newest_of_this_purpose, unfinished_beside
-from infrastructure.run.lock import only_trainer_of, waited_for
+from infrastructure.run.lock import only_trainer_of, refuse_trained_elsewhere, waited_for
 from infrastructure.run.output_dir import check_spelling, no_empty_folder_left
 from infrastructure.run.record_types import Summary
 from infrastructure.run.repair import repair_records, repair_run
@@ -206,6 +206,7 @@ class TrainingDeployment:
             repair_finished(run, options, self.report)
         if run.is_finished():
             return self.complete(run)
+        refuse_trained_elsewhere(run.path)
         if not self._has_version(run):
             self.report(f"Run {run.run_id} ended before its first checkpoint: it begins again")
             return self._begin(run)

@@ -63,6 +63,16 @@ def only_trainer_of(run_path: Path) -> Iterator[None]:
             leave_trainer(run_path)
 
 
+def refuse_trained_elsewhere(run_path: Path) -> None:
+    """Look, before anything is said of going on with the run, whether that is possible.
+
+    Raises:
+        ValueError: another living process trains it; says which.
+    """
+    with _locked(run_path):
+        pass
+
+
 @contextmanager
 def _locked(run_path: Path) -> Iterator[None]:
     lock = Lock(run_path / LOCK_FILE)

@@ -187,9 +187,11 @@ def test_a_run_without_a_checkpoint_begins_again_in_its_directory(tmp_path: Path
 
 
 def test_a_run_that_is_trained_right_now_is_not_taken(stopped: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
     with only_trainer_of(stopped):
         with pytest.raises(ValueError, match=r"being trained by process .*--new-run"):
-            deploy(small_config(tmp_path))
+            TrainingDeployment(small_config(tmp_path), say=lines.append).run()
+        assert [line for line in lines if "goes on" in line] == []
         other, _ = deploy(small_config(tmp_path, seed=1, max_steps=1))
     assert other != stopped
 
