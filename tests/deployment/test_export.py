@@ -22,7 +22,12 @@ from infrastructure.deployment import export, export_formats, export_request
 from infrastructure.deployment.export import export_checkpoint, export_model
 from infrastructure.deployment.export_request import ExportRequest, Form, Part
 from infrastructure.deployment.publish import written_by
+from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import RunDirectory
+from infrastructure.training.checkpoints.checkpoint_manager import (
+    CheckpointManager,
+    load_checkpoint,
+)
 from infrastructure.training.models.model_manager import load_saved
 from tests.deployment.runs import deploy, small_config, small_settings, start_temper
 from tests.slow import slow, slow_but
@@ -215,6 +220,20 @@ def test_sixteen_bits_are_half_as_large(whole: RunDirectory, tmp_path: Path) -> 
     assert sizes[1] < 0.6 * sizes[0]
     types = {tensor.dtype for tensor in load_file(tmp_path / "b" / "model.safetensors").values()}
     assert types == {torch.bfloat16}  # whose numbers reach as far as those that were trained
+
+
+def test_the_checkpoint_that_is_named_is_exported_and_else_the_newest(
+    whole: RunDirectory, tmp_path: Path
+) -> None:
+    manager = CheckpointManager(whole.checkpoints)
+    oldest, newest = manager.checkpoints()[0], manager.newest()
+    assert step_of(oldest) < step_of(newest)
+    for name, checkpoint, given in (("a", oldest, oldest), ("b", newest, None)):
+        facts = export_checkpoint(whole, given, tmp_path / name)
+        assert (facts["step"], facts["checkpoint"]) == (step_of(checkpoint), str(checkpoint))
+        written = load_file(tmp_path / name / "model.safetensors")
+        trained = load_checkpoint(checkpoint).tensors["model"]
+        assert all(torch.equal(written[key], trained[key]) for key in written)
 
 
 @slow

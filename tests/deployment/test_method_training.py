@@ -8,6 +8,7 @@ import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.console import Report
+from infrastructure.deployment import method_training
 from infrastructure.deployment.method_training import MethodTraining, _Measured, translated
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import write_summary
@@ -69,3 +70,37 @@ def test_a_notebook_s_panel_shows_the_result_and_nothing_else_does(
     )._summary()
     assert ("held-out loss" not in "".join(lines)) == is_shown
     assert "Where everything lies" in lines
+
+
+class BegunError(Exception):
+    """What is to be seen has been."""
+
+
+@pytest.mark.parametrize("resumed", [None, "checkpoint-4"])
+def test_held_out_rows_are_measured_before_the_first_step_and_not_where_it_goes_on(
+    resumed: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Training:
+        """Made from a configuration; it has no model to load."""
+
+        def __init__(self, config: DeploymentConfig, folder: Path) -> None: ...
+
+        def lines(self) -> list[str]:
+            return []
+
+        def make_trainer(self, *, is_new: bool, say: object) -> None:
+            assert is_new == (resumed is None)
+            raise BegunError
+
+    class Callback:
+        """Of a run that has a version, or none."""
+
+        def resume_from(self) -> str | None:
+            return resumed
+
+    monkeypatch.setattr(method_training, "TrlTraining", Training)
+    monkeypatch.setattr(MethodTraining, "_callback", lambda self, training: (Callback(), None))
+    run, report = RunDirectory(tmp_path), Report(str, is_verbose=False)
+    training = MethodTraining(run, DeploymentConfig(), report, (), str, make_progress)
+    with pytest.raises(BegunError):
+        training.train()

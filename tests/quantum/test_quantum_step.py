@@ -246,6 +246,20 @@ def test_an_answer_that_breaks_a_constraint_is_none() -> None:
     assert "breaks a constraint" in solution.failures[0]
 
 
+class Mended(Chosen):
+    """A model that does not say its problem's rule: "a" is never chosen."""
+
+    def repair(self, sample: Sample) -> Sample:
+        return {**sample, "a": 0}
+
+
+def test_the_energy_is_that_of_the_answer_that_keeps_the_rules() -> None:
+    """Not that of what the sampler gave, which looks better than any answer is."""
+    model = dimod.BinaryQuadraticModel({"a": -4.0, "b": -1.0}, {}, "BINARY")
+    solution = quantum_solve(Mended(model), chain=FallbackSampler({"exact": dimod.ExactSolver()}))
+    assert (solution.sample, solution.energy) == ({"a": 0, "b": 1}, -1.0)
+
+
 class Staying(dimod.Sampler):
     """Answers with what it begins with."""
 

@@ -90,8 +90,9 @@ def test_each_generator_goes_on_where_it_was(has_drawn: bool) -> None:
         if has_drawn:
             random.gauss(0, 1)
             np.random.normal()
-        states = random_states(capture_random(torch.device("cpu")))
+        captured = capture_random(torch.device("cpu"))
         expected = [random.gauss(0, 1), np.random.normal(), float(torch.rand(1))]
+        states = random_states(captured)  # when they have gone on
         random.setstate(states["python"])
         np.random.set_state(states["numpy"])
         torch.set_rng_state(states["cpu"])

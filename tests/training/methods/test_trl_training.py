@@ -73,7 +73,14 @@ def test_a_killed_training_goes_on_to_the_same_bits(
     paths = [run_folder(config) for config in (calm, disturbed)]
     ours, theirs = (trained_weights(path / "final") for path in paths)
     assert torch.equal(ours, theirs)
+    assert _evaluated_steps(paths[1]) == _evaluated_steps(paths[0])  # not again where it goes on
     _check_run(paths[1], method)
+
+
+def _evaluated_steps(path: Path) -> list[int]:
+    """After which steps the held-out rows were measured."""
+    records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [record["step"] for record in records if "eval_loss" in record]
 
 
 def _check_run(path: Path, method: str) -> None:

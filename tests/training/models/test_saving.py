@@ -13,7 +13,12 @@ from safetensors.torch import load_file
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.core import files
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
-from infrastructure.training.models.saving import save_model, whole_directory, write_lora_card
+from infrastructure.training.models.saving import (
+    save_model,
+    save_whole,
+    whole_directory,
+    write_lora_card,
+)
 from infrastructure.training.models.trainable_state import trainable_state
 
 CPU = torch.device("cpu")
@@ -170,6 +175,20 @@ def test_a_compiled_model_is_saved_plain(llama_folder: Path, tmp_path: Path) -> 
     loaded = load(llama_folder)
     save_model(torch.compile(loaded.model, backend="eager"), None, tmp_path / "final")
     assert not [k for k in load_file(tmp_path / "final" / "model.safetensors") if "_orig_mod" in k]
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_a_whole_state_is_written_as_it_is_given(
+    llama_folder: Path, tmp_path: Path, is_plain: bool
+) -> None:
+    """Which need not be what the model holds: that may be quantised."""
+    model = torch.nn.LSTM(3, 2) if is_plain else load(llama_folder).model
+    state = {name: torch.randn_like(tensor) for name, tensor in model.state_dict().items()}
+    save_whole(model, None, tmp_path / "rack", state)
+    written = load_file(tmp_path / "rack" / "model.safetensors")
+    assert written.keys() == state.keys()
+    assert all(torch.equal(written[name], state[name]) for name in state)
+    assert (tmp_path / "rack" / "config.json").is_file() is not is_plain
 
 
 def test_a_registered_module(tmp_path: Path) -> None:

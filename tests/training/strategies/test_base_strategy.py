@@ -78,8 +78,10 @@ def test_only_matrices_decay() -> None:
     [("adamw", torch.optim.AdamW), ("sgd", torch.optim.SGD), ("adamw_offload", OffloadedAdamW)],
 )
 def test_the_optimizer_is_the_configured_one(name: str, kind: type) -> None:
-    strategy = get_training_strategy("standard", TrainingConfig(optimizer=name))
-    assert isinstance(strategy.create_optimizer(ToyModel(), 0.1), kind)
+    config = TrainingConfig(optimizer=name, adam_beta1=0.8, adam_beta2=0.95)
+    optimizer = get_training_strategy("standard", config).create_optimizer(ToyModel(), 0.1)
+    assert isinstance(optimizer, kind)
+    assert name == "sgd" or {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.95)}
 
 
 @pytest.mark.parametrize(
@@ -93,9 +95,11 @@ def test_the_optimizer_is_the_configured_one(name: str, kind: type) -> None:
 def test_the_optimizers_of_bitsandbytes_hold_their_state_as_named(
     name: str, dtype: torch.dtype
 ) -> None:
-    strategy = get_training_strategy("standard", TrainingConfig(optimizer=name))
+    config = TrainingConfig(optimizer=name, adam_beta1=0.8, adam_beta2=0.95)
+    strategy = get_training_strategy("standard", config)
     model = torch.nn.Linear(128, 128, bias=False)  # matrices alone
     optimizer = strategy.create_optimizer(model, 0.1)
+    assert optimizer.param_groups[0]["betas"] == (0.8, 0.95)
     model(torch.ones(1, 128)).sum().backward()
     strategy.update_parameters(model, optimizer, None, None)
     assert optimizer.state[model.weight]["state1"].dtype is dtype
@@ -123,6 +127,21 @@ def test_clipping_limits_the_step_and_reports_the_true_norm() -> None:
     assert float(norm) == pytest.approx(5.0)
     assert parameter.tolist() == pytest.approx([-0.6, -0.8], abs=1e-5)
     assert parameter.grad is None
+
+
+@pytest.mark.parametrize("scaler", [None, torch.amp.GradScaler("cpu", init_scale=1.0)])
+def test_an_update_takes_the_schedule_one_step_on(scaler: torch.amp.GradScaler | None) -> None:
+    strategy = get_training_strategy("standard", TrainingConfig(warmup_steps=2))
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    schedule = strategy.create_scheduler(optimizer, 4)
+    rates = []
+    for _ in range(3):
+        rates.append(optimizer.param_groups[0]["lr"])
+        loss = parameter.sum()
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        strategy.update_parameters(torch.nn.ParameterList([parameter]), optimizer, scaler, schedule)
+    assert rates == pytest.approx([1 / 3, 2 / 3, 1.0])
 
 
 def test_the_step_of_the_specification_works_on_its_own() -> None:
