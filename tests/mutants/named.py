@@ -198,6 +198,76 @@ NAMED = {
         "        write_sums(part)\n",
         "\n",
     ),
+    "an export is that of the newest checkpoint, whichever is named": (
+        "infrastructure/deployment/export.py",
+        "        verify(checkpoint)\n",
+        "        checkpoint = CheckpointManager(run.checkpoints).newest()\n",
+    ),
+    "a rack lacks a tensor": (
+        "infrastructure/training/models/saving.py",
+        "for n, t in state.items()}, part / WEIGHTS)",
+        "for n, t in list(state.items())[1:]}, part / WEIGHTS)",
+    ),
+    "held-out rows are measured again where a training by TRL goes on": (
+        "infrastructure/deployment/method_training.py",
+        "is_new=resumed is None",
+        "is_new=True",
+    ),
+    "pieces of a batch weigh alike, however much each has to learn": (
+        "infrastructure/training/forward/gradient_accumulation.py",
+        "total_items=total_items\n",
+        "total_items=None\n",
+    ),
+    "gradients are not clipped": (
+        "infrastructure/training/strategies/base_strategy.py",
+        "max_norm = self.config.max_grad_norm or math.inf",
+        "max_norm = math.inf",
+    ),
+    "AdamW has other betas than the configuration": (
+        "infrastructure/training/strategies/base_strategy.py",
+        "torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)",
+        "torch.optim.AdamW(groups, lr=learning_rate, fused=True)",
+    ),
+    "an update takes the schedule two steps on": (
+        "infrastructure/training/strategies/base_strategy.py",
+        "            scheduler.step()\n",
+        "            scheduler.step(), scheduler.step()\n",
+    ),
+    "the schedule begins anew where a training goes on": (
+        "infrastructure/training/checkpoints/snapshot.py",
+        '    _restore_one("learning-rate schedule", parts.scheduler, values["scheduler"])\n',
+        "\n",
+    ),
+    "an optimizer forgets what is no tensor": (
+        "infrastructure/backup/state/optimizer_state.py",
+        '[*tensors.items(), *values["values"].items()]',
+        "[*tensors.items()]",
+    ),
+    "a Trainer goes on with the random numbers of now": (
+        "infrastructure/training/hf_bridge/checkpoint_folder.py",
+        '"cpu": states["torch"].to(torch.uint8)',
+        '"cpu": torch.get_rng_state()',
+    ),
+    "labels stand one token too early": (
+        "infrastructure/training/data/serving/collate.py",
+        "labels[row, : lengths[row]] = _labels(example)",
+        "labels[row, : lengths[row] - 1] = _labels(example)[1:]",
+    ),
+    "the last token of an answer is not learnt": (
+        "infrastructure/training/data/encoding/tokenization.py",
+        "else slice(first, last + 1)",
+        "else slice(first, max(first + 1, last))",
+    ),
+    "a manifest is written to whichever place is there by now": (
+        "infrastructure/backup/replication/upload.py",
+        "        self.link.place.require_identity()\n",
+        "\n",
+    ),
+    "an energy is that of the answer before it kept the rules": (
+        "infrastructure/quantum/quantum_step.py",
+        "question.energies([sample])[0]",
+        "float(sample_set.first.energy)",
+    ),
 }
 
 

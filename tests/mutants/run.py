@@ -3,11 +3,12 @@
     python -m tests.mutants.run [--number 420] [--seed 14] [--only store.py …] [--seconds 45]
                                 [--record] [--table]
 
-A seed draws defects from all places of the modules below. For each, the tests that run its lines
-are run with it in place, nearest first, until one fails. What was found is kept in `.mutants/`, so
-the command can be broken off and goes on. A survivor is tried again when its tests have changed.
-How many tests are tried is limited by their recorded time of the processor, so on a busy machine
-the same ones are; how long one may take, by its recorded time on the clock.
+A seed draws defects from all places of the modules below; those of `named.py` come first, and with
+`--number 0` alone. For each, the tests that run its lines are run with it in place, nearest first,
+until one fails. What was found is kept in `.mutants/`: broken off, the command goes on from there.
+A survivor is tried again when its tests have changed. How many tests are tried is limited by their
+recorded time of the processor, so on a busy machine the same ones are; how long one may take, by
+its recorded time on the clock.
 """
 
 import argparse
@@ -83,20 +84,21 @@ TESTS = {
     "backup/replication": "upload copier copier_process download remote_pruning object_reader",
     "backup/repair": "run_repair run_files_repair",
     "backup/backends": "folder drive place_identity",
+    "backup/state": "optimizer_state random_state",
     "training/model_adapters": "standard_adapter",
     "training/models": "token_loss chunked_loss packed_attention trainable_state packing_check"
     " rounded_rows saving token_functions",
     "evaluation": "held_out evaluate",
     "training/recovery": "*",
     "training/extensions": "extension_hooks",
-    "training/forward": "evaluation_loss one_step",
+    "training/forward": "evaluation_loss gradient_accumulation one_step",
     "run": "compatibility",
     "training/resume": "fingerprint",
     "training/sizing": "batch_plan",
     "training/loop": "loop optimizer_step loop_saving loop_recovery error_recovery checkpointer",
     "training/methods": "training_rhythm held_out_means",
     "training/distributed": "replicate shard",
-    "deployment": "export export_comparison",
+    "deployment": "export export_comparison method_training",
     "training/hf_bridge": "call_watchdog trainer_facts trainer_state checkpoint_folder"
     " save_timing callback",
 }
@@ -228,11 +230,12 @@ class Coverage:
     def of(self, mutant: Mutant) -> list[Test]:
         """The tests that run the place, up to a limit of time, nearest first.
 
-        Where the module's lines are not recorded: all tests of its folder.
+        Where the module's lines are not recorded: all tests of its folder, its own ones first.
         """
         if mutant.module not in modules():
-            folder = mutant.module.replace("infrastructure/", "tests/").rpartition("/")[0]
-            return [test for test in self.tests if test.file.startswith(f"{folder}/")]
+            folder, _, name = mutant.module.replace("infrastructure/", "tests/").rpartition("/")
+            near = [test for test in self.tests if test.file.startswith(f"{folder}/")]
+            return sorted(near, key=lambda test: test.file != f"{folder}/test_{name}")
         source = (ROOT / mutant.module).read_text()
         last = mutant.line + mutant.old.rstrip("\n").count("\n")
         places = (statement_lines(source, n) for n in range(mutant.line, last + 1))
@@ -430,7 +433,19 @@ def table(drawn: list[Mutant], results: Results) -> str:
         where = f"{mutant.module}:{mutant.line} {mutant.function} ({mutant.operator})"
         lines += ["", f"{where} {mutant.key} {ARGUED.get(mutant.key, '')}".rstrip()]
         lines += [f"    - {_one_line(mutant.old)}", f"    + {_one_line(mutant.new)}"]
-    return "\n".join(lines)
+    return "\n".join(lines + named_table(drawn, results))
+
+
+def named_table(drawn: Sequence[Mutant], results: Results) -> list[str]:
+    """Lines: each defect that has a name, and the test that finds it."""
+    named = [mutant for mutant in drawn if mutant.operator == "named"]
+    lines = ["", "| defect with a name | found by |", "| --- | --- |"] if named else []
+    for mutant in named:
+        found = results.of(mutant)
+        by = found.get("by", "").removeprefix("tests/").partition("[")[0].replace("::", " ")
+        words = f"`{by}`" if by else KINDS[found["verdict"]]
+        lines.append(f"| {mutant.function} | {words} |")
+    return lines
 
 
 def _one_line(text: str) -> str:

@@ -24,6 +24,7 @@ from infrastructure.backup.replication.upload import (
 from infrastructure.core.errors import CheckpointError, StorageError
 from tests.backup.memory_place import RUN, MemoryPlace, disconnected, save
 from tests.faults.drive_model import Clock
+from tests.faults.memory_files import MemoryFiles
 
 
 def nothing() -> None:
@@ -95,6 +96,24 @@ def test_the_manifest_waits_until_every_object_is_confirmed(store: Store) -> Non
     place.is_safe = lambda path: path.parent.name != "versions" and len(place.written) > 99
     one = upload(store, save(store, 1), link_to(place))
     run(one, limit=100)
+    assert not [path for path in place.written if path.parent.name == "versions"]
+
+
+def test_no_manifest_is_written_to_another_place_than_its_objects(store: Store) -> None:
+    place = MemoryPlace()
+    place.identify()
+
+    def another_disk() -> None:
+        place.files = MemoryFiles()
+
+    one = Upload(
+        store, save(store, 1), link_to(place), before_manifest=another_disk, on_piece=nothing
+    )
+    OPEN.append(one)
+    with pytest.raises(OSError, match="a folder without its marker") as caught:
+        run(one)
+    assert caught.value.errno == errno.ENOTCONN
+    assert len(place.written) == 3
     assert not [path for path in place.written if path.parent.name == "versions"]
 
 
