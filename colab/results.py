@@ -35,6 +35,7 @@ from infrastructure.training.data.encoding.token_preview import (
     token_preview_html,
 )
 from infrastructure.training.data.samples.sample_chats import write_sample_chats
+from infrastructure.training.models.saved_model import notes_of_rounded
 from infrastructure.training.quantum.step_records import Record, read_records
 from infrastructure.training.trainer_factory import TrainerFactory
 
@@ -157,6 +158,8 @@ def ask(
         ValueError: there is no such model, or it writes no text.
     """
     repair_model(Path(model))
+    for note in notes_of_rounded(str(model)):
+        print(note)
     answers = answer_questions(model, questions, max_tokens, system=system)
     for question, answer in zip(questions, answers, strict=True):
         print(f"{question}\n  → {answer or '(nothing)'}\n")

@@ -79,10 +79,13 @@ def run(options: argparse.Namespace) -> int:
         from infrastructure.deployment.model_repair import repair_model
         from infrastructure.evaluation.prompting import Answerer
         from infrastructure.training.models.progress_bars import without_progress_bars
+        from infrastructure.training.models.saved_model import notes_of_rounded
 
         repair_model(Path(model))
         with without_progress_bars():
             answerer = Answerer(model, options.max_tokens, config.device, options.image)
+    for note in [] if options.json else notes_of_rounded(model):
+        show_beside(note)
     num_answered = 0
     for question in options.questions or chain([first] if first else [], typed):
         with waiting_beside("answering"):

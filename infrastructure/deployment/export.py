@@ -30,6 +30,7 @@ from infrastructure.deployment.export_request import (
     Form,
     check_possible,
     refuse_scores,
+    rounding_of,
 )
 from infrastructure.deployment.publish import BEGIN, CARD, END, written_by
 from infrastructure.deployment.recorded_model import base_is_recorded, recorded_model
@@ -56,6 +57,11 @@ EXPORT_FILE = "export.json"
 UNKNOWN_BASE = (
     "note: the record of this run does not say which weights its LoRA began with, so whether its"
     " base is still the same could not be checked: compare an answer (temper ask)"
+)
+NOT_ROUNDED = (
+    "note: this run computed with weights rounded as {kind}, and was measured so; what was exported"
+    " has the weights before they are rounded. --bits 4, as safetensors, writes them rounded as in"
+    " the training"
 )
 TEMPLATE_FILE = "chat_template.jinja"  # of the tokenizer that the run trained with
 
@@ -85,12 +91,14 @@ def export_model(
     """
     refuse_what_is_there(folder)
     converter = check_possible(run, folder, request)
+    rounding = rounding_of(run, request)
     report("Loading the model")
-    trained = _load(run, checkpoint)
+    trained = _load(run, checkpoint, is_rounded=rounding is not None)
     model = trained.loaded.model
     seeing = None if trained.processor is None else PictureTokens(trained.processor, run.run_id)
     reference = Reference.of(model, trained.loaded.tokenizer, seeing)
-    compare = Comparer(reference, request.least_bits)
+    # What is rounded as the training has rounded is that model, to the last bits.
+    compare = Comparer(reference, request.least_bits if rounding is None else None)
     if hasattr(model, "peft_config") and request.is_merged:
         whole: Any = model
         model = whole.merge_and_unload(safe_merge=True)
@@ -106,6 +114,7 @@ def export_model(
         converter,
         trained.registered_name,
         trained.processor,
+        rounding,
     )
     del model
     trained.loaded.model = torch.nn.Module()  # its memory is the work's to free
@@ -201,7 +210,9 @@ def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) 
     }
 
 
-def _load(run: RunDirectory, checkpoint: Path | None) -> _Trained:
+def _load(run: RunDirectory, checkpoint: Path | None, *, is_rounded: bool = False) -> _Trained:
+    """The model of a checkpoint. `is_rounded`: of a run that rounds while it trains, as that
+    computes; otherwise with its weights as they are."""
     if checkpoint is None:
         checkpoint = CheckpointManager(run.checkpoints).newest()
     else:
@@ -209,7 +220,7 @@ def _load(run: RunDirectory, checkpoint: Path | None) -> _Trained:
     snapshot = load_checkpoint(checkpoint)
     config = configuration_of(run, checkpoint)
     refuse_scores(run, config)
-    manager = _manager_of(run, config)
+    manager = _manager_of(run, config, is_rounded)
     loaded = manager.load()
     described = as_object(recorded_model(run))
     attach_described(loaded.model, described)
@@ -234,8 +245,10 @@ def _load(run: RunDirectory, checkpoint: Path | None) -> _Trained:
     name = None if registered is None else str(registered)
     step = int(snapshot.values["step"])
     is_lora = hasattr(loaded.model, "peft_config")
-    notes = (UNKNOWN_BASE,) if is_lora and not base_is_recorded(run) else ()
-    return _Trained(loaded, step, checkpoint, name, manager.processor, notes)
+    notes = [UNKNOWN_BASE] if is_lora and not base_is_recorded(run) else []
+    if (rounding := config.model.quantization_aware) is not None and not is_rounded:
+        notes.append(NOT_ROUNDED.format(kind=rounding))
+    return _Trained(loaded, step, checkpoint, name, manager.processor, tuple(notes))
 
 
 @contextmanager
@@ -256,11 +269,16 @@ def _form_of_phase(
     strategy.close(is_over=True)
 
 
-def _manager_of(run: RunDirectory, config: DeploymentConfig) -> ModelManager:
+def _manager_of(run: RunDirectory, config: DeploymentConfig, is_rounded: bool) -> ModelManager:
     """What loads the run's model as it was before its first step, into memory of the CPU."""
     revision = commit_of_base(run, config) or config.model.revision
+    rounding = config.model.quantization_aware
     plain = config.model.copy_with(
-        attention="auto", backend="auto", quantization=None, revision=revision
+        attention="auto",
+        backend="auto",
+        quantization=None,
+        quantization_aware=rounding if is_rounded else None,
+        revision=revision,
     )
     manager = ModelManager(
         plain,

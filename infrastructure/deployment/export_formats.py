@@ -35,6 +35,7 @@ from infrastructure.training.data.readers.rows import Turn
 from infrastructure.training.models.model_manager import ModelManager
 from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.models.quantization import layers_not_in_blocks, quantization_config
+from infrastructure.training.models.quantization_aware import write_rounded
 from infrastructure.training.models.saving import save_tokenizer, write_model
 from infrastructure.training.models.source import read_json
 
@@ -59,6 +60,7 @@ class Work:
         model: on the CPU; merged or not as the request wants.
         ends: what answers end with.
         notes: for a person.
+        rounding: how the training has rounded, where the weights are to be written so.
     """
 
     model: Any
@@ -70,6 +72,7 @@ class Work:
     converter: Converter | None = None
     registered_name: str | None = None
     processor: Any = None
+    rounding: str | None = None
 
 
 def write_format(work: Work, folder: Path) -> None:
@@ -79,7 +82,9 @@ def write_format(work: Work, folder: Path) -> None:
         ValueError: the model cannot be written so; in the exporter's words.
         CheckpointError: what was written is another model.
     """
-    if work.request.is_bitsandbytes:
+    if work.rounding is not None:
+        _write_rounded(work, folder, work.rounding)
+    elif work.request.is_small:
         _write_small(work, folder)
     else:
         WRITERS[work.request.form](work, folder)
@@ -93,8 +98,19 @@ def _write_safetensors(work: Work, folder: Path) -> None:
         registered_name=work.registered_name,
         processor=work.processor,
     )
-    if work.registered_name is not None:
-        return
+    if work.registered_name is None:
+        _compare_as_loaded(work, folder)
+
+
+def _write_rounded(work: Work, folder: Path, kind: str) -> None:
+    """As the training has computed: rounded by torchao."""
+    with _whole_model(work, folder) as whole:
+        write_rounded(whole, folder, kind, work.tokenizer)
+    _compare_as_loaded(work, folder)
+
+
+def _compare_as_loaded(work: Work, folder: Path) -> None:
+    """Compare what transformers, or PEFT, reads in the folder."""
     config = ModelConfig(name=str(folder), backend="transformers")
     manager = ModelManager(config, device=torch.device("cpu"), seed=0)
     manager.sees = work.processor is not None

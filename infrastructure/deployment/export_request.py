@@ -37,6 +37,7 @@ class Part(StrEnum):
 
 
 BITS = (16, 8, 4)
+BITS_OF_ROUNDING = 4  # of int4 and of int8_int4
 PACKAGES = {
     Form.SAFETENSORS: (),
     Form.GGUF: ("gguf",),
@@ -50,8 +51,9 @@ class ExportRequest:
     """What is to be written.
 
     Attributes:
-        bits: of each weight: 16, or 8 and 4 (bitsandbytes; in GGUF llama.cpp's q8_0 and q4_k_m);
-            None: as trained.
+        bits: of each weight: 16, or 8 and 4 (bitsandbytes; in GGUF llama.cpp's q8_0 and q4_k_m; of
+            a run that was trained to be rounded, 4 are those that it has computed with); None: as
+            trained.
         converter: llama.cpp's convert_hf_to_gguf.py, or the folder that it lies in; None: it is
             looked for.
 
@@ -87,8 +89,6 @@ class ExportRequest:
             )
         if self.converter is not None and self.form is not Form.GGUF:
             raise ValueError(f"--converter is for --format gguf, and this is {self.form}")
-        if self.is_bitsandbytes:
-            refuse_missing("bitsandbytes", f"a model of {self.bits} bits")
         for package in PACKAGES[self.form]:
             refuse_missing(package, f"--format {self.form}")
 
@@ -111,8 +111,9 @@ class ExportRequest:
         return 16 if self.bits is None and self.form is Form.GGUF else self.bits
 
     @property
-    def is_bitsandbytes(self) -> bool:
-        """Whether bitsandbytes makes the weights smaller."""
+    def is_small(self) -> bool:
+        """Whether the weights are made smaller, as transformers reads them: by bitsandbytes, or, of
+        a run that has trained for it, by torchao."""
         return self.form is Form.SAFETENSORS and self.bits in (8, 4)
 
     def words(self) -> str:
@@ -155,12 +156,15 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> C
             f"run {run.run_id} has trained {model.get('name')}, which is no model of transformers:"
             " it is exported as it is, without --as, --bits and --format"
         )
-    is_small = request.is_bitsandbytes or request.form is not Form.SAFETENSORS
-    if model.get("sees") and is_small:
+    is_other = request.is_small or request.form is not Form.SAFETENSORS
+    if model.get("sees") and is_other:
         raise ValueError(
             f"run {run.run_id} has trained a model that sees pictures, which is exported as"
             " safetensors with its own or with 16 bits: leave --format out, and --bits 8 or 4"
         )
+    if request.is_small:
+        package = "bitsandbytes" if rounding_of(run, request) is None else "torchao"
+        refuse_missing(package, f"a model of {request.bits} bits")
     converter = None
     if request.form is Form.GGUF:
         converter = find_converter(request.converter)
@@ -173,6 +177,13 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> C
             " free there: name a folder on another disk, or make room"
         )
     return converter
+
+
+def rounding_of(run: RunDirectory, request: ExportRequest) -> str | None:
+    """How the run has rounded its weights while it trained, where they are to be written so; None:
+    they are written plain, or as another library rounds them."""
+    is_rounded = request.is_small and request.bits == BITS_OF_ROUNDING
+    return run.read_configuration().model.quantization_aware if is_rounded else None
 
 
 def refuse_scores(run: RunDirectory, config: DeploymentConfig) -> None:
@@ -211,9 +222,9 @@ def needed_bytes(model: dict[str, Any], request: ExportRequest) -> int:
     if model.get("lora") and not request.is_merged:
         return trained * 4
     size = total * width
-    if request.is_bitsandbytes or request.form is Form.GGUF:  # made of a whole model beside it
+    if request.is_small or request.form is Form.GGUF:  # made of a whole model beside it
         return (
-            total * (2 if request.is_bitsandbytes else width)
+            total * (2 if request.is_small else width)
             + total * (request.bits or 16) // 8
             + total // 8
         )

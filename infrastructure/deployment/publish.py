@@ -77,6 +77,15 @@ session = onnxruntime.InferenceSession("model.onnx")
 logits = torch.export.load("model.pt2").module()(token_ids)  # int64, (rows, tokens)""",
 }
 LOADING_OWN = "# a module of its author's own: temper ask and temper train-eval load the folder"
+LOADING_ADDED = """# It has weights of its own beside a model of transformers ({names}), and plain
+# transformers would leave them out. Temper loads all of it, on a command line:
+#   temper ask FOLDER "your question"
+#   temper train-eval FOLDER DATA"""
+MEASURED_ROUNDED = (
+    "Measured with weights rounded as {kind}, as the training computes; here they are as they were"
+    " before they are rounded. `temper export RUN FOLDER --bits 4` writes what was measured."
+)
+NEEDS_TORCHAO = "# pip install torchao\n"
 
 
 class ModelRepository:
@@ -230,18 +239,17 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
     model, data = recorded_model(run), record.get("data", {})
     summary = _summary(run)
     total = summary.get("total_steps")
-    lora = as_object(model.get("lora") or {})
     is_sft = config.training.method == SFT
     settings = _settings(record, config, total) if is_sft else _settings_of_method(record)
     method = [] if is_sft else [("method", f"{METHODS[config.training.method].title} of TRL")]
     rows = [
         ("base model", _base_words(model)),
-        ("trained", f"a LoRA of rank {lora.get('r')}" if lora else "all weights"),
+        ("trained", _trained_words(model, config)),
         *method,
         ("steps", f"{step:,}" if step == total or total is None else f"{step:,} of {total:,}"),
         ("rows", _rows_words(data)),
         *([("data fingerprint", f"`{data['fingerprint']}`")] if "fingerprint" in data else []),
-        ("settings", ", ".join(f"`{key}` {value}" for key, value in settings.items())),
+        ("settings", ", ".join(f"`{key}` {_shown(value)}" for key, value in settings.items())),
         ("precision", str(record.get("precision", "–"))),
         ("begun", str(record.get("created", "–"))),
         ("made with", _versions(record.get("versions", {}))),
@@ -249,10 +257,13 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
     lines = ["## How it was trained", "", *_markdown(("", ""), rows), "", "## Measured", ""]
     before, after = as_object(summary.get("before") or {}), as_object(summary.get("after") or {})
     measured = before_after_rows(before, after, summary.get("loss_function"))
+    rounding = config.model.quantization_aware
     if step != total or not after:
         lines.append("This checkpoint was not measured by itself.")
     elif measured:
         lines += _markdown(("on held-out rows", "before", "after", "change"), measured)
+        if rounding is not None and not _is_rounded(folder):
+            lines += ["", MEASURED_ROUNDED.format(kind=rounding)]
     else:
         lines.append("Nothing was held out, so nothing was measured.")
     return "\n".join([*lines, "", "## Use it", "", "```python", _loading(run, name, folder), "```"])
@@ -287,6 +298,33 @@ def _settings_of_method(record: RunRecord) -> JsonObject:
     """The arguments of TRL's trainer that are not at its default, as it has used them."""
     values = {key.removeprefix(ARGUMENT): one["value"] for key, one in record["config"].items()}
     return {name: values[name] for name in ARGUMENTS_SHOWN if name in values}
+
+
+def _shown(value: object) -> str:
+    """A setting; of a number that was computed, the digits that mean something."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
+    """Which weights the run has trained."""
+    lora = as_object(model.get("lora") or {})
+    added = ", ".join(as_object(model.get("extensions") or {}))
+    trained = f"a LoRA of rank {lora.get('r')}" if lora else "all weights"
+    if (kind := config.model.quantization_aware) is not None:
+        trained += f", rounded as {kind} where it computes"
+    if not added:
+        return trained
+    if config.training.train_extensions_only:
+        return f"what the extension {added} has added; the model stays as it was"
+    return f"{trained}, with what the extension {added} has added"
+
+
+def _is_rounded(folder: Path) -> bool:
+    """Whether a model has the weights that a training has computed with, rounded by torchao."""
+    config = folder / "config.json"
+    text = config.read_text(encoding="utf-8") if config.is_file() else "{}"
+    rounding = as_object(as_object(parse_json(text)).get("quantization_config") or {})
+    return rounding.get("quant_method") == "torchao"
 
 
 def _rows_words(data: Mapping[str, object]) -> str:
@@ -357,12 +395,15 @@ def _loading(run: RunDirectory, name: str, folder: Path) -> str:
     for file, lines in LOADING_FILES.items():
         if (folder / file).is_file():
             return lines
+    if added := recorded_model(run).get("extensions"):
+        return LOADING_ADDED.format(names=", ".join(added))
     model_class = _model_class(run)
     _, input_class, prepares = TASKS[model_class]
     base = _base_of_lora(name, folder)
-    return (LOADING if base is None else LOADING_LORA).format(
+    lines = (LOADING if base is None else LOADING_LORA).format(
         name=name, base=base, model_class=model_class, input_class=input_class, input=prepares
     )
+    return f"{NEEDS_TORCHAO if _is_rounded(folder) else ''}{lines}"
 
 
 def _base_of_lora(name: str, folder: Path) -> str | None:

@@ -45,6 +45,7 @@ from infrastructure.monitoring.drawing.quantity_names import name_and_value
 from infrastructure.monitoring.drawing.tables import PLAIN_LOSS, held_out_loss, render_table
 from infrastructure.monitoring.records.run_list import finished_model
 from infrastructure.training.data.readers.sources import data_files_hash, discover, held_out_beside
+from infrastructure.training.models.saved_model import notes_of_rounded
 from infrastructure.training.models.source import find_source
 from infrastructure.training.trainer_factory import TrainerFactory
 
@@ -95,7 +96,9 @@ def measure_model(
     request = request or Request()
     config.model.name = finished_model(config.model.name)
     other = None if request.against is None else _other(config, request.against)
-    notes = [*trained_on(config), *set_aside(config)]
+    measured = [one.model.name for one in (config, other) if one is not None]
+    notes = [note for name in measured for note in notes_of_rounded(name)]
+    notes += [*trained_on(config), *set_aside(config)]
     first = _measure(config, request, notes)
     models = [first]
     if other is not None:

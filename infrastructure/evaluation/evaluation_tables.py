@@ -134,4 +134,4 @@ def _signed_range(measure: str, change: Interval) -> str:
 def _signed(measure: str, value: float) -> str:
     if math.isnan(value):
         return "–"
-    return f"{value:+.4g}" if measure in PLAIN else f"{100 * value:+.1f}{POINTS}"
+    return f"{value:+z.4g}" if measure in PLAIN else f"{100 * value:+z.1f}{POINTS}"

@@ -9,6 +9,7 @@ from pathlib import Path
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.monitoring.drawing.formatting import format_duration, printable
 from infrastructure.monitoring.drawing.tables import before_after_table
+from infrastructure.monitoring.records.run_list import ROUNDED
 from infrastructure.monitoring.records.status_text import question_command, writes_text
 from infrastructure.run.directory import RunStatus
 from infrastructure.run.record_types import Summary
@@ -25,9 +26,11 @@ def steps_ahead(done: int, total: int) -> str:
 
 def paths_of(run_path: Path) -> dict[str, str]:
     """Where the parts of a run lie that are there."""
+    rounded = [run_path / name for name in ROUNDED]
     paths = {
         "run": run_path,
         "model": run_path / "final",
+        "rounded": next(filter(Path.exists, rounded), rounded[0]),
         "stacks": run_path / "stacks",
         "rack": run_path / "rack",
         "checkpoints": run_path / "checkpoints",

@@ -198,6 +198,60 @@ def test_a_lora_is_exported_and_read_back(
         assert config["quantization_config"][f"load_in_{request_of['bits']}bit"]
 
 
+@pytest.fixture(scope="module")
+def rounding(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A finished run that has computed with weights of 4 bits."""
+    settings = small_settings(tmp_path_factory.mktemp("rounding"), num_epochs=1, learning_rate=0.05)
+    settings["model"]["quantization_aware"] = "int4"
+    settings["training"]["weight_decay"] = 0.1 + 0.2  # 0.30000000000000004
+    run, lines = deploy(DeploymentConfig(**settings))
+    assert f"  rounded      {run / 'final-int4'}" in lines
+    return RunDirectory(run)
+
+
+@pytest.mark.filterwarnings("ignore")  # torchao's own, at its import
+@pytest.mark.parametrize(
+    ("request_of", "twin"),
+    [({}, "final"), ({"form": Form.TORCH_EXPORT}, None), ({"bits": 4}, "final-int4")],
+)
+def test_a_run_that_rounds_is_exported_plain_or_as_it_has_computed(
+    request_of: dict[str, Any], twin: str | None, rounding: RunDirectory, tmp_path: Path
+) -> None:
+    exported = export_model(rounding, None, tmp_path / "out", ExportRequest(**request_of))
+    [compared] = facts_of(tmp_path / "out")["compared"]
+    assert compared["logits_distance"] < 1e-4
+    is_plain = "bits" not in request_of
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert any("weights rounded as int4" in str(note) for note in as_list(exported["notes"])) == (
+        is_plain
+    )
+    assert ("Measured with weights rounded as int4" in card) == is_plain
+    assert ("pip install torchao" in card) == (not is_plain)
+    assert "`weight_decay` 0.3, " in card
+    if twin is None:  # the program computes what the plain model does
+        program: Any = torch.export.load(tmp_path / "out" / "model.pt2").module()
+        logits = program(torch.tensor([[1, 20, 30, 40]]))[0, -1].tolist()
+        assert logits == pytest.approx(logits_of(rounding.final), abs=1e-4)
+        return
+    assert logits_of(tmp_path / "out") == logits_of(rounding.path / twin)
+    other = rounding.path / ("final-int4" if is_plain else "final")
+    assert logits_of(tmp_path / "out") != pytest.approx(logits_of(other), abs=1e-4)
+
+
+def test_a_plain_model_names_the_rounded_one_beside_it(
+    rounding: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = rounding.read_configuration().data.path
+    rounded = str(rounding.path / "final-int4")
+    for model, is_plain in ((str(rounding.path), True), (rounded, False)):
+        assert main(["ask", model, "Reverse 101", "--max-tokens", "2"]) == 0
+        shown = capsys.readouterr()
+        assert (f"{rounded} is the model" in shown.err) == is_plain
+        cache = ["--cache-directory", str(tmp_path), "--max-tokens", "2", "--measures", "f1"]
+        assert main(["train-eval", model, str(rows), *cache]) == 0
+        assert (f"{rounded} is the model" in capsys.readouterr().out) == is_plain
+
+
 def test_layers_that_four_bits_do_not_take_stay_in_sixteen(tmp_path: Path) -> None:
     settings = small_settings(tmp_path, max_steps=1)
     settings["model"]["embedded"] |= {"hidden_size": 64, "intermediate_size": 48}

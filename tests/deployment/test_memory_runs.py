@@ -75,6 +75,10 @@ def test_a_checkpoint_is_exported_with_it_and_in_no_other_format(
     out = ["--output-dir", str(finished.parent)]
     folder = tmp_path / "model"
     assert main(["export", finished.name, str(folder), *out]) == 0
+    card = (folder / "README.md").read_text()
+    assert "| trained | all weights, with what the extension memory has added |" in card
+    assert "temper ask FOLDER" in card
+    assert "AutoModelForCausalLM" not in card  # which would leave the memory out
     exported, kept = (load_file(one / ADDED_WEIGHTS) for one in (folder, finished / "final"))
     assert exported.keys() == kept.keys()
     assert all(bool((exported[name] == kept[name]).all()) for name in kept)

@@ -115,7 +115,7 @@ def _relative(change: float) -> str:
     """A change in percent; only what is nothing afterwards has fallen by 100 %."""
     if change == -1:
         return "-100 %"
-    texts = [f"{100 * change:+.{digits}f}" for digits in (1, 2, 3, 4)]
+    texts = [f"{100 * change:+z.{digits}f}" for digits in (1, 2, 3, 4)]
     return next((f"{text} %" for text in texts if float(text) != -100), "< -99.9999 %")
 
 
@@ -132,7 +132,7 @@ def _number_row(
 
 def _share_row(what: str, before: float | None, after: float | None) -> tuple[str, str, str, str]:
     difference = float("nan") if before is None or after is None else after - before
-    change = f"{100 * difference:+.1f} points" if math.isfinite(difference) else ""
+    change = f"{100 * difference:+z.1f} points" if math.isfinite(difference) else ""
     return what, _shown(before, format_share), _shown(after, format_share), change
 
 

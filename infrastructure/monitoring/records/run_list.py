@@ -11,6 +11,7 @@ from infrastructure.core.lookup import unknown_name
 RUN_FILE = "run.json"
 MAX_NAMED = 3  # runs that a wrong name may have meant
 FINAL = "final"  # in a finished run: the trained model
+ROUNDED = ("final-int4", "final-int8_int4")  # the same, rounded, of model.quantization_aware
 TRAINER_KEY: Final = "trainer"  # in run.json where a Trainer of transformers trained
 _KEPT_NAME = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9.-]{0,38}"

@@ -28,6 +28,7 @@ from infrastructure.monitoring.drawing.quantity_names import in_order, name_of, 
 from infrastructure.monitoring.drawing.tables import EXACT_MATCH, before_after_rows, held_out_loss
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.machine_history import Meter
+from infrastructure.monitoring.records.run_list import ROUNDED
 from infrastructure.monitoring.records.run_reader import (
     CHECKS_FILE,
     COMPARISON_FILE,
@@ -59,6 +60,9 @@ HELD_OUT_KEYS = ("data.eval_path", "data.path")
 SEES = "processor_config.json"  # in the folder of a model that pictures are given to
 WHAT_LIES_WHERE = {
     "final": "the trained model in the standard Hugging Face layout, with its tokenizer",
+    **dict.fromkeys(
+        ROUNDED, "the same with weights rounded to 4 bits, as it has computed and was measured"
+    ),
     "stacks": "each stack of layers by itself; all of them are the model",
     "rack": "the whole model once more, with plain weights",
     "checkpoints": "everything that is needed to go on, bit for bit",

@@ -84,8 +84,17 @@ def save_rounded(
 ) -> None:
     """Write the model in `plain`, rounded, into `directory`, which is replaced if it exists; plain
     transformers reads it where torchao is installed."""
+    with whole_directory(directory.resolve()) as part:
+        write_rounded(plain, part, kind, tokenizer)
+        write_sums(part)
+
+
+def write_rounded(
+    plain: Path, part: Path, kind: str, tokenizer: "PreTrainedTokenizerBase | None"
+) -> None:
+    """As `save_rounded`, into a folder that its caller makes whole."""
     transformers = require("transformers", _NEEDED_FOR)
-    with whole_directory(directory.resolve()) as part, without_progress_bars():
+    with without_progress_bars():
         config = transformers.TorchAoConfig(
             _rounding(kind), modules_to_not_convert=["lm_head", "embed_out", "output"]
         )
@@ -95,7 +104,6 @@ def save_rounded(
         rounded.save_pretrained(part)
         if tokenizer is not None:
             tokenizer.save_pretrained(part)
-        write_sums(part)
 
 
 def _is_rounded(module: torch.nn.Module, head: object) -> bool:

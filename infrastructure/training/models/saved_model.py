@@ -16,6 +16,7 @@ from infrastructure.core.checksums import SUMS, damaged_files
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.files import file_sha256, recover_directory
 from infrastructure.core.json_text import JsonObject, parse_json
+from infrastructure.monitoring.records.run_list import FINAL, ROUNDED
 from infrastructure.training.models.model_path import GGUF_SUFFIX, refuse_file
 
 REGISTERED_MANIFEST = "temper_model.json"
@@ -76,8 +77,8 @@ def look_into(path: Path) -> ModelSource:
         return ModelSource(SourceKind.LORA_FOLDER, str(path))
     if (path / "config.json").is_file():
         return ModelSource(SourceKind.FOLDER, str(path))
-    if is_there(path / "final"):
-        return look_into(path / "final")
+    if is_there(path / FINAL):
+        return look_into(path / FINAL)
     if (path / "run.json").is_file():
         raise ValueError(
             f"model {path}: this run has no final/ yet; finish it with `temper train-resume` first"
@@ -243,6 +244,25 @@ def _shapes(folder: Path) -> dict[str, list[int]]:
         with safe_open(file, framework="np") as tensors:
             shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
     return shapes
+
+
+def rounded_beside(model: Path) -> Path | None:
+    """The rounded model that a run has left beside its plain one, `final/`, where `model` is that
+    or the run; None: there is none."""
+    plain = model if model.name == FINAL else model / FINAL
+    rounded = map(plain.with_name, ROUNDED)
+    return next((folder for folder in rounded if (folder / "config.json").is_file()), None)
+
+
+def notes_of_rounded(model: str) -> list[str]:
+    """A note where a plain model is used that has computed with rounded weights as it trained."""
+    rounded = rounded_beside(Path(model).expanduser())
+    if rounded is None:
+        return []
+    return [
+        f"note: the weights of {model} are not rounded, and the training computed with rounded"
+        f" ones: {rounded} is the model that it has measured"
+    ]
 
 
 def check_sums(folder: Path) -> None:

@@ -23,6 +23,14 @@ def test_the_table_that_ends_a_training() -> None:
     ]
 
 
+def test_a_change_that_rounds_to_nothing_has_no_minus() -> None:
+    [loss, share] = before_after_rows(
+        {"eval_loss": 8.0, "exact_match": {"all": 0.5}},
+        {"eval_loss": 7.9999, "exact_match": {"all": 0.49999}},
+    )
+    assert (loss[-1], share[-1]) == ("+0.0 %", "+0.0 points")
+
+
 def test_nan_is_shown_and_claims_no_change() -> None:
     table = before_after_table({"eval_loss": 8.0}, {"eval_loss": math.nan})
     assert table.splitlines()[-1] == "held-out loss       8    NaN"
