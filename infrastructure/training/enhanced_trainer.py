@@ -48,6 +48,7 @@ from infrastructure.run.configuration_judge import (
     canonical_name,
     recorded_grid,
 )
+from infrastructure.training import quantum
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
@@ -104,14 +105,11 @@ from infrastructure.training.models.source import (
 from infrastructure.training.models.trainable_state import trainable_state, whole
 from infrastructure.training.models.weights_on_disk import put_back
 from infrastructure.training.observers.early_stopping import early_stopping
-from infrastructure.training.quantum.data_selection_step import limit_data
-from infrastructure.training.quantum.functional import (
+from infrastructure.training.quantum.last_gradients import (
     TrainerGradients,
     last_gradients,
     trainable_parameters,
 )
-from infrastructure.training.quantum.gradient_steps import check_blocks
-from infrastructure.training.quantum.quantum_extension import QuantumExtension
 from infrastructure.training.quantum.records_observer import quantum_extension_of
 from infrastructure.training.recovery.recovery_log import record_recovery
 from infrastructure.training.recovery.save_retry import SaveRetryPolicy
@@ -201,7 +199,7 @@ class EnhancedTrainer:
         self.device = choose_device(device)
         self.precision: Precision = choose_precision(training_config.mixed_precision, self.device)
         own: dict[str, ExtensionFactory] = {
-            QUANTUM: QuantumExtension,
+            QUANTUM: lambda trainer: quantum.QuantumExtension(trainer),  # loaded where it is used
             MULTIMODAL: MultimodalExtension,
         }
         self._declare_settings(model_adapter, training_strategy, own)
@@ -338,9 +336,9 @@ class EnhancedTrainer:
             )
             if self.data.num_examples == 0:
                 raise ValueError(f"{self.data_config.path}: no example is left to train on")
-            if quantum_extension_of(self.hooks.hooks) is not None:
-                limit_data(self.data, self.quantum_config)
-                check_blocks(self.quantum_config, self.initialize_model())
+            quantum_step = quantum_extension_of(self.hooks.hooks)
+            if quantum_step is not None:
+                quantum_step.check(self.data, self.initialize_model())
             if self.curriculum is not None:
                 self.curriculum.check_data()
             if self.ranks is not None:

@@ -1,1 +1,15 @@
-"""Decisions of training that a sampler makes: what is measured for them, and what they change."""
+"""Decisions of training that a sampler makes: what is measured for them, and what they change.
+
+The extension is loaded where a training has a quantum step: it needs dimod, which no other does.
+"""
+
+from infrastructure.core.lazy_exports import lazy_names
+
+_PLACES = {"QuantumExtension": "infrastructure.training.quantum.quantum_extension"}
+
+__all__ = [*_PLACES]
+__getattr__ = lazy_names(__name__, _PLACES)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_PLACES])

@@ -12,7 +12,6 @@ on as in the real one.
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
-from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -28,18 +27,14 @@ from infrastructure.quantum.problems.block_selection import BlockSelection
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import Solution, quantum_solve
-from infrastructure.training.core.preserve import preserve
-from infrastructure.training.core.state import TrainingState
-from infrastructure.training.forward.one_step import backward_of_sum
-from infrastructure.training.loop.loop import TrainingLoop, select_trainable
-from infrastructure.training.quantum.activation_hooks import measuring
+from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.quantum.freeze_blocks import block_name, phase_blocks
 from infrastructure.training.quantum.gradient_steps import num_chosen_blocks
+from infrastructure.training.quantum.last_gradients import NO_BATCH, TrainerGradients
 from infrastructure.training.quantum.lora_rank_pruning import ranks_of
+from infrastructure.training.quantum.own_loop import OwnLoop, own_loop
 from infrastructure.training.quantum.quantum_extension import QuantumExtension
 from infrastructure.training.quantum.records_observer import quantum_extension_of
-
-NO_BATCH = "there are no gradients before the first train_step"
 
 
 class OwnLoopTrainer(Protocol):
@@ -48,92 +43,12 @@ class OwnLoopTrainer(Protocol):
     quantum_config: QuantumConfig
 
     @property
-    def gradients(self) -> "TrainerGradients": ...
+    def gradients(self) -> TrainerGradients: ...
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]: ...
 
     def prepare(self) -> TrainingLoop: ...
-
-
-class OwnLoop(Protocol):
-    """A `TrainingContext`, as far as it matters here."""
-
-    @property
-    def trainer(self) -> Any: ...
-
-    @property
-    def state(self) -> TrainingState: ...
-
-
-class TrainerGradients(dict[str, torch.Tensor]):
-    """Gradients by parameter, with the configuration of the trainer that they come from: so
-    `formulate_quantum_problem` and `quantum_solve` keep to it where nothing else is given."""
-
-    def __init__(self, gradients: dict[str, torch.Tensor], config: QuantumConfig) -> None:
-        super().__init__(gradients)
-        self.config = config
-
-
-# Trainings of one's own loop in this process, for functions that are not told which one is meant.
-_OWN_LOOPS: WeakSet[OwnLoop] = WeakSet()
-
-
-def remember_own_loop(context: OwnLoop) -> None:
-    """Let functions without arguments mean this training as long as there is no other."""
-    _OWN_LOOPS.add(context)
-
-
-def own_loop(context: OwnLoop | None, caller: str) -> OwnLoop:
-    """`context`, or the only training of one's own loop that this process has.
-
-    Raises:
-        ValueError: there is none, or there are several.
-    """
-    if context is not None:
-        return context
-    loops = list(_OWN_LOOPS)
-    if len(loops) != 1:
-        there = f"{len(loops)} trainings are" if loops else "no training is"
-        raise ValueError(
-            f"{there} prepared in this process: say which one is meant, {caller}(context), with the"
-            " context of initialize_training(config)"
-        )
-    only: OwnLoop = loops[0]
-    return only
-
-
-def trainable_parameters(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.nn.Parameter]:
-    """What trains in this phase where every block does, by name: a choice of blocks is made among
-    all of them, whichever the last choice left."""
-    with preserve(state.model, requires_grad=True):
-        select_trainable(state.model, state.phase, loop.optimizer_step.optimizer)
-        return {name: p for name, p in state.model.named_parameters() if p.requires_grad}
-
-
-def last_gradients(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.Tensor]:
-    """Gradients of the mean loss of the last batch at the weights as they are now, by parameter.
-    They are computed anew, and nothing else changes: a step forgets its own.
-
-    Raises:
-        ValueError: no batch was trained on yet.
-    """
-    if not state.batch:
-        raise ValueError(NO_BATCH)
-    adapter, strategy = loop.optimizer_step.adapter, loop.optimizer_step.strategy
-    parameters = trainable_parameters(loop, state)
-    with measuring(state.model, adapter.device, parameters_have_gradients=True):
-        select_trainable(state.model, state.phase, loop.optimizer_step.optimizer)
-        size = state.micro_batch_size
-        for start in range(0, len(state.batch), size):
-            batch = adapter.prepare_batch(state.batch[start : start + size])
-            backward_of_sum(state.model, adapter, strategy.precision, batch)
-        items = max(1, adapter.count_items(state.batch))
-        return {
-            name: parameter.grad.detach() / items
-            for name, parameter in parameters.items()
-            if parameter.grad is not None
-        }
 
 
 def formulate_quantum_problem(

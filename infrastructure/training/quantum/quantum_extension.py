@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from infrastructure.config.sections.quantum_config import (
     BLOCK_SELECTION,
@@ -22,13 +23,15 @@ from infrastructure.quantum.quantum_step import close_chain
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.extensions.extension_hooks import Extension
-from infrastructure.training.quantum.data_selection_step import DataSelectionStep
+from infrastructure.training.model_adapters.base_adapter import DataSource
+from infrastructure.training.quantum.data_selection_step import DataSelectionStep, limit_data
 from infrastructure.training.quantum.decisions import Ids, packed, unpacked
 from infrastructure.training.quantum.freeze_blocks import forget_optimizer_moments, train_only
 from infrastructure.training.quantum.gradient_steps import (
     BlockSelectionStep,
     GradientStep,
     RankAllocationStep,
+    check_blocks,
 )
 from infrastructure.training.quantum.lora_rank_pruning import keep_only
 from infrastructure.training.quantum.overhead_budget import over_budget
@@ -62,6 +65,16 @@ class QuantumExtension(Extension):
     @property
     def name(self) -> str:
         return "quantum"
+
+    def check(self, data: DataSource, model: torch.nn.Module) -> None:
+        """Before the length of the training is counted: give the data its budget, and refuse what
+        has nothing to choose from.
+
+        Raises:
+            ValueError: no example can be selected, or there are too few blocks.
+        """
+        limit_data(data, self.config)
+        check_blocks(self.config, model)
 
     def state_dict(self) -> dict[str, object]:
         is_newest = _are_same(self.in_force, self.session.decisions.selection)

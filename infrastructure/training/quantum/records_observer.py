@@ -2,18 +2,21 @@
 whoever looks on."""
 
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from infrastructure.core.checksums import write_record
 from infrastructure.monitoring.records.run_reader import QUANTUM_FILE
 from infrastructure.monitoring.training_monitor import Probe
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
-from infrastructure.training.quantum.quantum_extension import QuantumExtension
-from infrastructure.training.quantum.solver_session import SolverSession
-from infrastructure.training.quantum.step_records import Record
+
+if TYPE_CHECKING:  # dimod would come with them, into trainings that have no quantum step
+    from infrastructure.training.quantum.quantum_extension import QuantumExtension
+    from infrastructure.training.quantum.solver_session import SolverSession
+    from infrastructure.training.quantum.step_records import Record
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +24,7 @@ log = logging.getLogger(__name__)
 class QuantumRecords(Observer):
     """Follows a session; what that forgets in a rollback, the file forgets too."""
 
-    def __init__(self, run_directory: Path, session: SolverSession) -> None:
+    def __init__(self, run_directory: Path, session: "SolverSession") -> None:
         self.path, self.session = run_directory / QUANTUM_FILE, session
         self._written: list[str] = []
 
@@ -57,10 +60,10 @@ class QuantumFacts(TypedDict):
     problem: str
     answer: str
     solver: str
-    records: list[Record]
+    records: "list[Record]"
 
 
-def quantum_facts(session: SolverSession) -> QuantumFacts:
+def quantum_facts(session: "SolverSession") -> QuantumFacts:
     """All quantum steps of a training, as JSON values."""
     config = session.config
     return {
@@ -71,9 +74,15 @@ def quantum_facts(session: SolverSession) -> QuantumFacts:
     }
 
 
-def quantum_extension_of(hooks: list[Hook]) -> QuantumExtension | None:
-    """The quantum step among the hooks of a training; None where there is none."""
-    return next((hook for hook in hooks if isinstance(hook, QuantumExtension)), None)
+def quantum_extension_of(hooks: list[Hook]) -> "QuantumExtension | None":
+    """The quantum step among the hooks of a training; None where there is none.
+
+    There is none as long as nobody has loaded its module, and looking for it loads nothing.
+    """
+    module = sys.modules.get("infrastructure.training.quantum.quantum_extension")
+    if module is None:
+        return None
+    return next((hook for hook in hooks if isinstance(hook, module.QuantumExtension)), None)
 
 
 def quantum_observers(

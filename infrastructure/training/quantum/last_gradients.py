@@ -1,0 +1,54 @@
+"""What trains in a phase, and the gradients of the last batch, for a loop of one's own."""
+
+import torch
+
+from infrastructure.config.sections.quantum_config import QuantumConfig
+from infrastructure.training.core.preserve import preserve
+from infrastructure.training.core.state import TrainingState
+from infrastructure.training.forward.one_step import backward_of_sum
+from infrastructure.training.loop.loop import TrainingLoop, select_trainable
+from infrastructure.training.quantum.activation_hooks import measuring
+
+NO_BATCH = "there are no gradients before the first train_step"
+
+
+class TrainerGradients(dict[str, torch.Tensor]):
+    """Gradients by parameter, with the configuration of the trainer that they come from: so
+    `formulate_quantum_problem` and `quantum_solve` keep to it where nothing else is given."""
+
+    def __init__(self, gradients: dict[str, torch.Tensor], config: QuantumConfig) -> None:
+        super().__init__(gradients)
+        self.config = config
+
+
+def trainable_parameters(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.nn.Parameter]:
+    """What trains in this phase where every block does, by name: a choice of blocks is made among
+    all of them, whichever the last choice left."""
+    with preserve(state.model, requires_grad=True):
+        select_trainable(state.model, state.phase, loop.optimizer_step.optimizer)
+        return {name: p for name, p in state.model.named_parameters() if p.requires_grad}
+
+
+def last_gradients(loop: TrainingLoop, state: TrainingState) -> dict[str, torch.Tensor]:
+    """Gradients of the mean loss of the last batch at the weights as they are now, by parameter.
+    They are computed anew, and nothing else changes: a step forgets its own.
+
+    Raises:
+        ValueError: no batch was trained on yet.
+    """
+    if not state.batch:
+        raise ValueError(NO_BATCH)
+    adapter, strategy = loop.optimizer_step.adapter, loop.optimizer_step.strategy
+    parameters = trainable_parameters(loop, state)
+    with measuring(state.model, adapter.device, parameters_have_gradients=True):
+        select_trainable(state.model, state.phase, loop.optimizer_step.optimizer)
+        size = state.micro_batch_size
+        for start in range(0, len(state.batch), size):
+            batch = adapter.prepare_batch(state.batch[start : start + size])
+            backward_of_sum(state.model, adapter, strategy.precision, batch)
+        items = max(1, adapter.count_items(state.batch))
+        return {
+            name: parameter.grad.detach() / items
+            for name, parameter in parameters.items()
+            if parameter.grad is not None
+        }
