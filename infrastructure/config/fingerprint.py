@@ -6,7 +6,7 @@ how visibly the same numbers are computed.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from infrastructure.config.aliases import canonical
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -23,6 +23,13 @@ EARLIER_DEFAULTS: dict[str, object] = {
     "data.over_length": "quarantine",
     "model.adapter": "standard",
 }
+# They have not always counted: what an earlier version recorded does not say what they were.
+COUNTED_LATER = (
+    "quantum.max_overhead_percent",
+    "quantum.timeout",
+    "training.validation_prompts",
+)
+BACKEND = "model.backend"
 # Where something lies. Equal content in another place is the same training.
 PLACES = (
     *("model.name", "data.path", "data.eval_path", "data.chat_template"),
@@ -39,7 +46,7 @@ def affects_result(key: str) -> bool:
 def result_settings(config: DeploymentConfig) -> dict[str, object]:
     """The settings that count, by key, as JSON values; places as they are found from anywhere."""
     nested = config.to_dict()["values"]
-    left_out: str | tuple[()] = () if QUANTUM in config.training.extensions else OF_THE_QUANTUM_STEP
+    left_out = tuple(_without_effect_on_the_result(config))
     keys = [
         key for key in config.present_keys() if affects_result(key) and not key.startswith(left_out)
     ]
@@ -48,6 +55,21 @@ def result_settings(config: DeploymentConfig) -> dict[str, object]:
     return settings | {
         key: True for key in settings if fields[key].is_switch and settings[key] is not None
     }
+
+
+def _without_effect_on_the_result(config: DeploymentConfig) -> Iterator[str]:
+    """How the keys begin that decide what a training comes to, and not what this one does."""
+    training = config.training
+    if QUANTUM not in training.extensions:
+        yield OF_THE_QUANTUM_STEP
+    if training.early_stopping_patience is None or not training.best_needs_answers:
+        yield "training.validation_prompts"  # more of them only measure better
+
+
+def backend_taken(settings: Mapping[str, object]) -> Literal["transformers", "unsloth"]:
+    """What has loaded the model, of the settings that a checkpoint was trained with: where `auto`
+    has taken Unsloth, they say so."""
+    return "unsloth" if settings.get(BACKEND) == "unsloth" else "transformers"
 
 
 def differing_keys(recorded: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
@@ -59,10 +81,8 @@ def differing_keys(recorded: Mapping[str, object], now: Mapping[str, object]) ->
     recorded = current_keys(recorded)
     for key in dict.fromkeys([*recorded, *now]):
         was, current = recorded.get(key), now.get(key)
-        if key not in recorded and current == _default(
-            key
-        ):  # recorded before there was this setting
-            continue
+        if key not in recorded and (key in COUNTED_LATER or current == _default(key)):
+            continue  # recorded before there was this setting
         if was is True and isinstance(current, Mapping):  # as runs of before recorded a mapping
             continue
         if was != current and not (key in PLACES and _has_moved(was, current)):

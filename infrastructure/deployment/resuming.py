@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import (
+    BACKEND,
+    backend_taken,
     current_keys,
     differing_keys,
     earlier_settings,
@@ -114,8 +116,8 @@ def as_begun(run: RunDirectory, config: DeploymentConfig) -> DeploymentConfig:
 
 def backend_of(run: RunDirectory) -> "Backend | None":
     """What has loaded the model of a run; None where it has no version that says so."""
-    name = settings_now(run, {}).get("model.backend")
-    return None if name is None else "unsloth" if name == "unsloth" else "transformers"
+    settings = settings_now(run, {})
+    return backend_taken(settings) if BACKEND in settings else None
 
 
 def commit_of_base(run: RunDirectory, config: DeploymentConfig) -> str | None:

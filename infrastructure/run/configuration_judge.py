@@ -6,7 +6,13 @@ The facts are those of `training.resume.fingerprint`.
 from collections.abc import Iterator, Sequence
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.fingerprint import affects_result, current_keys, differing_keys
+from infrastructure.config.fingerprint import (
+    BACKEND,
+    affects_result,
+    backend_taken,
+    current_keys,
+    differing_keys,
+)
 from infrastructure.config.schema import schema_of
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.lookup import nearest
@@ -131,7 +137,9 @@ def shown_name(key: str) -> str:
 def _settings(was: Facts, current: Facts) -> Iterator[Difference]:
     before, now = current_keys(was["settings"]), current["settings"]
     for key in dict.fromkeys([*differing_keys(before, now), *MEASURED]):
-        values = before.get(key), now.get(key)
+        values: tuple[object, object] = before.get(key), now.get(key)
+        if key == BACKEND and backend_taken(before) == backend_taken(now):
+            continue
         if key in RESOLVED:  # checkpoints of before have no measured numbers
             values = tuple(f["resolved"].get(key, f["settings"].get(key)) for f in (was, current))
             if values[0] == values[1]:

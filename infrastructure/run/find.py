@@ -4,27 +4,31 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import (
+    BACKEND,
+    backend_taken,
     current_keys,
     differing_keys,
     earlier_settings,
     result_settings,
 )
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.checksums import read_record
+from infrastructure.core.errors import CheckpointError, DamagedFileError
 from infrastructure.core.files import make_directory
 from infrastructure.core.lock import Lock
+from infrastructure.core.optional import is_installed
 from infrastructure.monitoring.records.run_list import run_folders
 from infrastructure.monitoring.records.run_owner import read_trainer, this_process
 from infrastructure.run.configuration_judge import shown_name
 from infrastructure.run.directory import RunDirectory
 
-BACKEND = "model.backend"
 MODEL, DATA = "model.name", "data.path"
 BEGINNING = ".beginning"  # in the output folder: a file for each training that begins now
 
@@ -103,8 +107,12 @@ def newest_of_this_purpose(
             if not recorded:
                 log.warning("run %s is passed over: %s", run.run_id, error)
                 continue
-        both = (recorded, settings_now(run, recorded))
-        if any(is_same(was, wanted_beside(was, config), accepted) for was in both):
+        now = settings_now(run, recorded)
+        loaded_by = Loading(recorded.get(BACKEND), backend_taken(now))
+        trains_this = any(
+            is_same(was, wanted_beside(was, config), accepted, loaded_by) for was in (recorded, now)
+        )
+        if trains_this and not has_met_bad_losses_otherwise(run, config):
             return run
     return None
 
@@ -123,9 +131,11 @@ def unfinished_beside(config: DeploymentConfig) -> tuple[RunDirectory, list[str]
             recorded = result_settings(run.read_configuration())
         except ValueError:
             continue
+        configured = recorded.get(BACKEND)
         recorded = dict(settings_now(run, recorded))
         wanted = wanted_beside(recorded, config)
-        differing = [*differing_keys(recorded, wanted)]
+        loaded_by = Loading(configured, backend_taken(recorded))
+        differing = [*_differing(recorded, wanted, loaded_by)]
         if not {MODEL, DATA} & {*differing}:
             there = current_keys(recorded)
             both = ((key, there.get(key), wanted.get(key)) for key in differing)
@@ -138,14 +148,69 @@ def wanted_beside(recorded: Mapping[str, object], config: DeploymentConfig) -> M
     return result_settings(config) | earlier_settings(config, recorded)
 
 
+@dataclass(frozen=True)
+class Loading:
+    """What loads the model of a run.
+
+    Attributes:
+        configured: `model.backend` when the run began; None: its run.json is lost.
+        taken: the library that `auto` has come to.
+    """
+
+    configured: object
+    taken: str
+
+    def is_same(self, wanted: object) -> bool:
+        """Whether `model.backend` of another command loads the same model: Unsloth changes it."""
+        if self.configured is None:  # left open, it is what the run went on with
+            return wanted in ("auto", self.taken)
+        if wanted == "auto" and self.configured == "transformers":
+            return not is_installed("unsloth")  # nothing else could be chosen here
+        return wanted == self.configured or (self.configured == "auto" and wanted == self.taken)
+
+
 def is_same(
-    recorded: Mapping[str, object], wanted: Mapping[str, object], accepted: Collection[str]
+    recorded: Mapping[str, object],
+    wanted: Mapping[str, object],
+    accepted: Collection[str],
+    loaded_by: Loading | None = None,
 ) -> bool:
-    """Whether two purposes differ in nothing but what is accepted. Where the library that loads the
-    model is left open, it is the one that the run began with."""
-    is_open = wanted.get(BACKEND) == "auto"
-    differing = (k for k in differing_keys(recorded, wanted) if not (is_open and k == BACKEND))
-    return all(shown_name(key) in accepted for key in differing)
+    """Whether two purposes differ in nothing but what is accepted.
+
+    Args:
+        loaded_by: what loads the model of the run; None: nothing but `recorded` is known of that.
+    """
+    loaded_by = loaded_by or Loading(None, backend_taken(recorded))
+    return all(shown_name(key) in accepted for key in _differing(recorded, wanted, loaded_by))
+
+
+def _differing(
+    recorded: Mapping[str, object], wanted: Mapping[str, object], loaded_by: Loading
+) -> Iterator[str]:
+    """As `differing_keys`; the library that loads the model differs where it changes that."""
+    yield from (key for key in differing_keys(recorded, wanted) if key != BACKEND)
+    if not loaded_by.is_same(wanted.get(BACKEND, "auto")):
+        yield BACKEND
+
+
+def has_met_bad_losses_otherwise(run: RunDirectory, config: DeploymentConfig) -> bool:
+    """Whether a finished run met bad losses, and `config` says something else about them: with it
+    the run would have come to other weights. One that is not finished goes on with what it says."""
+    if not run.is_finished():
+        return False
+    try:
+        before = run.read_configuration().training.recovery
+        met = read_record(run.summary_file).get("recoveries")
+    except (ValueError, OSError, DamagedFileError):
+        return False
+    now = config.training.recovery
+    policies: dict[str, tuple[str, str]] = {
+        "not_finite": (before.not_finite, now.not_finite),
+        "loss_spike": (before.loss_spike, now.loss_spike),
+    }
+    records = met if isinstance(met, list) else []
+    kinds = {record.get("kind") for record in records if isinstance(record, Mapping)}
+    return any(kind in kinds and was != is_now for kind, (was, is_now) in policies.items())
 
 
 def settings_now(run: RunDirectory, began_with: Mapping[str, object]) -> Mapping[str, object]:

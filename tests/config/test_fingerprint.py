@@ -34,7 +34,8 @@ method_settings strategy num_epochs max_steps batch_size gradient_accumulation l
 weight_decay
 warmup_steps scheduler_type max_grad_norm optimizer adam_beta1 adam_beta2 mixed_precision
 gradient_checkpointing compile_mode memory_efficient_attention seed validation_interval
-validation_frequency early_stopping_patience early_stopping_min_delta layerwise_lr_decay
+validation_frequency validation_prompts early_stopping_patience early_stopping_min_delta
+layerwise_lr_decay
 unfreeze_interval curriculum_stages curriculum_by curriculum_order curriculum_keeps_easier
 enabled_extensions memory.layer memory.slots memory.heads memory.width memory.store
 multimodal.vision_tower multimodal.projector_epochs multimodal.image_token
@@ -48,18 +49,17 @@ time_step_cache_size quantization_enabled quantization_type backbone_quantized
 adapters_full_precision qlora_enabled qlora_rank qlora_alpha qlora_dropout qlora_lr
 qlora_progressive_enabled qlora_strategy qlora_ranks cache_mode loss settings
 quantum.problem answer data_budget target candidates num_blocks rank_budget background
-solver max_qubits fallback
+solver max_qubits fallback max_overhead_percent timeout
 """
 # These say where, how fast, how safely and how visibly the same is computed.
 SAME_RESULT = """
 data.num_workers prefetch_factor pin_memory max_bad_rows_percent accept_small_data
 training.checkpoint_interval checkpoint_frequency checkpoint_seconds keep_checkpoints
-gradient_checkpointing_mode keep_best keep_every compress_checkpoints deadline validation_prompts
+gradient_checkpointing_mode keep_best keep_every compress_checkpoints deadline
 log_frequency metrics metrics_sinks shard
 recovery.out_of_memory recovery.not_finite recovery.loss_spike recovery.loss_spike_factor
 recovery.max_rollbacks recovery.max_failed_saves
 cache_dir cache_storage cache_size save_stacks save_rack
-quantum.max_overhead_percent timeout
 """
 OUTSIDE = ("backup.", "cache.", "memory.", "monitor.", "resources.gpu.")
 ROOT = {key for key in FIELDS if "." not in key}
@@ -116,6 +116,24 @@ def test_the_quantum_step_counts_where_there_is_one() -> None:
     assert [*differing_keys(result_settings(DeploymentConfig(**on)), found)] == [
         "quantum.data_budget"
     ]
+
+
+@pytest.mark.parametrize("key", ["quantum.max_overhead_percent", "quantum.timeout"])
+def test_whether_there_is_time_for_a_quantum_step_decides_what_is_trained(key: str) -> None:
+    on = {"training.optimization_frequency": 10}
+    was = result_settings(DeploymentConfig(**on))
+    now = result_settings(DeploymentConfig(**on, **{key: other_value(FIELDS[key])}))
+    assert [*differing_keys(was, now)] == [key]
+    earlier = {name: value for name, value in was.items() if name != key}
+    assert [*differing_keys(earlier, now)] == [], "an earlier version did not record it"
+
+
+def test_the_number_of_prompts_counts_where_their_answers_end_a_training() -> None:
+    key = "training.validation_prompts"
+    by_answers = {"training.best_metric": "exact_match", "training.early_stopping_patience": 2}
+    for given, differing in ((by_answers, [key]), ({"training.early_stopping_patience": 2}, [])):
+        was, now = (result_settings(DeploymentConfig(**given, **{key: n})) for n in (320, 8))
+        assert [*differing_keys(was, now)] == differing
 
 
 @pytest.mark.parametrize(

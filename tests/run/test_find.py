@@ -10,8 +10,18 @@ from pathlib import Path
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.fingerprint import BACKEND
+from infrastructure.core.checksums import write_record
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.run.find import BEGINNING, Beginning, is_same
+from infrastructure.run import find
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.find import (
+    BEGINNING,
+    Beginning,
+    Loading,
+    is_same,
+    newest_of_this_purpose,
+)
 from tests.deployment.runs import ROOT, runs_of, small_config
 from tests.forks import forked_python
 
@@ -103,10 +113,78 @@ def test_an_output_folder_that_cannot_be_made_is_no_matter_of_this(tmp_path: Pat
     assert time.monotonic() - begun < 5
 
 
-def test_where_the_library_is_left_open_it_is_the_one_that_the_run_began_with() -> None:
-    """A run whose checkpoints say Unsloth is found by who lets it choose, and by no other."""
-    taken = {"model.backend": "unsloth"}
-    assert is_same(taken, {"model.backend": "auto"}, [])
-    assert is_same({"model.backend": "auto"}, {"model.backend": "auto"}, [])
-    assert not is_same(taken, {"model.backend": "transformers"}, [])
-    assert not is_same({"model.backend": "auto"}, taken, [])
+@pytest.mark.parametrize(
+    ("configured", "taken", "wanted", "same"),
+    [
+        ("auto", "unsloth", "auto", True),  # what it chose, it goes on with
+        ("auto", "unsloth", "unsloth", True),
+        ("auto", "transformers", "transformers", True),
+        ("auto", "transformers", "unsloth", False),
+        ("auto", "unsloth", "transformers", False),
+        ("unsloth", "unsloth", "unsloth", True),
+        ("unsloth", "unsloth", "auto", False),
+        ("transformers", "transformers", "auto", True),
+        ("transformers", "transformers", "unsloth", False),
+        (None, "unsloth", "auto", True),
+        (None, "unsloth", "transformers", False),
+        (None, "transformers", "unsloth", False),
+    ],
+)
+def test_another_library_is_another_training(
+    configured: str | None, taken: str, wanted: str, same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(find, "is_installed", lambda package: False)
+    recorded = {BACKEND: taken if configured == "unsloth" or taken == "unsloth" else "auto"}
+    assert is_same(recorded, {BACKEND: wanted}, [], Loading(configured, taken)) is same
+    if configured is None:
+        assert is_same(recorded, {BACKEND: wanted}, []) is same
+
+
+def test_transformers_is_no_longer_what_auto_takes_where_unsloth_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(find, "is_installed", lambda package: package == "unsloth")
+    assert not Loading("transformers", "transformers").is_same("auto")
+
+
+def finished_run(folder: Path, config: DeploymentConfig, recoveries: list[str]) -> RunDirectory:
+    """A run of which nothing is there but its records."""
+    run = RunDirectory(folder / "runs/20260101-000000-one-0000")
+    run.final.mkdir(parents=True)
+    write_record(run.run_file, {"configuration": config.to_dict()})
+    met = [{"kind": kind, "action": "", "step": 3} for kind in recoveries]
+    write_record(run.summary_file, {"status": "finished", "recoveries": met})
+    return run
+
+
+@pytest.mark.parametrize(
+    ("met", "key", "found"),
+    [
+        ([], "loss_spike", True),
+        (["out_of_memory"], "loss_spike", True),
+        (["loss_spike"], "loss_spike", False),
+        (["loss_spike"], "not_finite", True),
+        (["not_finite"], "not_finite", False),
+    ],
+)
+def test_bad_losses_dealt_with_otherwise_are_another_training(
+    tmp_path: Path, met: list[str], key: str, found: bool
+) -> None:
+    """A spike was noted, and the same command says `roll_back` now: it would train otherwise."""
+    output = {"output_dir": str(tmp_path / "runs")}
+    run = finished_run(tmp_path, DeploymentConfig(**output), met)
+    again = newest_of_this_purpose(DeploymentConfig(**output), [])
+    assert again is not None
+    assert again.path == run.path
+    other = DeploymentConfig(**output, **{f"training.recovery.{key}": "stop"})
+    assert (newest_of_this_purpose(other, []) is not None) is found
+
+
+def test_a_run_that_was_begun_with_unsloth_is_not_that_of_the_plain_command(
+    tmp_path: Path,
+) -> None:
+    output = {"output_dir": str(tmp_path / "runs")}
+    by_unsloth = DeploymentConfig(**output, model={"backend": "unsloth"})
+    finished_run(tmp_path, by_unsloth, [])
+    assert newest_of_this_purpose(DeploymentConfig(**output), []) is None
+    assert newest_of_this_purpose(by_unsloth, []) is not None

@@ -9,7 +9,6 @@ from infrastructure.config.base import ConfigSection
 from infrastructure.config.sampler_needs import most_variables
 from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.config.types import (
-    SAME_RESULT,
     Allowed,
     Auto,
     Count,
@@ -91,7 +90,7 @@ class QuantumConfig(ConfigSection):
         default=0.5, description="Share of the LoRA components that stays, from 0 to 1."
     )
     max_overhead_percent: Annotated[
-        float, Gt(0), Le(1e6), Allowed("a percentage above 0, such as 5"), SAME_RESULT
+        float, Gt(0), Le(1e6), Allowed("a percentage above 0, such as 5")
     ] = Field(default=5.0, description="Share of the training's time that quantum steps may take.")
     background: Annotated[bool, _SAMPLED] = Field(
         default=False,
@@ -101,7 +100,7 @@ class QuantumConfig(ConfigSection):
         default="auto", description="Name of the sampler; auto: by size, density and time."
     )
     max_qubits: Count = Field(default=5000, description="Largest problem, in variables.")
-    timeout: Annotated[Positive, _SAMPLED, SAME_RESULT] = Field(
+    timeout: Annotated[Positive, _SAMPLED] = Field(
         default=300, description="Hard bound on the wall time of one answer, in seconds."
     )
     fallback: Annotated[

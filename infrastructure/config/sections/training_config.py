@@ -298,7 +298,7 @@ class TrainingConfig(StackwiseFields):
     validation_frequency: Count | None = Field(
         default=None, description="Steps between two evaluations, instead of validation_interval."
     )
-    validation_prompts: Annotated[CountOrZero, SAME_RESULT] = Field(
+    validation_prompts: CountOrZero = Field(
         default=320,
         description="Held-out prompts answered before and after, for exact match; 0: none.",
     )
