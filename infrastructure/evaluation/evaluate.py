@@ -53,7 +53,6 @@ from infrastructure.training.trainer_factory import TrainerFactory
 INHERITED = ("max_length", "train_on", "chat_template", "over_length")
 
 
-# Fields and sections that only a training has a use for.
 @dataclass
 class Evaluation(HeldOut):
     """As a run's end is measured, and more.
@@ -85,7 +84,8 @@ def measure_model(
     """Measure `config.model.name` on `config.data.path` and write the numbers down.
 
     A LoRA folder is measured on its base. Where the model lies in a run, the run's way of making
-    tokens is used, unless the configuration says otherwise; of a second model, that of its own.
+    tokens is used, unless the configuration says otherwise; of a second model, that of its own. A
+    model that lies in none is measured as the other one is.
 
     Returns:
         The numbers, and lines to show.
@@ -96,18 +96,19 @@ def measure_model(
     request = request or Request()
     config.model.name = finished_model(config.model.name)
     other = None if request.against is None else _other(config, request.against)
-    measured = [one.model.name for one in (config, other) if one is not None]
-    notes = [note for name in measured for note in notes_of_rounded(name)]
-    notes += [*trained_on(config), *set_aside(config)]
-    first = _measure(config, request, notes)
+    configs = [config] if other is None else [config, other]
+    notes = [note for one in configs for note in notes_of_rounded(one.model.name)]
+    notes += [*trained_on(config), *set_aside(config), *inherit_from_runs(configs)]
+    first = _measure(config, request)
     models = [first]
     if other is not None:
         gc.collect()  # the first model's memory
         set_aside(other)
         answered = {answer.question.place for answer in first.answers}
-        models.append(_measure(other, request, notes, places=answered))
+        models.append(_measure(other, request, places=answered))
     compared = compare(*models) if len(models) == 2 else {}
-    notes += _notes_of(models, config.training.validation_prompts)
+    lengths = [each.data.max_length for each in (config, other) if each is not None]
+    notes += _notes_of(models, config.training.validation_prompts, lengths)
     evaluation = _evaluation(models, compared)
     # Its notes name flags of the command, too: so they name all settings.
     html = evaluation_page(str(config.data.path), models, compared, [*map(in_flags, notes)])
@@ -128,12 +129,8 @@ def _other(config: DeploymentConfig, name: str) -> DeploymentConfig:
 def _measure(
     config: DeploymentConfig,
     request: Request,
-    notes: list[str],
     places: Collection[str] | None = None,
 ) -> ModelRows:
-    inherited = inherit_from_run(config)
-    lines = [f"note: {key} = {value}, as in the run" for key, value in inherited.items()]
-    notes += [line for line in lines if line not in notes]
     config.data.eval_path = config.data.path
     trainer = TrainerFactory().for_run(config, "transformers")
     is_usual = config.source("training.validation_prompts").layer is Layer.DEFAULT
@@ -141,8 +138,11 @@ def _measure(
     return measure_rows(trainer, config.model.name, request.measures, questions)
 
 
-def _notes_of(models: Sequence[ModelRows], num_prompts: int | None = None) -> list[str]:
-    """What a person should know of how this was measured."""
+def _notes_of(
+    models: Sequence[ModelRows], num_prompts: int | None = None, lengths: Sequence[int] = ()
+) -> list[str]:
+    """What a person should know of how this was measured; `lengths` are the longest examples of
+    each model."""
     first = models[0]
     num_answers, notes = len(first.answers), []
     if num_answers < first.num_questions:
@@ -167,9 +167,12 @@ def _notes_of(models: Sequence[ModelRows], num_prompts: int | None = None) -> li
     if len(models) == 2:
         pairs = paired(*models)
         if unlike_tokens(pairs):
+            differ = len(set(lengths)) > 1
             notes.append(
                 "the two models learn different numbers of tokens in the same rows, so loss,"
                 " perplexity and tokens right are of each alone, and not compared"
+                + f" (their runs had data.max_length {' and '.join(map(str, lengths))}: give one"
+                " for both)" * differ
             )
         if len(pairs) < max(len(model.rows) for model in models):
             counts = " and ".join(f"{len(model.rows):,}" for model in models)
@@ -299,24 +302,52 @@ def set_aside(config: DeploymentConfig) -> list[str]:
     return notes
 
 
+def inherit_from_runs(configs: Sequence[DeploymentConfig]) -> list[str]:
+    """Take the data settings of the run that each model lies in, where nobody gave others. Beside
+    it, a model that lies in none is measured alike: it may be what the run began with.
+
+    Returns:
+        A note for each value that is not the usual one.
+    """
+    own = [inherit_from_run(config) for config in configs]
+    for config, of_the_others in zip(configs, reversed(own), strict=True):
+        if _data_of_run(config) is None:
+            _take(config, of_the_others)
+    taken = [f"note: {key} = {value}, as in the run" for each in own for key, value in each.items()]
+    return [*dict.fromkeys(taken)]
+
+
 def inherit_from_run(config: DeploymentConfig) -> dict[str, object]:
-    """Take the data settings of the run that the model lies in, where nobody gave others."""
+    """Take the data settings of the run that the model lies in, where nobody gave others; those
+    that were different."""
+    saved = _data_of_run(config)
+    if saved is None:
+        return {}
+    return _take(config, {f"data.{name}": getattr(saved, name) for name in INHERITED})
+
+
+def _take(config: DeploymentConfig, values: Mapping[str, object]) -> dict[str, object]:
+    taken = {
+        key: value
+        for key, value in values.items()
+        if config.source(key).layer is Layer.DEFAULT and value != config.value(key)
+    }
+    for key, value in taken.items():
+        setattr(config.data, key.removeprefix("data."), value)
+    return taken
+
+
+def _data_of_run(config: DeploymentConfig) -> DataConfig | None:
+    """How the run that the model lies in made tokens; None: there is none, or it is unreadable."""
     run = _record_of_run(Path(config.model.name))
     if run is None:
-        return {}
+        return None
     try:
         recorded = as_object(_values(run)["data"])
         known: dict[str, Any] = {name: recorded[name] for name in INHERITED}
-        saved = DataConfig(**known)
+        return DataConfig(**known)
     except (KeyError, TypeError, ValueError):
-        return {}  # not a run of ours, or an unreadable one: the model itself is still whole
-    inherited = {}
-    for name in INHERITED:
-        key, value = f"data.{name}", getattr(saved, name)
-        if config.source(key).layer is Layer.DEFAULT and value != config.value(key):
-            setattr(config.data, name, value)
-            inherited[key] = value
-    return inherited
+        return None  # not a run of ours, or an unreadable one: the model itself is still whole
 
 
 def _record_of_run(model: Path) -> JsonObject | None:

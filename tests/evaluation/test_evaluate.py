@@ -14,6 +14,7 @@ from infrastructure.evaluation.evaluate import (
     _notes_of,
     evaluate_model,
     inherit_from_run,
+    inherit_from_runs,
     measure_model,
     set_aside,
     trained_on,
@@ -23,6 +24,8 @@ from infrastructure.evaluation.request import Request
 from infrastructure.evaluation.row_losses import RowLoss
 from infrastructure.evaluation.rows import MeasuredRow, ModelRows
 from infrastructure.training.data.readers.sources import data_files_hash
+
+ALL_TOKENS = "train_on = all"
 
 
 @pytest.fixture
@@ -49,6 +52,31 @@ def test_what_was_requested_comes_first(run: Path) -> None:
     config = config_for(run / "final", max_length=99)
     assert inherit_from_run(config) == {"data.train_on": "all"}
     assert config.data.max_length == 99
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_beside_a_run_the_model_that_it_began_with_is_measured_alike(
+    run: Path, tmp_path: Path, is_first: bool
+) -> None:
+    """Rows that were cut at other lengths could not be compared."""
+    trained, base = config_for(run / "final"), config_for(tmp_path, max_length=99)
+    notes = inherit_from_runs([base, trained] if is_first else [trained, base])
+    assert notes == [f"note: data.{key}, as in the run" for key in ("max_length = 77", ALL_TOKENS)]
+    assert (base.data.max_length, base.data.train_on) == (99, "all"), "what was given stays"
+    plain = config_for(tmp_path)
+    inherit_from_runs([trained, plain])
+    assert plain.data.max_length == 77
+
+
+def test_of_two_runs_each_keeps_its_own_way(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    saved = DeploymentConfig(data={"max_length": 33}).to_dict()
+    (other / "run.json").write_text(json.dumps({"configuration": saved}))
+    configs = [config_for(run / "final"), config_for(other / "final")]
+    inherit_from_runs(configs)
+    assert [config.data.max_length for config in configs] == [77, 33]
+    assert [config.data.train_on for config in configs] == ["all", "answers"]
 
 
 @pytest.mark.parametrize("text", ["{}", "not json", '{"configuration": {"nonsense": 1}}'])
@@ -188,7 +216,7 @@ def worse(saved_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_models_are_compared_on_the_same_rows(
     saved_llama: Path, worse: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluate, "inherit_from_run", lambda config: {"data.train_on": "last"})
+    monkeypatch.setattr(evaluate, "inherit_from_run", lambda _: {"data.train_on": "last_answer"})
     config = measuring(saved_llama, rows, tmp_path, validation_prompts=9)
     evaluation, lines = measure_model(config, Request(against=str(worse)))
     differences = {one["measure"]: one for one in evaluation.against["differences"]["all"]}
@@ -204,12 +232,11 @@ def test_two_models_are_compared_on_the_same_rows(
     assert table.startswith(f"First: {saved_llama.name}; second: {worse.name}\nmeasure ")
     of_all = [line for line in table.splitlines()[1:] if line[0] not in " ─"]
     assert max(len(line) for line in of_all) <= 105
-    assert (
-        lines.count("note: data.train_on = last, as in the run") == 1
-    )  # both have it of their run
+    note = "note: data.train_on = last_answer, as in the run"
+    assert lines.count(note) == 1  # both have it of their run
     page = Path(evaluation.page).read_text()
     assert "The second against the first" in page
-    assert "--train-on last, as in the run" in page
+    assert "--train-on last_answer, as in the run" in page
     assert page.count(str(saved_llama)) == page.count(str(worse)) == 1  # then by their short names
     assert {"tiny-llama", "model"} <= {line.split("  ")[0] for line in "\n".join(lines).split("\n")}
     assert page.count("<h3>Expected</h3>") == 9
