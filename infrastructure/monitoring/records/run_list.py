@@ -70,6 +70,15 @@ def _given_name(run: Path) -> object:
         return None
 
 
+def model_of_run(name: str, output_dir: Path) -> str:
+    """Of the id of a run, the path of its trained model, or that of the run where it has none yet.
+    Any other name stays as it is: one that a person has given means another run some day."""
+    run = output_dir / name
+    if not _BEGINS_WITH_TIME.match(name) or Path(name).exists() or not (run / RUN_FILE).is_file():
+        return name
+    return str(run / FINAL if (run / FINAL).is_dir() else run)
+
+
 def find_run_path(name: str | None, output_dir: Path) -> Path:
     """The directory of the run that `name` means: its id, its path, that of its trained model, the
     name that a person has given it (the newest of that name), or None for the newest of all.

@@ -17,7 +17,7 @@ from infrastructure.core.hub import (
     reads_like_path,
 )
 from infrastructure.core.json_text import JsonObject
-from infrastructure.monitoring.records.run_list import finished_model
+from infrastructure.monitoring.records.run_list import finished_model, model_of_run
 from infrastructure.training.data.samples import use_sample_data
 
 # Where a shorter length came from.
@@ -26,14 +26,16 @@ BY_LENGTH = "half of data.max_length"
 
 
 def make_ready(config: DeploymentConfig) -> None:
-    """Give the sample data to a training that names none, take lengths that the model has where
-    nobody has given one, have names mean what they meant where its run began, then
-    refuse what cannot be carried out; a second call changes nothing.
+    """Give the sample data to a training that names none, take the model of a run that is named by
+    its id, and lengths that the model has where nobody has given one, have names mean what they
+    meant where its run began, then refuse what cannot be carried out; a second call changes
+    nothing.
 
     Raises:
         ConfigurationError: a sentence for each setting that cannot be carried out.
     """
     use_sample_data(config)
+    _find_models_of_runs(config)
     fit_lengths(config, may_fetch=True)
     config.adopt_plugins()
     config.check_supported()
@@ -44,8 +46,16 @@ def problems_of(config: DeploymentConfig) -> list[str]:
     nothing of the hub."""
     ready = config.changed([])
     use_sample_data(ready)
+    _find_models_of_runs(ready)
     fit_lengths(ready, may_fetch=False)
     return ready.problems()
+
+
+def _find_models_of_runs(config: DeploymentConfig) -> None:
+    output_dir = Path(config.output_dir)
+    config.model.name = model_of_run(config.model.name, output_dir)
+    if config.training.teacher is not None:
+        config.training.teacher = model_of_run(config.training.teacher, output_dir)
 
 
 def fit_lengths(config: DeploymentConfig, *, may_fetch: bool) -> None:

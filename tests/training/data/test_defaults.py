@@ -10,6 +10,7 @@ import pytest
 from colab.form_state import FormState
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.errors import RunFailedError
 from infrastructure.deployment import detached
@@ -171,3 +172,29 @@ def test_a_training_that_names_no_data_makes_one_quantum_step(tmp_path: Path) ->
     own = {**once, "data.path": str(write_rows(tmp_path / "rows.jsonl"))}
     trainer = TrainerFactory().for_run(DeploymentConfig(**TINY, **own))
     assert quantum_extension_of(trainer.hooks.hooks) is None
+
+
+def test_a_run_that_is_named_by_its_id_means_its_model(tmp_path: Path) -> None:
+    named, unfinished = "20260101-000000-mine-abcd", "20260102-000000-other-abcd"
+    (tmp_path / named / "final").mkdir(parents=True)
+    (tmp_path / unfinished).mkdir()
+    (tmp_path / "gpt2").mkdir()  # of a Trainer with TemperCallback, say
+    for run in (named, unfinished, "gpt2"):
+        (tmp_path / run / "run.json").write_text("{}")
+
+    short = {"data.max_length": 64}  # nobody asks the hub for positions
+
+    def ready(model: str) -> DeploymentConfig:
+        config = DeploymentConfig(model_name=model, output_dir=str(tmp_path), **short)
+        make_ready(config)
+        return config
+
+    assert ready(named).model.name == str(tmp_path / named / "final")
+    assert ready(unfinished).model.name == str(tmp_path / unfinished), "told that it has none"
+    assert ready("gpt2").model.name == "gpt2"
+    assert ready(named).source("model.name").layer is Layer.KEYWORD
+    by_teacher = DeploymentConfig(
+        training={"method": "distillation", "teacher": named}, output_dir=str(tmp_path)
+    )
+    make_ready(by_teacher)
+    assert by_teacher.training.teacher == str(tmp_path / named / "final")
