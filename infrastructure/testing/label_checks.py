@@ -58,7 +58,7 @@ def check_labels(subject: Subject) -> CheckResult:
     numbers = {"learnt_share": share, "num_examples": float(len(examples))}
     if wrong:
         return CheckResult("labels", "fail", wrong, LOOK, numbers=numbers)
-    text = f"{100 * share:.0f} % of the tokens of {len(examples)} examples are learnt"
+    text = f"{100 * share:.0f} % of the tokens of {_examples(len(examples))} are learnt"
     return CheckResult("labels", "pass", text, numbers=numbers)
 
 
@@ -150,15 +150,23 @@ def check_ends(subject: Subject) -> CheckResult:
             text = f"{names} ends every answer and is never hidden"
             remedy = "the model would never learn to stop: give data.chat_template its end-of-turn"
             return CheckResult("end of answers", "fail", text, remedy, numbers=numbers)
-        text = f"all {len(examples)} answers end with {names}, and it is learnt"
+        text = f"{_all_end(len(examples))} with {names}, and it is learnt"
         return CheckResult("end of answers", "pass", text, numbers=numbers)
     wanted, reached = _targets(subject, ended[: len(subject.sample)])
     if np.isin(reached, list(stops)).sum() < np.isin(wanted, list(stops)).sum():
         text = f"{names} ends every answer and does not reach the loss"
         remedy = "usually the padding token is the same one, and was masked"
         return CheckResult("end of answers", "fail", text, remedy, numbers=numbers)
-    text = f"all {len(examples)} answers end with {names}, and it is learnt"
+    text = f"{_all_end(len(examples))} with {names}, and it is learnt"
     return CheckResult("end of answers", "pass", text, numbers=numbers)
+
+
+def _examples(number: int) -> str:
+    return "1 example" if number == 1 else f"{number} examples"
+
+
+def _all_end(num_answers: int) -> str:
+    return "the only answer ends" if num_answers == 1 else f"all {num_answers} answers end"
 
 
 def _learns_to_end(subject: Subject, example: TokenizedExample, stops: Collection[int]) -> bool:
@@ -206,10 +214,11 @@ def check_answers(subject: Subject) -> CheckResult:
         return CheckResult(
             "answers", "warn" if spelt else "fail", first_wrong, remedy, numbers=numbers
         )
-    text = f"{num_answers} answers are learnt, each with its end, and nothing between them"
+    are_learnt = "1 answer is learnt" if num_answers == 1 else f"{num_answers} answers are learnt"
+    text = f"{are_learnt}, each with its end, and nothing between them"
     if num_cut:
-        text = f"{num_answers} answers are learnt and nothing between them; {num_cut} were cut"
-        text += " and have no end"
+        were_cut = "1 was cut and has" if num_cut == 1 else f"{num_cut} were cut and have"
+        text = f"{are_learnt} and nothing between them; {were_cut} no end"
     return CheckResult("answers", "pass", text, numbers=numbers)
 
 

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.testing.check_report import describe_subject, write_check_report
@@ -29,6 +30,11 @@ from infrastructure.testing.preflight import (
 from infrastructure.testing.results import GROUPS, CheckResult, Group, has_failed, lines_of
 from infrastructure.testing.speed_checks import check_speed
 from infrastructure.testing.subject import Subject
+from infrastructure.training.data.preparation.doubts import (
+    REMEDY,
+    UnconfirmedDataError,
+    check_meant,
+)
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.trainer_factory import TrainerFactory
 
@@ -120,6 +126,7 @@ class CheckPipeline:
         results = []
         if group == "unit":
             results = [installation_check(), machine_check(Path(self.config.output_dir))]
+            results += doubts_about(self.config.data)
             for result in results:
                 self._report_result(result)
         for check in self._checks(group, subject):
@@ -141,6 +148,15 @@ class CheckPipeline:
     def has_failed(self, *, strict: bool = False) -> bool:
         """Whether a check failed; when `strict`, whether one so much as warned."""
         return has_failed(self.all_results, strict=strict)
+
+
+def doubts_about(data: DataConfig) -> list[CheckResult]:
+    """Data that a training asks about before it begins: one failure where there is a doubt."""
+    try:
+        check_meant(data)
+    except UnconfirmedDataError as error:
+        return [CheckResult("data", "fail", error.doubt, REMEDY)]
+    return []
 
 
 def create_test_pipeline(config: DeploymentConfig | None = None, **options: Any) -> CheckPipeline:

@@ -246,3 +246,11 @@ def test_a_space_at_the_end_of_the_generation_prompt_is_named(folder: Path, tmp_
     result = check_template(given)
     assert result.status == "fail"
     assert "generation prompt of the chat template ends with a space" in result.text
+
+
+def test_one_answer_is_counted_as_one(folder: Path, tmp_path: Path) -> None:
+    row = [{"prompt": "x y", "completion": "z"}]
+    results = found(subject(folder, tmp_path, "template", row, validation_split=0.0))
+    assert "of the tokens of 1 example are learnt" in results["labels"].text
+    assert results["end of answers"].text.startswith("the only answer ends with ")
+    assert results["answers"].text.startswith("1 answer is learnt, ")

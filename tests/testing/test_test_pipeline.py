@@ -4,7 +4,7 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -14,11 +14,12 @@ from infrastructure.testing import preflight
 from infrastructure.testing.baseline import Baselines
 from infrastructure.testing.speed_checks import check_speed, work_of
 from infrastructure.testing.subject import Subject
-from infrastructure.testing.test_pipeline import create_test_pipeline
+from infrastructure.testing.test_pipeline import CheckPipeline, create_test_pipeline
 from tests.deployment.runs import small_config, small_settings
 from tests.slow import slow
 from tests.testing.check_models import by_name, subject_of
 
+ROW = '{"prompt": "2 + 2", "completion": "4"}\n'
 SLOW_SECONDS = 0.2  # a step of the tiny model takes a few hundredths
 
 
@@ -157,3 +158,32 @@ def test_a_model_without_text_is_checked_as_far_as_it_goes(tmp_path: Path) -> No
     assert passed >= {"loss", "accumulation", "optimizer", "steps", "save and resume"}
     assert passed >= {"saved model", "speed", "weights"}
     assert found["labels"].status == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("files", "data", "doubt"),
+    [
+        ({"rows.jsonl": ROW}, {"path": "rows.jsonl"}, "rows.jsonl holds one row"),
+        ({"README.md": "# Rows"}, {"path": "."}, "holds no data but README.md"),
+        ({"rows.jsonl": ROW}, {"path": "rows.jsonl", "accept_small_data": True}, None),
+        ({"rows.jsonl": 2 * ROW}, {"path": "rows.jsonl"}, None),
+    ],
+)
+def test_doubtful_data_does_not_pass(
+    files: dict[str, str],
+    data: dict[str, Any],
+    doubt: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    pipeline = create_test_pipeline(DeploymentConfig(data=data))
+    monkeypatch.setattr(CheckPipeline, "_checks", lambda *_: ())  # of the model
+    results = by_name(pipeline._run("unit", cast(Subject, None)))
+    assert ("data" in results) is (doubt is not None)
+    if doubt is not None:
+        assert results["data"].status == "fail"
+        assert doubt in results["data"].text
+        assert "accept_small_data" in results["data"].remedy

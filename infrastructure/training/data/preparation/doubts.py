@@ -10,6 +10,9 @@ from infrastructure.training.data.readers.sources import HUGGINGFACE, DataFile, 
 READMES = ("readme", "license", "licence", "changelog", "contributing", "requirements", "notice")
 
 
+REMEDY = "give the data that was meant, or set data.accept_small_data to train on this"
+
+
 class UnconfirmedDataError(ValueError):
     """Data that is trained on only where somebody says that it is meant.
 
@@ -18,9 +21,7 @@ class UnconfirmedDataError(ValueError):
     """
 
     def __init__(self, doubt: str) -> None:
-        super().__init__(
-            f"{doubt}: give the data that was meant, or set data.accept_small_data to train on this"
-        )
+        super().__init__(f"{doubt}: {REMEDY}")
         self.doubt = doubt
 
 
