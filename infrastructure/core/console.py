@@ -132,11 +132,14 @@ class Report:
                 continue
             words = what if isinstance(what, str) else what()
             text = f"… {words} ({now - began:.0f} s)"
-            if is_terminal(sys.stderr):
-                _WAITING.draw(text, sys.stderr)
-            else:
-                self(text)
-                patience *= 2
+            try:
+                if is_terminal(sys.stderr):
+                    _WAITING.draw(text, sys.stderr)
+                else:
+                    self(text)
+                    patience *= 2
+            except (OSError, ValueError):  # nobody reads any more: closed, as by `| head`
+                return
 
 
 def waiting_beside(what: str | Callable[[], str]) -> AbstractContextManager[None]:

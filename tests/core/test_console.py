@@ -1,6 +1,7 @@
 """Lines for a person: above a bar, in colour where that is wanted, and never long silent."""
 
 import io
+import threading
 import time
 
 import pytest
@@ -72,6 +73,27 @@ def test_a_silence_is_broken_and_the_less_often_the_longer_it_is(
     count = len(lines)
     time.sleep(0.05)
     assert len(lines) == count
+
+
+def test_where_nobody_reads_any_more_no_word_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after `| head`: the work goes on, and no thread ends in an error."""
+    monkeypatch.setattr(console, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(console, "LOOK_SECONDS", 0.01)
+    tried: list[str] = []
+    ended_in: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", ended_in.append)
+
+    def closed(line: str) -> None:
+        tried.append(line)
+        raise BrokenPipeError
+
+    with Report(closed).waiting("loading the model"):
+        wait_for(tried, 1)
+        time.sleep(0.05)
+    assert len(tried) == 1
+    assert ended_in == []
 
 
 def test_beside_a_result_the_word_stands_on_standard_error(
