@@ -241,7 +241,6 @@ class TrainingDeployment:
                 self.config.model.revision = commit
             tokenizer = run.tokenizer if run.tokenizer.is_dir() else None
             trainer = self._prepare(tokenizer, backend_of(run))
-            self.report(f"Run {run.run_id}: going on from step {step_of(checkpoint)}")
             if not has_record:
                 record_run(run, self.config, trainer)
                 self.report(f"note: {run.run_file.name} was lost: written anew as the run is now")
@@ -574,6 +573,7 @@ class TrainingDeployment:
 
     def _restore(self, run: RunDirectory, trainer: EnhancedTrainer, checkpoint: Path) -> None:
         agreed = trainer.restore(checkpoint, self.accepted)
+        self.report(f"Run {run.run_id}: going on from step {step_of(checkpoint)}")
         for line in describe_differences(agreed):
             self.report(line)
         assert trainer.state is not None

@@ -143,8 +143,10 @@ def test_other_rows_stop_an_unfinished_run_until_they_are_accepted(
     stopped: Path, tmp_path: Path
 ) -> None:
     write_rows(tmp_path / "rows.jsonl", 300, 340)
+    lines: list[str] = []
     with pytest.raises(CheckpointError, match="data: was") as raised:
-        deploy(small_config(tmp_path))
+        TrainingDeployment(small_config(tmp_path), say=lines.append).run()
+    assert not any("going on from" in line for line in lines), "it does not"
     assert "--accept data" in str(raised.value)
     assert "--new-run" in str(raised.value)
     again, lines = deploy(small_config(tmp_path), accept=["data"])
