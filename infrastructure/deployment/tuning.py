@@ -215,7 +215,7 @@ def _with_learning_rate(trials: TuningTrials, results: TuningResults, report: Re
 
 def describe(tried: Tried, basis: str = "as configured") -> str:
     """A line on one trial; `basis` names what the others are compared with."""
-    name = f"{tried.key} {plain(tried.value)}" if tried.key else basis
+    name = f"{tried.key} = {plain(tried.value)}" if tried.key else basis
     if tried.measured is None:
         return f"{name}: not here: {tried.refusal}"
     text = (
