@@ -141,9 +141,8 @@ def check_machine(hardware: Hardware) -> Iterator[Diagnosis]:
     }
     remedies = {
         "memory": "little: close other programs, or train a smaller model",
-        "disk": f"a run wants {format_bytes(LOW_DISK_BYTES)} free, and at the very least"
-        f" {format_bytes(MINIMUM_DISK_BYTES)}, for its checkpoints: free some, or choose another"
-        " place with --output",
+        "disk": f"{_disk_wanted(hardware.disk_free_bytes)}: free some, or choose another place with"
+        " --output",
         "GPU": "see whether `nvidia-smi` lists one; restart the container or the driver if not",
     }
     for line in describe(hardware)[1:]:
@@ -152,6 +151,16 @@ def check_machine(hardware: Hardware) -> Iterator[Diagnosis]:
         if subject == "disk" and hardware.disk_free_bytes is not None:
             text = f"{format_bytes(hardware.disk_free_bytes)} free"
         yield Diagnosis(level, subject, text, "" if level == "ok" else remedies[subject])
+
+
+def _disk_wanted(free_bytes: int | None) -> str:
+    """What is said of a run's checkpoints; what one takes, its own forecast says."""
+    if _disk_level(free_bytes) == "fail":
+        return f"no run begins with less than {format_bytes(MINIMUM_DISK_BYTES)} for checkpoints"
+    return (
+        f"checkpoints of a large model take more than {format_bytes(LOW_DISK_BYTES)}, and a"
+        " training's forecast says how much before its first step"
+    )
 
 
 def _disk_level(free_bytes: int | None) -> Level:

@@ -147,7 +147,9 @@ def test_python(healthy: Path, python: str, level: str) -> None:
 )
 def test_disk(healthy: Path, free_bytes: int | None, level: str) -> None:
     machine = dataclasses.replace(CPU_MACHINE, disk_free_bytes=free_bytes)
-    assert about("disk", diagnose(healthy, machine)).level == level
+    found = about("disk", diagnose(healthy, machine))
+    assert found.level == level
+    assert ("5.0 GiB" in found.remedy) is (level == "warn"), "a full disk is not told of large runs"
 
 
 def test_little_memory_is_a_warning(healthy: Path) -> None:

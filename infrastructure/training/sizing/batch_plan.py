@@ -95,11 +95,11 @@ def largest_size(config: TrainingConfig, num_examples: int) -> int:
 
 
 def why_largest(config: TrainingConfig, num_examples: int) -> str:
-    """Why no micro-batch larger than `largest_size` was tried."""
+    """Why none larger than `largest_size` was tried: the next power of two is too large."""
     largest = largest_size(config, num_examples)
     if largest in (LARGEST, num_examples):
         return f"no more than {largest} are tried"
-    return f"more than {largest} would leave this training fewer than {FEWEST_STEPS} steps"
+    return f"{1 << largest.bit_length()} would leave this training fewer than {FEWEST_STEPS} steps"
 
 
 def given_accumulation(config: TrainingConfig) -> int:

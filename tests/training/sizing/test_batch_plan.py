@@ -75,7 +75,7 @@ def test_small_data_keeps_enough_steps(
 
 def test_the_largest_size_has_a_reason() -> None:
     config = TrainingConfig(batch_size="auto")
-    assert why_largest(config, 180) == "more than 10 would leave this training fewer than 50 steps"
+    assert why_largest(config, 180) == "16 would leave this training fewer than 50 steps"
     assert why_largest(config, 1_000_000) == "no more than 256 are tried"
 
 

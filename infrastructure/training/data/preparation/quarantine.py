@@ -16,7 +16,7 @@ from infrastructure.training.data.readers.rows import OVER_LONG, BadRow, excerpt
 MAX_KEPT = 10_000
 NUM_EXAMPLES = 3
 MUCH_OF_A_ROW = 0.25  # what a chat template writes of it
-NUM_SHOWN, DETAIL_CHARACTERS = 2, 50
+NUM_SHOWN, DETAIL_CHARACTERS = 2, 200  # a sentence of a template says what to do at its end
 
 
 @dataclass

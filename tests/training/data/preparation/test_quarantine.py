@@ -62,6 +62,15 @@ def test_where_all_rows_are_bad_nothing_is_left_to_train_on() -> None:
         quarantine.check(4, 5.0)
 
 
+def test_a_reason_is_shown_to_its_end() -> None:
+    """There it may say what to do."""
+    refusal = "the template refuses the conversation: messages must begin with user, then alternate"
+    quarantine = Quarantine()
+    quarantine.add([BadRow("a.jsonl", 1, WRONG_TYPE, refusal, "", 0)])
+    with pytest.raises(ValueError, match=f"a.jsonl:1, {refusal}\\)"):
+        quarantine.check(2, 5.0)
+
+
 def test_too_large_a_share_is_refused_with_examples_and_remedy() -> None:
     quarantine = Quarantine()
     quarantine.add([bad(3), bad(9)])
