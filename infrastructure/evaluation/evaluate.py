@@ -239,7 +239,8 @@ def _lines(
     if compared:
         one, other = short_names([each.model for each in models])
         table = render_table(*difference_table(compared, ("first", "second")))
-        tables.append(f"First: {one}; second: {other}\n{table}")
+        which = f"First: {one}; second: {other}; difference: second - first"
+        tables.append(f"{which}\n{table}")
     measured_on = f"Measured on {config.data.path}"
     answered = f"({evaluation.num_questions} prompts answered)"
     written = [f"What was written is in {evaluation.page}"] if evaluation.page else []
@@ -310,9 +311,9 @@ def inherit_from_runs(configs: Sequence[DeploymentConfig]) -> list[str]:
         A note for each value that is not the usual one.
     """
     own = [inherit_from_run(config) for config in configs]
-    for config, of_the_others in zip(configs, reversed(own), strict=True):
-        if _data_of_run(config) is None:
-            _take(config, of_the_others)
+    for config, other in zip(configs, reversed(configs), strict=True):
+        if _data_of_run(config) is None and _data_of_run(other) is not None:
+            _take(config, {f"data.{name}": getattr(other.data, name) for name in INHERITED})
     taken = [f"note: {key} = {value}, as in the run" for each in own for key, value in each.items()]
     return [*dict.fromkeys(taken)]
 
