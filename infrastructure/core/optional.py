@@ -23,7 +23,7 @@ PIP_LINES = {
     "prometheus_client": "pip install prometheus_client",
     "pyarrow": "pip install pyarrow",
     "jsonschema": "pip install jsonschema",
-    "optuna": "pip install -r requirements-sweep.txt",
+    "optuna": "pip install optuna",
     "qiskit": "pip install -r requirements-quantum.txt",
     "qiskit_aer": "pip install -r requirements-quantum.txt",
     "tensorboard": "pip install tensorboard",

@@ -67,8 +67,8 @@ def _comparison(compared: Mapping[str, Sequence[Difference]], names: Sequence[st
         return NOTHING
     headings, rows = difference_table(compared, (names[0], names[1]))
     explanation = (
-        "Both models on the same rows; a difference is the second minus the first. The interval is a"
-        " paired bootstrap over rows; p is McNemar's"
+        "Both models on the same rows; a difference is the second minus the first. The interval is"
+        " a paired bootstrap over rows; p is McNemar's"
         " exact test, of rows that only one of the two has right."
     )
     return section(

@@ -107,5 +107,7 @@ def test_without_optuna_the_command_that_installs_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("infrastructure.core.optional.is_installed", lambda package: False)
-    with pytest.raises(MissingPackageError, match=r"temper sweep needs .*-r requirements-sweep"):
+    with pytest.raises(
+        MissingPackageError, match=r"temper sweep needs the package optuna: pip install optuna$"
+    ):
         open_study(tmp_path, GOAL)

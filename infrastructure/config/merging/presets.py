@@ -44,7 +44,7 @@ PRESETS = {
         },
     ),
     "small_memory": Preset(
-        "a model that hardly fits: LoRA, recomputed activations, the largest batch that fits",
+        "a model that hardly fits: a LoRA trains, not all weights; a batch that fits, recomputing",
         {
             "model.lora_config": True,
             "training.batch_size": "auto",
