@@ -52,8 +52,8 @@ class CacheConfig(ConfigSection):
 
     directory: PathText | None = Field(
         default=None,
-        description="Folder of the cache; none: ~/.cache/temper, or where no home folder can be"
-        " written to, one among the temporary files.",
+        description="Folder of the cache; none: ~/.cache/temper, without a home folder a temporary"
+        " one.",
     )
     memory_size: Megabytes = Field(
         default=1000,
