@@ -7,12 +7,13 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
-from infrastructure.commands.arguments import add_folder_flags, naming_runs, run_or_model
+from infrastructure.commands.arguments import add_folder_flags
 from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
 from infrastructure.core.console import show_beside, waiting_beside
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.drawing.formatting import printable
+from infrastructure.monitoring.records.run_list import naming_runs, run_or_model
 
 LONGEST_ANSWER_TOKENS = 256
 NO_QUESTION = (

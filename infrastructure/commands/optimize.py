@@ -4,13 +4,14 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from infrastructure.commands.arguments import add_folder_flags, add_json, keys_of, run_or_model
+from infrastructure.commands.arguments import add_folder_flags, add_json, keys_of
 from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.hardware import processor
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.monitoring.drawing.tables import render_table
+from infrastructure.monitoring.records.run_list import run_or_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,15 +4,15 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from infrastructure.commands.arguments import add_json, names_in, naming_runs, run_or_model
+from infrastructure.commands.arguments import add_json, names_in
 from infrastructure.commands.output import loading_torch, show
 from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.elsewhere import PREFERENCES
 from infrastructure.config.measures import MEASURES
 from infrastructure.config.sources.flags import add_config_flags
 from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.monitoring.records.run_list import naming_runs, run_or_model
 
 OF_TASKS = ("tasks_path", "limit", "num_fewshot")
 
@@ -69,22 +69,14 @@ def run(options: argparse.Namespace) -> int:
     _refuse(options, OF_TASKS, "only --tasks has a use for it")
     if options.data is None:
         raise ValueError("train-eval: DATA is missing: a file, a folder or a hub data set")
-    from infrastructure.deployment.given_paths import check_measured, check_model
+    from infrastructure.deployment.given_paths import check_measured
 
     request = Request(
         against,
         None if options.measures is None else tuple(options.measures),
         options.max_tokens,
     )
-    try:
-        with naming_runs(output_dir):
-            if against is not None:
-                check_model(against)
-            check_measured(config)
-    except ValueError as error:
-        if PREFERENCES not in str(error):
-            raise
-        raise ValueError(str(error).replace(PREFERENCES, "answers are measured here")) from error
+    check_measured(config, against)
     with loading_torch(options.json):
         from infrastructure.deployment.one_call import evaluate_configured
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from infrastructure.backup.backends import open_place
 from infrastructure.config.auto import attention_for
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.elsewhere import PREFERENCES
 from infrastructure.config.process_wide import no_such_gpu, wants_gpus_by_number
 from infrastructure.config.registries import ADAPTERS, REGISTERED_MODELS
 from infrastructure.config.sections.data_config import DataConfig
@@ -20,7 +21,13 @@ from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.files import recover_directory
 from infrastructure.core.gpu_presence import FP8_NEEDS_GPU, FP16_NEEDS_GPU, NO_GPU, has_no_gpu
 from infrastructure.core.optional import refuse_missing as refuse_missing_package
-from infrastructure.monitoring.records.run_list import FINAL, RUN_FILE, finished_model, run_named
+from infrastructure.monitoring.records.run_list import (
+    FINAL,
+    RUN_FILE,
+    finished_model,
+    naming_runs,
+    run_named,
+)
 from infrastructure.monitoring.watching.alert_sinks import check_alert_sinks
 from infrastructure.run.configuration_judge import canonical_name
 from infrastructure.run.output_dir import no_empty_folder_left, writable
@@ -113,15 +120,25 @@ def check_device(config: DeploymentConfig) -> None:
         raise ValueError(sentence)
 
 
-def check_measured(config: DeploymentConfig) -> None:
-    """Refuse a measurement of a model that is not there, or on data that cannot be read.
+def check_measured(config: DeploymentConfig, against: str | None = None) -> None:
+    """Refuse a measurement of models that are not there, or on data that cannot be read.
+
+    Args:
+        against: a second model.
 
     Raises:
         ValueError: says what is there instead.
     """
     check_device(config)
-    check_model(config.model.name)
-    _check_rows(_files_here(config.data), config)
+    with naming_runs(Path(config.output_dir)):
+        for name in (config.model.name, *([] if against is None else [against])):
+            check_model(name)
+    try:
+        _check_rows(_files_here(config.data), config)
+    except ValueError as error:
+        if PREFERENCES not in str(error):
+            raise
+        raise ValueError(str(error).replace(PREFERENCES, "answers are measured here")) from None
 
 
 def check_model(name: str) -> None:

@@ -18,12 +18,13 @@ from infrastructure.config.sources.load import load_config
 from infrastructure.core.console import ShowLine, show, show_beside, waiting_beside
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.given_paths import check_given, check_model
+from infrastructure.deployment.given_paths import check_given, check_measured, check_model
 from infrastructure.deployment.model_repair import repair_finished, repair_model
 from infrastructure.deployment.resuming import RunToResume, find_to_resume
 from infrastructure.evaluation.evaluate import Evaluation, measure_model
 from infrastructure.evaluation.lm_eval_tasks import measure_tasks
-from infrastructure.evaluation.request import Request, TaskRequest
+from infrastructure.evaluation.request import Request, TaskRequest, refuse_flags_without_effect
+from infrastructure.monitoring.records.run_list import run_or_model
 from infrastructure.run.record_types import Summary
 from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.distributed.members import others_dismissed
@@ -175,7 +176,8 @@ def evaluate(
         temper.evaluate("runs/my-run", "questions.jsonl").metrics["eval_loss"]
 
     Args:
-        model: a run, its `final/`, or any model folder.
+        model: a run, its `final/`, or any model folder. A run may be called by its id or by the
+            name that it was given, alone or after the folder of runs, as on the command line.
         data: a file, a folder or a data set of the hub.
         against: a second model, which is measured on the same rows and compared.
         measures: of the answers, such as `["exact_match", "f1"]`; None: those that fit.
@@ -190,14 +192,15 @@ def evaluate(
         ValueError, TemperError: a model or the data cannot be used.
     """
     named = {"model.name": str(model), "data.path": str(data)}
-    request = Request(
-        None if against is None else str(against),
-        None if measures is None else tuple(measures),
-        max_tokens,
-    )
     with _in_words_of_python():
         config = load_config(keywords=named | _by_key(settings))
         take_effect(config)
+        output_dir = Path(config.output_dir)
+        config.model.name = run_or_model(config.model.name, output_dir)
+        other = None if against is None else run_or_model(str(against), output_dir)
+        refuse_flags_without_effect(config)
+        request = Request(other, None if measures is None else tuple(measures), max_tokens)
+        check_measured(config, other)
         evaluation, _ = evaluate_configured(config, request)
     for note in evaluation.notes:
         show_beside(in_keywords(note))

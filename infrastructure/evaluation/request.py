@@ -40,7 +40,7 @@ def unused_because(key: str) -> str | None:
 
 
 def refuse_flags_without_effect(config: DeploymentConfig) -> None:
-    """Refuse, by name, each flag that a measurement would take and not follow.
+    """Refuse, by name, each flag or keyword that a measurement would take and not follow.
 
     Raises:
         ConfigurationError: a sentence for each.
@@ -50,7 +50,7 @@ def refuse_flags_without_effect(config: DeploymentConfig) -> None:
         section, _, name = key.partition(".")
         is_of_learning = section == "training" and name in OF_LEARNING
         reason = "nothing is trained" if is_of_learning else unused_because(key)
-        if source.layer is Layer.FLAG and reason is not None:
+        if source.layer in (Layer.FLAG, Layer.KEYWORD) and reason is not None:
             sentences.append(f"{key} has no effect on a measurement: {reason}; leave it out")
     if sentences:
         raise ConfigurationError("; ".join(sentences))

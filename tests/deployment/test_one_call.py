@@ -32,19 +32,19 @@ def test_it_trains_and_the_same_call_trains_nothing_more(settings: dict[str, Any
 def test_a_run_goes_on_and_is_measured(
     settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Path(temper.train(**settings)["paths"]["run"])
+    run = Path(temper.train(**settings, run_name="mine")["paths"]["run"])
     with pytest.raises(ValueError, match="max_steps"):
         temper.resume(run.name, max_step=6)
     with pytest.raises(CheckpointError, match=r"max_steps was 4 and is 6: .* add --accept max_s"):
         temper.resume(run.name, max_steps=6)
     summary = temper.resume(
-        run.name,
+        "mine",
         **{"training.max_steps": 6, "training.learning_rate": 0.5},
         accept=["max_steps", "learning_rate"],
     )
     assert losses(Path(summary["paths"]["run"]))[-1][0] == 6
     rows = write_rows(tmp_path / "other.jsonl", 500, 508)
-    measured = temper.evaluate(run, rows, **{"training.validation_prompts": 2})
+    measured = temper.evaluate("runs/mine", rows, **{"training.validation_prompts": 2})
     assert measured.metrics["eval_loss"] > 0
     assert measured.num_questions == 2
     shown = capsys.readouterr().err
@@ -69,8 +69,9 @@ def test_a_place_that_is_given_goes_before_the_recorded_one(
         (lambda: temper.train(lerning_rate=1e-3), "learning_rate"),
         (lambda: temper.resume("nothing"), "nothing"),
         (lambda: temper.evaluate("nothing", "nothing.jsonl"), "nothing"),
+        (lambda: temper.evaluate("embedded", "nothing.jsonl", max_steps=3), "max_steps has no eff"),
     ],
-    ids=["data", "preset", "setting", "run", "model"],
+    ids=["data", "preset", "setting", "run", "model", "unused"],
 )
 def test_what_is_wrong_is_a_sentence(call: Any, sentence: str, settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=sentence):

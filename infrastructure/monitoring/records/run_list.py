@@ -2,6 +2,8 @@
 
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,7 @@ RUN_FILE = "run.json"
 MAX_NAMED = 3  # runs that a wrong name may have meant
 FINAL = "final"  # in a finished run: the trained model
 ROUNDED = ("final-int4", "final-int8_int4")  # the same, rounded, of model.quantization_aware
+NOT_HERE = "no folder of that name here"  # how a refusal of a model begins
 TRAINER_KEY: Final = "trainer"  # in run.json where a Trainer of transformers trained
 _KEPT_NAME = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9.-]{0,38}"
@@ -55,7 +58,15 @@ def finished_model(name: str) -> str:
 
 
 def run_named(name: str, output_dir: Path) -> Path | None:
-    """The newest run that a person has given this name (`--name`); None: nobody has."""
+    """The newest run that a person has given this name (`--name`), in `output_dir`, or in the
+    folder before it where the name is a path (`runs/my-run`); None: nobody has."""
+    if (run := _newest_named(name, output_dir)) is not None:
+        return run
+    path = Path(name).expanduser()
+    return _newest_named(path.name, path.parent) if len(path.parts) > 1 else None
+
+
+def _newest_named(name: str, output_dir: Path) -> Path | None:
     runs = [*reversed(runs_in(output_dir))]
     if _KEPT_NAME.fullmatch(name):  # else its folder is called otherwise
         runs = [run for run in runs if name in run.name]
@@ -79,6 +90,57 @@ def model_of_run(name: str, output_dir: Path) -> str:
     return str(run / FINAL if (run / FINAL).is_dir() else run)
 
 
+def run_or_model(name: str, output_dir: Path) -> str:
+    """A path or a hub name as it stands; a run's id or the name that a person has given it, alone
+    or after a folder of runs (`my-run`, `runs/my-run`, `runs/my-run/final`), as the path of the
+    run or of its model; `runs/final` as the model of the newest finished run there.
+
+    Raises:
+        ValueError: it names a checkpoint, which is no model yet.
+    """
+    name = finished_model(name)
+    if Path(name).exists():
+        return name
+    run, at, _ = name.rpartition("@")
+    places = (Path(run), output_dir / run, run_named(run, output_dir) if at else None)
+    if at and any(place is not None and (place / RUN_FILE).is_file() for place in places):
+        raise ValueError(
+            f"{name} is a checkpoint, and this takes a model: write its model with"
+            f" temper export {name} FOLDER, and name FOLDER"
+        )
+    if at and "@" in Path(name).name:  # which no name of the hub has
+        raise ValueError(
+            f"{name}: there is no run {run!r} in {output_dir}; give its path, as in"
+            f" {output_dir / 'RUN'}@best"
+        )
+    if (output_dir / name).is_dir():
+        return str(output_dir / name)
+    is_model = Path(name).name == FINAL
+    named = run_named(str(Path(name).parent) if is_model else name, output_dir)
+    if named is None:
+        return name
+    return str(named / FINAL if is_model else named)
+
+
+@contextmanager
+def naming_runs(output_dir: Path) -> Iterator[None]:
+    """Inside, what is said of a model that is nowhere names the runs that there are, too: it may
+    have been meant as one."""
+    try:
+        yield
+    except ValueError as error:
+        match = re.match(rf"model '([^']+)': {NOT_HERE}", str(error))
+        meant = Path(match[1] if match else "")
+        folder = meant.parent if len(meant.parts) > 1 else output_dir
+        runs = runs_in(folder)
+        if match is None or not runs:
+            raise
+        given = (name for run in runs if isinstance(name := _given_name(run), str))
+        names = dict.fromkeys([*given, *(run.name for run in runs)])
+        known = unknown_name("run", meant.name, names, MAX_NAMED)
+        raise ValueError(f"{error}; in {folder}: {known}") from None
+
+
 def find_run_path(name: str | None, output_dir: Path) -> Path:
     """The directory of the run that `name` means: its id, its path, that of its trained model, the
     name that a person has given it (the newest of that name), or None for the newest of all.
@@ -91,14 +153,15 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
         if not runs:
             raise ValueError(f"no run in {output_dir}; start one with: temper train DATA")
         return runs[-1].resolve()
-    given = Path(name).resolve()
-    for path in (given, *([given.parent] if given.name == FINAL else [])):
-        if (path / RUN_FILE).is_file():
-            return path
-    by_name = {path.name: path for path in runs}
-    if name not in by_name and (named := run_named(name, output_dir)) is not None:
-        return named.resolve()
+    given, by_name = Path(name), {path.name: path for path in runs}
+    of_model = [given.parent] if given.name == FINAL else []
+    for path in (given, *of_model):
+        if (path.resolve() / RUN_FILE).is_file():
+            return path.resolve()
     if name not in by_name:
+        for path in (given, *of_model):
+            if (named := run_named(str(path), output_dir)) is not None:
+                return named.resolve()
         raise ValueError(
             f"in {output_dir}: {unknown_name('run or checkpoint', name, by_name, MAX_NAMED)}"
         )

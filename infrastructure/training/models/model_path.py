@@ -56,7 +56,7 @@ def refuse_missing_on_hub(name: str, revision: str | None = None, files: str = M
         hub_file(name, "config.json", revision)
     except NotOnHubError as error:
         sentence = not_found(name, hub_reachable=error.hub_reachable, files=files)
-        raise ValueError(sentence) from error
+        raise ValueError(sentence) from None  # which says all that is known
 
 
 def not_found(name: str, *, hub_reachable: bool, files: str = MODEL_FILES) -> str:

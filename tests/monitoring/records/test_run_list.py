@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.monitoring.records.run_list import RUN_FILE, find_run_path, run_named, runs_in
+from infrastructure.monitoring.records.run_list import (
+    NOT_HERE,
+    RUN_FILE,
+    find_run_path,
+    naming_runs,
+    run_named,
+    run_or_model,
+    runs_in,
+)
 from tests.monitoring.written_run import write_run
 
 
@@ -39,6 +47,36 @@ def test_a_run_is_the_newest_or_an_id_or_a_path(tmp_path: Path) -> None:
     (newer / RUN_FILE).write_text(json.dumps({"config": {"run_name": {"value": "Mein Läuf"}}}))
     assert run_named("Mein Läuf", tmp_path) == newer  # whose folder has other letters
     assert run_named("2025", tmp_path) is None  # a part of an id is no name
+
+
+def test_a_name_is_known_alone_and_after_the_folder_of_runs(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    older, newer = (write_run(runs, f"2026-{letter}-my-run") for letter in "ab")
+    for run in (older, newer):
+        (run / RUN_FILE).write_text(json.dumps({"config": {"run_name": {"value": "my-run"}}}))
+    assert find_run_path("my-run", runs) == newer.resolve()
+    for name in (f"{runs}/my-run", f"{runs}/my-run/final"):
+        assert find_run_path(name, tmp_path / "others") == newer.resolve()
+    assert run_or_model("my-run", runs) == str(newer)
+    assert run_or_model(f"{runs}/my-run", tmp_path / "others") == str(newer)
+    assert run_or_model(f"{runs}/my-run/final", runs) == str(newer / "final")
+    for name in ("owner/my-run", "my-run/other", f"{runs}/my"):
+        assert run_or_model(name, runs) == name
+    with pytest.raises(ValueError, match="is a checkpoint, and this takes a model"):
+        run_or_model(f"{runs}/my-run@4", tmp_path / "others")
+
+
+def test_a_wrong_letter_is_answered_with_the_run_that_was_meant(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs", "2026-a-my-run")
+    (run / RUN_FILE).write_text(json.dumps({"config": {"run_name": {"value": "my-run"}}}))
+    for name in ("my-rum", f"{tmp_path}/runs/my-rum"):
+        meant = r"runs: unknown run 'my-rum'.*my-run"
+        with pytest.raises(ValueError, match=meant) as raised, naming_runs(tmp_path / "runs"):
+            raise ValueError(f"model {name!r}: {NOT_HERE}")
+        assert raised.value.__cause__ is None  # one sentence, and no chain of errors
+    other = f"model 'owner/name': {NOT_HERE}"
+    with pytest.raises(ValueError, match=f"{other}$"), naming_runs(tmp_path / "runs"):
+        raise ValueError(other)
 
 
 def test_a_name_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
