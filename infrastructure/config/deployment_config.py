@@ -422,6 +422,17 @@ class DeploymentConfig(ConfigSection):
         """Tell which names mean a model even where a folder is called so."""
         self._model_names |= frozenset(names)
 
+    def short_warmup(self, total_steps: int) -> list[str]:
+        """A note where fewer of the steps warm up than somebody has asked for: at most half of all
+        do. The default is for long trainings, and fits itself."""
+        wanted, used = self.training.warmup_steps, self.training.warmup_within(total_steps)
+        if wanted == used or self.source("training.warmup_steps").layer is Layer.DEFAULT:
+            return []
+        return [
+            f"training.warmup_steps {wanted} is more than half of {total_steps} steps: the learning"
+            f" rate rises for {used}, and falls from there"
+        ]
+
     def is_default(self, key: str) -> bool:
         """Whether the value of a canonical key is its default, whoever gave it."""
         return bool(self.value(key) == _defaults(type(self))[key])

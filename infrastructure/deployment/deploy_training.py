@@ -37,11 +37,11 @@ from infrastructure.deployment.resuming import (
     commit_of_base,
     describe_differences,
     has_other_data,
-    record_accepted,
 )
 from infrastructure.deployment.run_checks import checked_before, checking_hooks, keep_round
 from infrastructure.deployment.run_finalizer import RunFinalizer
 from infrastructure.deployment.run_record import (
+    describe_data,
     describe_model,
     record_run,
     save_tokenizer,
@@ -63,6 +63,7 @@ from infrastructure.run.finalize import complete_finished, record_running
 from infrastructure.run.find import Beginning, newest_of_this_purpose, unfinished_beside
 from infrastructure.run.lock import only_trainer_of, refuse_trained_elsewhere, waited_for
 from infrastructure.run.output_dir import check_spelling, no_empty_folder_left
+from infrastructure.run.record import record_accepted
 from infrastructure.run.record_types import Summary
 from infrastructure.run.repair import repair_records, repair_run
 from infrastructure.run.replication import RunReplication
@@ -501,7 +502,7 @@ class TrainingDeployment:
         )
         with self._stage("fit", "measuring memory and time of a step"):
             loop, state = self._make_ready(finalizer, checkpoint)
-        for note in short_warmup(self.config, state.total_steps):
+        for note in shorter_than_given(self.config, state.total_steps):
             self.report(f"note: {note}")
         self.report(f"Training for {steps_ahead(state.step, state.total_steps)}{HOW_TO_STOP}")
         record_running(run, state.total_steps, state.step)
@@ -577,7 +578,8 @@ class TrainingDeployment:
         for line in describe_differences(agreed):
             self.report(line)
         assert trainer.state is not None
-        record_accepted(run, agreed, trainer.state.step)
+        step = trainer.state.step
+        record_accepted(run, agreed, step, lambda: describe_data(self.config, trainer))
 
     def _observers(self, run: RunDirectory, copies: RunReplication) -> list[Hook]:
         training = self.config.training
@@ -606,15 +608,17 @@ def _has_gone_on(run: RunDirectory) -> bool:
     return agent.newest_at_first != _newest_version(run)
 
 
-def short_warmup(config: DeploymentConfig, total_steps: int) -> list[str]:
-    """A note where fewer steps warm up than somebody wants: at most half of all do."""
-    wanted, used = config.training.warmup_steps, config.training.warmup_within(total_steps)
-    if wanted == used or config.source("training.warmup_steps").layer is Layer.DEFAULT:
-        return []
-    return [
-        f"training.warmup_steps {wanted} is more than half of {total_steps} steps: the learning"
-        f" rate rises for {used}, and falls from there"
-    ]
+def shorter_than_given(config: DeploymentConfig, total_steps: int) -> list[str]:
+    """A note where the training ends before `training.max_steps`, or fewer steps warm up than
+    somebody wants: at most half of all do."""
+    most, notes = config.training.max_steps, config.short_warmup(total_steps)
+    is_typed = config.source("training.max_steps").layer in (Layer.FLAG, Layer.KEYWORD)
+    if most is not None and total_steps < most and is_typed:
+        notes.append(
+            f"training.max_steps {most} is more than the {total_steps:,} steps that all epochs"
+            " take, and ends nothing: more training.num_epochs train longer"
+        )
+    return notes
 
 
 @contextmanager

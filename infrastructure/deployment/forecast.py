@@ -48,6 +48,7 @@ from infrastructure.training.sizing.cost_measurement import StepCosts
 from infrastructure.training.sizing.spread_costs import spread_costs
 
 BUSY_LOAD = 1.5  # programs a core: more than this training and a little besides
+MAX_PLAN_LINES = 24  # phases that differ in their layers alone share one
 SMALL_BYTES = 100_000  # of a version: random states, run files, manifest
 
 log = logging.getLogger(__name__)
@@ -238,9 +239,10 @@ class RunForecast:
         ]
 
     def _report_plan(self, lines: list[str]) -> None:
-        """What is trained when: in a line, and phase by phase for who wants to know."""
+        """What is trained when, phase by phase; of a very long table the line above it."""
+        is_long = len(lines) > MAX_PLAN_LINES
         for index, line in enumerate(lines):
-            (self.report if index == 0 else details(self.report))(line)
+            (details(self.report) if is_long and index else self.report)(line)
 
     def _keep_within(self, trainer: EnhancedTrainer, costs: StepCosts) -> None:
         """On a CPU a process that takes too much is killed; nobody could answer afterwards."""

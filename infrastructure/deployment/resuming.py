@@ -1,6 +1,5 @@
 """What a run is told anew when it goes on, and what it is remembered to have been told."""
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,13 +16,11 @@ from infrastructure.config.fingerprint import (
 )
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.sections.backup_config import BackupConfig
-from infrastructure.core.checksums import write_record
 from infrastructure.core.errors import CheckpointError
 from infrastructure.run.compatibility import Difference, Verdict
 from infrastructure.run.configuration_judge import canonical_name, shown_name
 from infrastructure.run.directory import RunDirectory, find_run
 from infrastructure.run.find import settings_in, settings_now
-from infrastructure.run.record_types import AcceptedRecord
 from infrastructure.run.repair import repair_records
 from infrastructure.training.data.readers.sources import data_files_hash
 
@@ -149,21 +146,6 @@ def explain(accepted: Collection[str]) -> list[str]:
         "optimizer": "the new optimizer begins without a memory of the steps before",
     }
     return [f"{name}: {text}" for name, text in consequences.items() if name in accepted]
-
-
-def record_accepted(run: RunDirectory, agreed: Sequence[Difference], step: int) -> None:
-    """Add what was accepted, or rounds otherwise, to run.json; what the run began with stays there
-    as it is."""
-    accepted = [d for d in agreed if d.verdict is not Verdict.HARMLESS]
-    if not accepted:
-        return
-    record = run.read_run()
-    entry: AcceptedRecord = {
-        "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "step": step,
-        "changes": [{"name": d.name, "was": d.was, "is": d.current} for d in accepted],
-    }
-    write_record(run.run_file, {**record, "accepted": [*record.get("accepted", []), entry]})
 
 
 def has_other_data(run: RunDirectory, config: DeploymentConfig) -> bool:

@@ -40,12 +40,7 @@ def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTra
         "precision": trainer.precision.name,
         "attention": trainer.attention_form(),
         "model": trainer.adapter.describe(),
-        "data": {
-            "fingerprint": data.fingerprint,
-            "num_examples": data.num_examples,
-            "files_sha256": data_files_hash(config.data),
-            **(_describe_data(data, report, config) if report else {}),
-        },
+        "data": describe_data(config, trainer),
     }
     write_record(run.run_file, record)
     if report is not None:
@@ -62,7 +57,19 @@ def save_tokenizer(run: RunDirectory, trainer: EnhancedTrainer) -> None:
             tokenizer.save_pretrained(part)
 
 
-def _describe_data(data: Any, report: Any, config: DeploymentConfig) -> dict[str, object]:
+def describe_data(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[str, object]:
+    """What run.json says of the data that is trained on now."""
+    data = trainer.initialize_data()
+    report = getattr(data, "report", None)
+    return {
+        "fingerprint": data.fingerprint,
+        "num_examples": data.num_examples,
+        "files_sha256": data_files_hash(config.data),
+        **(_as_read(data, report, config) if report else {}),
+    }
+
+
+def _as_read(data: Any, report: Any, config: DeploymentConfig) -> dict[str, object]:
     lines = report.lines(num_positions=num_positions(config, may_fetch=False))
     examples = first_examples(data, NUM_PREVIEWED)
     preview = "".join(token_preview_html(example, data.tokenizer) for example in examples)

@@ -4,14 +4,19 @@ runs."""
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
+from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.hardware import detect
 from infrastructure.core.json_text import JsonValue
 from infrastructure.core.redact import redact
+from infrastructure.monitoring.records.run_reader import objects_in
+from infrastructure.run.compatibility import Difference, Verdict
 from infrastructure.run.directory import RunDirectory
-from infrastructure.run.record_types import BaseRunRecord
+from infrastructure.run.record_types import AcceptedRecord, BaseRunRecord
+
+DATA = "data"  # the name of the difference that is other data
 
 
 def base_record(
@@ -38,6 +43,34 @@ def base_record(
         "versions": dict(versions),
         "hardware": {**asdict(detect(run.path)), "device": device, "processes": num_processes},
     }
+
+
+def record_accepted(
+    run: RunDirectory,
+    agreed: Sequence[Difference],
+    step: int,
+    describe_data: Callable[[], dict[str, object]],
+) -> None:
+    """Add what was accepted, or rounds otherwise, to run.json; what the run began with stays there
+    as it is.
+
+    Args:
+        step: of the checkpoint that the run goes on from.
+        describe_data: gives what run.json says of the data that it goes on with.
+    """
+    accepted = [d for d in agreed if d.verdict is not Verdict.HARMLESS]
+    if not accepted or not run.has_record():
+        return
+    record = read_record(run.run_file)
+    entry: AcceptedRecord = {
+        "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "step": step,
+        "changes": [{"name": d.name, "was": d.was, "is": d.current} for d in accepted],
+    }
+    if any(d.name == DATA for d in accepted):
+        entry["data"] = describe_data()
+    earlier = objects_in(record.get("accepted"))
+    write_record(run.run_file, {**record, "accepted": [*earlier, entry]})
 
 
 def shown(value: object) -> JsonValue:

@@ -37,11 +37,17 @@ AcceptedChange = TypedDict("AcceptedChange", {"name": str, "was": object, "is": 
 
 
 class AcceptedRecord(TypedDict):
-    """What was accepted, or rounds otherwise, when a run went on."""
+    """What was accepted, or rounds otherwise, when a run went on.
+
+    Attributes:
+        step: of the checkpoint that it went on from.
+        data: described as in `RunRecord`, where it went on with other data.
+    """
 
     when: str
     step: int
     changes: list[AcceptedChange]
+    data: NotRequired[dict[str, object]]
 
 
 class DecidedSetting(TypedDict):

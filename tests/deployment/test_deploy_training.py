@@ -372,11 +372,14 @@ def test_a_refused_run_leaves_no_empty_output_folder(new_run: bool, tmp_path: Pa
     assert not Path(config.output_dir).exists()
 
 
-def test_a_warmup_that_is_cut_short_is_noted() -> None:
+def test_what_is_shorter_than_configured_is_noted() -> None:
     def notes(**training: Any) -> list[str]:
-        return deploy_training.short_warmup(DeploymentConfig(training=training), 10)
+        return deploy_training.shorter_than_given(DeploymentConfig(training=training), 10)
 
     assert notes() == []  # the default of 50 is for long trainings, and fits itself
     assert notes(warmup_steps=5) == []
     [note] = notes(warmup_steps=6)
     assert "training.warmup_steps 6 is more than half of 10 steps" in note
+    assert notes(max_steps=10) == []
+    [note] = notes(max_steps=12)
+    assert "training.max_steps 12 is more than the 10 steps that all epochs take" in note

@@ -56,7 +56,8 @@ from infrastructure.monitoring.records.status_text import (
 )
 
 MAX_COMMAND_CHARACTERS = 4000
-HELD_OUT_KEYS = ("data.eval_path", "data.path")
+HELD_OUT, METHOD, SFT = "data.eval_path", "training.method", "sft"
+ON_OTHER_ROWS = "Measure it on rows that it was not trained on: DATA has questions and answers"
 SEES = "processor_config.json"  # in the folder of a model that pictures are given to
 WHAT_LIES_WHERE = {
     "final": "the trained model in the standard Hugging Face layout, with its tokenizer",
@@ -159,7 +160,9 @@ class RunView(TypedDict):
         errors: what the training got over, and what ended it; num_errors: how many there were.
         config: key → value, and where that came from.
         paths: name, path, and what lies there.
-        next_steps: what to do, and the command for it.
+        data: what it trains on now; earlier_data: the last step with other data, and that data.
+        accepted: what was accepted when it went on, or rounds otherwise since.
+        next_steps: what to do, and the command for it; "" where it is no command.
     """
 
     run_id: str
@@ -191,6 +194,8 @@ class RunView(TypedDict):
     backup: Backup
     machine: Machine
     data: dict[str, object]
+    earlier_data: list[tuple[object, dict[str, object]]]
+    accepted: list[JsonObject]
     quantum: list[JsonObject]
     comparison: JsonObject
     stackwise: JsonObject
@@ -223,6 +228,10 @@ def view_of(run: LiveRun) -> RunView:
     config = config_of(record)
     loss = summary.get("loss_function") or config.get("training.loss", (None, ""))[0]
     before, after = (numbers_of(summary.get(name)) for name in ("before", "after"))
+    accepted = objects_in(record.get("accepted"))
+    replaced = [entry for entry in accepted if mapping_of(entry.get("data"))]
+    began_with = {**mapping_of(record.get("data")), **facts.object_in("data_report.json")}
+    datasets = [began_with, *(mapping_of(entry.get("data")) for entry in replaced)]
     hardware = mapping_of(record.get("hardware"))
     if hardware and (precision := record.get("precision")):
         hardware["precision"] = precision
@@ -262,7 +271,12 @@ def view_of(run: LiveRun) -> RunView:
             "is_watched": bool(run.machine.last),
             "profile": facts.object_in(PROFILE_FILE),
         },
-        "data": {**mapping_of(record.get("data")), **facts.object_in("data_report.json")},
+        "data": datasets[-1],
+        "earlier_data": [
+            (entry.get("step"), earlier)
+            for entry, earlier in zip(replaced, datasets[:-1], strict=True)
+        ],
+        "accepted": accepted,
         "quantum": objects_in(facts.object_in(QUANTUM_FILE).get("records")),
         "comparison": facts.object_in(COMPARISON_FILE),
         "stackwise": facts.object_in(STACKWISE_FILE),
@@ -411,27 +425,44 @@ def _paths(facts: RunFacts) -> list[tuple[str, str, str]]:
     there = {name: facts.directory / name for name in WHAT_LIES_WHERE}
     names = {Path(path).name for path in named.values()}
     shown = named | {n: str(path) for n, path in there.items() if n not in names and path.exists()}
-    return [(n, path, WHAT_LIES_WHERE.get(Path(path).name, "")) for n, path in shown.items()]
+    what = {name: WHAT_LIES_WHERE.get(Path(path).name, "") for name, path in shown.items()}
+    return [(name, from_here(path), what[name]) for name, path in shown.items()]
 
 
 def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> list[tuple[str, str]]:
-    steps, final = [], facts.directory / "final"
+    directory = Path(from_here(facts.directory))
+    steps, final = [], directory / "final"
     if facts.status != FINISHED:
-        command = f"temper train-resume {_quoted(facts.directory)}"
+        command = f"temper train-resume {_quoted(directory)}"
         steps.append(("Go on where it stopped", command))
     advice = objects_in(facts.summary.get("advice"))
-    steps += [(f"{each.get('text')}:", str(each.get("command"))) for each in advice]
-    if final.exists():
-        held_out = next((v for k in HELD_OUT_KEYS if (v := config.get(k, (None, ""))[0])), None)
-        data = _quoted(held_out) if held_out else "DATA"
-        if writes_text(final) and not (final / SEES).is_file():
+    steps += [_advised(str(each.get("text")), str(each.get("command"))) for each in advice]
+    if final.exists() and writes_text(final):  # a model of scores is neither asked nor measured
+        if not (final / SEES).is_file():
             system = facts.summary.get("system_prompt")
             steps.append(("Ask the model", question_command(str(final), system)))
-        steps.append(("Evaluate the result", f"temper train-eval {_quoted(final)} {data}"))
+        held_out, method = (config.get(key, (None, ""))[0] for key in (HELD_OUT, METHOD))
+        is_measurable = held_out and method in (None, SFT)  # other methods have rows of their own
+        data, what = (_quoted(held_out), "Measure it") if is_measurable else ("DATA", ON_OTHER_ROWS)
+        steps.append((what, f"temper train-eval {_quoted(final)} {data}"))
     if (facts.directory / "tensorboard").exists():
-        logs = facts.directory / "tensorboard"
+        logs = directory / "tensorboard"
         steps.append(("See the numbers in TensorBoard", f"tensorboard --logdir {_quoted(logs)}"))
     return steps
+
+
+def _advised(text: str, command: str) -> tuple[str, str]:
+    """What can be typed is a command; words such as "a lower --learning-rate" end the sentence."""
+    is_command = command.startswith("temper ")
+    return (f"{text}:", command) if is_command else (f"{text}: {command}", "")
+
+
+def from_here(path: str | Path) -> str:
+    """A path as one types it in the folder that one is in; of what lies elsewhere all of it."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
 
 
 def _quoted(path: object) -> str:

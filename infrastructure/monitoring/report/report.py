@@ -17,6 +17,7 @@ from infrastructure.monitoring.report.quantum_section import quantum_steps
 from infrastructure.monitoring.report.report_forecast import forecast
 from infrastructure.monitoring.report.report_machine import machine_use
 from infrastructure.monitoring.report.report_sections import (
+    accepted,
     alerts,
     before_after,
     configuration,
@@ -40,8 +41,8 @@ REPORT_FILE = "report.html"
 RESULT = (before_after, example, curve_section)
 TROUBLE = (alerts, errors)
 REST = (
-    *(stack_section, quantum_steps, machine_use, checks, data, next_steps, safety, places),
-    *(forecast, configuration, software, stages),
+    *(stack_section, quantum_steps, machine_use, checks, accepted, data, next_steps),
+    *(safety, places, forecast, configuration, software, stages),
 )
 
 

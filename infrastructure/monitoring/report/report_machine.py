@@ -39,12 +39,8 @@ def _pauses(known: Machine) -> Markup:
     if not (pauses := known["pauses"]):
         return NOTHING
     how_long = format_duration(sum(end - begin for begin, end in pauses))
-    text = (
-        f"The run stopped once and went on {how_long} later: these curves leave that time out."
-        if len(pauses) == 1
-        else f"The run stopped {len(pauses)} times and went on: these curves leave out the"
-        f" {how_long} between."
-    )
+    # how often it stopped is told above: a pause is a long silence, and a short one is none
+    text = f"It lay still for {how_long} in all: these curves leave that time out."
     return element("p", text, css_class="soft")
 
 

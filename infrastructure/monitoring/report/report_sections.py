@@ -3,7 +3,7 @@
 import functools
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from infrastructure.monitoring.drawing.curves import charts_of, curves, single_numbers
@@ -25,9 +25,10 @@ from infrastructure.monitoring.drawing.html import (
 )
 from infrastructure.monitoring.drawing.quantity_names import split_direction
 from infrastructure.monitoring.drawing.tables import UNKNOWN
-from infrastructure.monitoring.records.run_reader import FINISHED
+from infrastructure.monitoring.records.run_reader import FINISHED, objects_in
 from infrastructure.monitoring.records.run_view import RunView
 
+HASH, HASH_CHARACTERS = re.compile("[0-9a-f]{64}"), 12
 MAX_ROWS = 200
 MAX_ALERTS = 8
 MAX_PREVIEW_CHARACTERS = 200_000
@@ -206,15 +207,49 @@ def curve_section(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
     figures, numbers = curves(charts), single_numbers(charts)
     if not figures and not numbers:
         waits = "Before the first step the model and the data are prepared and measured."
-        text = "No step has been logged yet. " + ("" if view["is_over"] else waits)
+        text = f"No step has been logged yet. {waits}"
+        if view["is_over"]:
+            text = "No step was logged: the training ended before the first that was to be."
         return section("Curves", element("p", text, css_class="soft"))
     small = element("div", *figures[1:], css_class="columns") if figures[1:] else NOTHING
     return section("Curves", *figures[:1], small, numbers)
 
 
+def accepted(view: RunView) -> Markup:
+    """What was not as it had been when the run went on; nothing where all was."""
+    rows = [
+        (f"{entry.get('step')}", str(change.get("name")), *_before_and_now(change))
+        for entry in view["accepted"]
+        for change in objects_in(entry.get("changes"))
+    ]
+    if not rows:
+        return NOTHING
+    headings = ("after step", "what changed", "was", "is")
+    return section("Changed on the way", _limited(headings, rows, "stack"))
+
+
+def _before_and_now(change: Mapping[str, object]) -> Iterator[str]:
+    for key in ("was", "is"):
+        text = _exact(change.get(key))
+        yield f"{text[:HASH_CHARACTERS]}…" if HASH.fullmatch(text) else text
+
+
 def data(view: RunView) -> Markup:
+    """The data that is trained on; folded below it what it was before the run went on."""
+    parts = _data_parts(view["data"])
+    earlier = []
+    for step, report in view["earlier_data"]:
+        summary = element("summary", f"What it was trained on until step {step}")
+        earlier.append(element("details", summary, *_data_parts(report)))
+    if earlier and parts:
+        text = f"Since step {view['earlier_data'][-1][0]}:"
+        parts = [element("p", text, css_class="soft"), *parts]
+    return section("Data", *parts, *earlier)
+
+
+def _data_parts(known: Mapping[str, object]) -> list[Markup]:
     """Whatever the data report says: sentences, counts, tables, and the preview of tokens."""
-    report = dict(view["data"])
+    report = dict(known)
     lines = report.pop("lines", None)
     sentences = lines if isinstance(lines, list) else []
     previews = [str(report.pop(key)) for key in list(report) if key.endswith("html")]
@@ -226,7 +261,7 @@ def data(view: RunView) -> Markup:
         items = [element("li", sentence) for sentence in sentences[:MAX_ROWS]]
         more = [element("details", element("summary", "More facts"), *parts)] if parts else []
         parts = [element("ul", *items), *more]
-    return section("Data", *parts, *[_preview(preview) for preview in previews])
+    return [*parts, *[_preview(preview) for preview in previews]]
 
 
 def _group(key: str, value: Any) -> Markup:
@@ -335,6 +370,6 @@ def next_steps(view: RunView) -> Markup:
     lines = [
         part
         for what, line in view["next_steps"]
-        for part in (element("p", what), element("pre", line))
+        for part in (element("p", what), *([element("pre", line)] if line else []))
     ]
     return section("How to go on", *lines)

@@ -14,6 +14,7 @@ from infrastructure.core.errors import CopyNotConfirmedError, TemperError
 from infrastructure.core.redact import redact_urls
 from infrastructure.run.compatibility import check_compatible
 from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
+from infrastructure.run.record import record_accepted
 from infrastructure.run.record_types import Summary
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
 from infrastructure.training.core.state import TrainingState
@@ -22,7 +23,7 @@ from infrastructure.training.hf_bridge.finished_training import TRAINER_METRICS,
 from infrastructure.training.hf_bridge.observers import hooks_of
 from infrastructure.training.hf_bridge.save_timing import SaveTiming
 from infrastructure.training.hf_bridge.trainer_events import HELD_OUT, TrainerEvents
-from infrastructure.training.hf_bridge.trainer_facts import TrainerJudge, facts_of
+from infrastructure.training.hf_bridge.trainer_facts import TrainerFacts, TrainerJudge, facts_of
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun
 from infrastructure.training.hf_bridge.trainer_state import (
     ModelFiles,
@@ -151,6 +152,10 @@ class BridgedTraining:
             TRAINER_METRICS: self.events.last_metrics,
             **self.run.more_of_summary(),
         }
+        if not self.events.has_logged:
+            del summary["loss"]  # nobody knows it
+        if not state.num_tokens:
+            del summary["tokens"]
         write_summary(files, summary)
         self.hooks.fire_to_all(Event.TRAIN_END, state)
         seal(files, summary)
@@ -229,7 +234,7 @@ def _restored(
     run: TrainerRun,
     parts: TrainerParts,
     state: TrainingState,
-    facts: Mapping[str, object],
+    facts: TrainerFacts,
     resumed: ResumeRequest,
 ) -> Mapping[str, Any]:
     """Take over what a version holds besides what the Trainer has loaded from its folder; the
@@ -250,8 +255,10 @@ def _restored(
             "callback.resume_from())"
         )
     judge = TrainerJudge(run.is_whole)
-    for difference in check_compatible(values["facts"], facts, judge, resumed.accepted):
+    differences = check_compatible(values["facts"], facts, judge, resumed.accepted)
+    for difference in differences:
         run.report(f"note: {difference}: {difference.verdict.value}")
+    record_accepted(run.files, differences, state.step, lambda: dict(facts["data"]))
     restore_model(parts.model, snapshot)
     if resumed.is_another_try:
         restore_optimizer(parts, snapshot)

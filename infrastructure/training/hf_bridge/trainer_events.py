@@ -40,6 +40,7 @@ class TrainerEvents:
 
     Attributes:
         last_metrics: what the Trainer has logged of the whole training.
+        has_logged: of a step, or more.
     """
 
     def __init__(
@@ -54,7 +55,8 @@ class TrainerEvents:
         self.hooks, self.saves = hooks, saves
         self.clock = StepClock()
         self.last_metrics: dict[str, float] = {}
-        self._tokens_before = state.num_tokens
+        self.has_logged = False
+        self._tokens_before = self._tokens_logged = state.num_tokens
         self._is_open = False  # a step has ended, and its numbers are still to come
         self._logged_evaluation: dict[str, float] = {}
 
@@ -120,23 +122,30 @@ class TrainerEvents:
         """The Trainer has logged; numbers of steps have a loss among them."""
         if "train_runtime" in logs:
             self.last_metrics = dict(logs)
+            self._count_tokens(logs.get("num_tokens"))
         if any(name.startswith(EVALUATED) for name in logs):
             self._logged_evaluation = dict(logs)
         if not self._is_open or "loss" not in logs:
             return
         state, numbers = self.state, numbers_of(logs)
-        before, seconds = state.num_tokens, self.clock.read()
-        counted = numbers.pop("num_tokens", None)  # of TRL, since this process began
-        if counted is not None:
-            state.num_tokens = self._tokens_before + int(counted)
+        seconds = self.clock.read()
+        self._count_tokens(numbers.pop("num_tokens", None))
+        self.has_logged = True
         state.loss = numbers["loss"]
         state.metrics = {**numbers, "seconds": seconds}
         state.metrics["memory_bytes"] = float(memory_in_use_bytes(self.parts.device))
         if state.num_tokens:
             state.metrics["tokens"] = float(state.num_tokens)
-            state.metrics["tokens_per_second"] = (state.num_tokens - before) / max(seconds, 1e-9)
+            since = state.num_tokens - self._tokens_logged  # some trainers count as they generate
+            state.metrics["tokens_per_second"] = since / max(seconds, 1e-9)
+            self._tokens_logged = state.num_tokens
         self._close_step()
         self._pass_on_stop(control)
+
+    def _count_tokens(self, counted: float | None) -> None:
+        """TRL has counted so many since this process began."""
+        if counted is not None:
+            self.state.num_tokens = self._tokens_before + int(counted)
 
     def _close_step(self) -> None:
         if self._is_open:

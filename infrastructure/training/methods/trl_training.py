@@ -12,7 +12,7 @@ import torch
 
 from infrastructure.config.auto import attention_for
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sections.training_config import BY_REWARD, TrainingConfig
+from infrastructure.config.sections.training_config import BY_REWARD
 from infrastructure.core.cache_folder import cache_directory
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.console_log import quiet_libraries
@@ -255,7 +255,7 @@ class TrlTraining:
             say(f"note: {note_on_experts(experts, kind)}")
         if self.installed.method.rows is RowKind.PAIRS:
             weigh_pairs(trainer)
-        _warm_up_half_at_most(trainer, self.config.training, say)
+        _warm_up_half_at_most(trainer, self.config, say)
         holds_out = bool(self.data.held_out)
         trainer.add_callback(training_rhythm(self.config.training, holds_out=holds_out))
         return trainer
@@ -336,20 +336,16 @@ def _draw_nothing(trainer: Any) -> None:
 
 
 def _warm_up_half_at_most(
-    trainer: Any, training: TrainingConfig, say: Callable[[str], None]
+    trainer: Any, config: DeploymentConfig, say: Callable[[str], None]
 ) -> None:
     """At most half of the steps warm up, as in Temper's own loop: TRL would let a short training
     end before its learning rate has risen. Their number is known when the schedule is made."""
     create = trainer.create_scheduler
 
     def create_scheduler(num_training_steps: int, *others: Any, **named: Any) -> Any:
-        wanted, used = training.warmup_steps, training.warmup_within(num_training_steps)
-        trainer.args.warmup_steps = used
-        if used < wanted:
-            say(
-                f"note: training.warmup_steps {wanted} is more than half of {num_training_steps}"
-                f" steps: the learning rate rises for {used}, and falls from there"
-            )
+        trainer.args.warmup_steps = config.training.warmup_within(num_training_steps)
+        for note in config.short_warmup(num_training_steps):
+            say(f"note: {note}")
         return create(num_training_steps, *others, **named)
 
     trainer.create_scheduler = create_scheduler

@@ -11,7 +11,7 @@ in bf16 are their own master copies.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import torch
@@ -44,6 +44,12 @@ from infrastructure.training.stackwise.stack_phases import (
 )
 
 LAYERS, LOW_RANK, DECODER = "layers", "low-rank matrices", "feature decoder"
+WORDS_OF_FORMS = {
+    "nf_fp8": "8 bits (fp8)",
+    "nf4": "4 bits (nf4)",
+    "fp16": "16 bits",
+    "fp32": "32 bits",
+}
 TRAINING_PARTS = (LOW_RANK, DECODER)  # no part of the model that is left at the end
 EMBEDDING, NORM, HEAD = "embedding", "final norm", "head"
 TIED = "embedding (tied: it is the head, too)"
@@ -118,6 +124,8 @@ class PlanCosts:
         parameters: numbers of the model's, by part.
         stacks: the spans of layers.
         cache_bytes: of cached activations on the disk, at most; None: none are cached.
+        finished_as: how finished layers are stored (`training.quantization_type`); None: as they
+            train.
     """
 
     kind: str
@@ -125,6 +133,7 @@ class PlanCosts:
     parameters: dict[str, int]
     phases: list[PhaseCosts] = field(default_factory=list)
     cache_bytes: int | None = None
+    finished_as: str | None = None
 
     @property
     def num_layers(self) -> int:
@@ -211,6 +220,9 @@ class PlanCosts:
             f" {', '.join(outside)}",
             f"  Memory without activations; at most {description}",
         ]
+        if self.finished_as is not None:
+            form = WORDS_OF_FORMS.get(self.finished_as, self.finished_as)
+            notes.append(f"  Finished layers are stored in {form}, and no longer train")
         if self.cache_bytes is not None:
             size = format_bytes(self.cache_bytes)
             notes.append(f"  Cached activations of frozen layers: at most {size} on the disk")
@@ -243,12 +255,14 @@ def plan_costs(
     )
     buffers_bytes = _buffers_bytes(rack.model)
     states = _OptimizerBytes(create_optimizer, next(rack.model.parameters()).device)
-    left = total_steps
+    left, finished_as = total_steps, None
     for phase in plan.phases:
         forms = forms_of(config, plan, phase, len(rack))
         trained = [w for w in weights if phase.parameters is None or w.name in phase.parameters]
         num_steps = min(left, phase.num_epochs * steps_per_epoch)
         left -= num_steps
+        if phase.unit is not None and phase.unit.first > 0:
+            finished_as = forms[0].stored_as
         costs.phases.append(
             PhaseCosts(
                 name=phase.name,
@@ -267,7 +281,7 @@ def plan_costs(
                 kept_values=_kept_values(config, rack, phase, weights),
             )
         )
-    return costs
+    return replace(costs, finished_as=finished_as)
 
 
 def _step_work(

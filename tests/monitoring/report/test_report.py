@@ -143,7 +143,7 @@ def test_the_report_of_a_finished_run_is_complete(tmp_path: Path) -> None:
         "training.learning_rate 0.001 --learning-rate",
         "memory total 16.0 GiB gpus – precision bf16",
         "torch 2.13.0",
-        f"temper train-eval {tmp_path / 'final'} 'my data.jsonl'",
+        f"temper train-eval {tmp_path / 'final'} DATA",
     ):
         assert text in page.all_text, text
     assert "train-resume" not in page.all_text
@@ -244,6 +244,72 @@ def test_what_was_measured_at_the_end_alone_has_one_column(tmp_path: Path) -> No
     assert "After the training" in page.all_text
     assert "Before → after" not in page.all_text
     assert "–" not in page.all_text[page.all_text.index("After the training") :][:60]
+
+
+@pytest.mark.parametrize(
+    ("method", "held_out", "architecture", "command"),
+    [
+        ("sft", None, "LlamaForCausalLM", "DATA"),  # it has learnt the rows of data.path
+        ("sft", "held.jsonl", "LlamaForCausalLM", "held.jsonl"),
+        ("dpo", "pairs.jsonl", "LlamaForCausalLM", "DATA"),  # whose rows are no answers
+        ("reward", None, "LlamaForSequenceClassification", None),
+    ],
+)
+def test_the_command_that_measures_takes_rows_that_it_can_measure(
+    method: str, held_out: str | None, architecture: str, command: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / "final").mkdir()
+    (tmp_path / "final/config.json").write_text(json.dumps({"architectures": [architecture]}))
+    values = {"training.method": method, "data.eval_path": held_out, "data.path": "rows.jsonl"}
+    config = {key: {"value": value, "source": "a flag"} for key, value in values.items()}
+    write_run(tmp_path, run={**RUN, "config": config}, summary=SUMMARY)
+    shown = page_of(tmp_path).all_text
+    measuring = f"temper train-eval {tmp_path / 'final'}"
+    assert (measuring in shown) == (command is not None)
+    assert (f"temper ask {tmp_path / 'final'}" in shown) == (command is not None)
+    assert command is None or f"{measuring} {command} " in shown
+
+
+def test_only_what_can_be_typed_stands_in_a_box(tmp_path: Path) -> None:
+    advice = [
+        {"text": "4 steps are few; to train longer", "command": "a higher --max-steps, or none"},
+        {"text": "Step 2 was better; its model", "command": "temper export runs/a@best FOLDER"},
+    ]
+    write_run(tmp_path, run=RUN, summary={**SUMMARY, "advice": advice})
+    html = write_report(tmp_path).read_text()
+    assert "<p>4 steps are few; to train longer: a higher --max-steps, or none</p>" in html
+    assert "<p>Step 2 was better; its model:</p><pre>temper export runs/a@best FOLDER</pre>" in html
+    assert "<pre></pre>" not in html
+
+
+def test_paths_are_shown_as_they_are_typed_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Trainer's run knows its whole path, and is shown as a run of the other loop is."""
+    run = tmp_path / "runs" / "mine"
+    (run / "final").mkdir(parents=True)
+    paths = {"model": str(run / "final"), "run": str(run), "copy": "/elsewhere/mine"}
+    write_run(run, run=RUN, summary={**SUMMARY, "paths": paths})
+    monkeypatch.chdir(tmp_path)
+    shown = page_of(run).all_text
+    assert str(tmp_path) not in shown
+    assert "temper ask runs/mine/final" in shown
+    assert "run runs/mine" in shown
+    assert "/elsewhere/mine" in shown
+
+
+def test_other_data_on_the_way_is_shown_with_what_was_accepted(tmp_path: Path) -> None:
+    changes = [
+        {"name": "data", "was": "a" * 64, "is": "b" * 64},
+        {"name": "learning_rate", "was": 0.1, "is": 0.2},
+    ]
+    data = {"lines": ["104 rows to train on"], "num_rows": 104}
+    entry = {"when": "2026-11-25T10:54:51+0000", "step": 6, "changes": changes, "data": data}
+    write_run(tmp_path, run={**RUN, "accepted": [entry]}, summary=SUMMARY)
+    shown = page_of(tmp_path).all_text
+    assert f"6 data {'a' * 12}… {'b' * 12}… 6 learning_rate 0.1 0.2" in shown
+    assert "Since step 6: 104 rows to train on" in shown
+    assert "What it was trained on until step 6 4,000 rows read" in shown
 
 
 @pytest.mark.parametrize(

@@ -97,3 +97,12 @@ def test_a_curve_and_its_newest_value_have_one_unit(tmp_path: Path) -> None:
     page = machine_figures(view)
     assert '<span class="now">0.980 GiB</span>' in page
     assert "MiB" not in page
+
+
+def test_a_pause_tells_how_long_and_not_how_often_it_stopped(run: Path) -> None:
+    """A short one between a kill and what goes on is no pause, and was a stop all the same."""
+    view = read_view(run)
+    view["machine"]["pauses"] = [(100.0, 161.0)]
+    page = machine_figures(view)
+    assert "It lay still for 1 min 01 s in all" in page
+    assert "stopped" not in page

@@ -173,6 +173,36 @@ def test_what_is_logged_of_an_evaluation_is_recorded(tmp_path: Path) -> None:
     assert all("rewards/margins" not in record for record in measured)
 
 
+def test_tokens_that_were_counted_before_the_log_have_a_rate(tmp_path: Path) -> None:
+    """TRL's trainers that generate count their tokens in the middle of a step."""
+    trainer = trainer_of(tmp_path, max_steps=3)
+    log, step = trainer.log, trainer.training_step
+
+    def count_and_step(*given: Any, **named: Any) -> Any:
+        trainer.state.num_input_tokens_seen += 50
+        return step(*given, **named)
+
+    def log_more(logs: dict[str, float], *given: Any) -> None:
+        more = {"num_tokens": float(trainer.state.num_input_tokens_seen)} if "loss" in logs else {}
+        log({**logs, **more}, *given)
+
+    trainer.log, trainer.training_step = log_more, count_and_step
+    trainer.add_callback(TemperCallback("tiny", settings(tmp_path)))
+    trainer.train()
+    of_steps = read_metrics(run_of(tmp_path) / "metrics.jsonl")
+    assert [record["tokens"] for record in of_steps] == [100.0, 200.0, 300.0]
+    for record in of_steps:
+        assert record["tokens_per_second"] == pytest.approx(100 / record["seconds"])
+
+
+def test_what_was_never_logged_is_no_number_of_the_summary(tmp_path: Path) -> None:
+    train(tmp_path, max_steps=3, logging_steps=500)
+    summary = summary_of(tmp_path)
+    assert (summary["status"], summary["steps"]) == ("finished", 3)
+    assert not {"loss", "tokens"} & summary.keys()
+    assert "No step was logged" in (run_of(tmp_path) / "report.html").read_text()
+
+
 @pytest.mark.parametrize("max_steps", [8, 6])  # in the middle of an epoch, and at its end
 def test_running_it_again_when_it_is_finished_does_nothing(
     tmp_path: Path, undisturbed: Callable[..., torch.Tensor], max_steps: int
@@ -404,6 +434,9 @@ def test_what_changes_the_result_is_refused_by_name_until_it_is_accepted(tmp_pat
     trainer, _, lines = train(tmp_path, max_steps=6, accept=["max_steps"])
     assert trainer.state.global_step == 6
     assert any("max_steps: was 4, is 6" in line for line in lines)
+    [entry] = json.loads((run_of(tmp_path) / "run.json").read_text())["accepted"]
+    assert (entry["step"], [one["name"] for one in entry["changes"]]) == (4, ["max_steps"])
+    assert "Changed on the way" in (run_of(tmp_path) / "report.html").read_text()
 
 
 def test_other_weights_under_a_lora_are_noticed(tmp_path: Path) -> None:
