@@ -14,7 +14,7 @@ from infrastructure.monitoring.records.status_text import question_command, writ
 from infrastructure.run.directory import RunStatus
 from infrastructure.run.record_types import Summary
 
-MAX_EXAMPLE_LINES = 8
+MAX_EXAMPLE_LINES, MAX_LINE_CHARACTERS = 8, 400
 SEES = "processor_config.json"  # in the folder of a model that pictures are given to
 RESULT = "result"  # among what is shown elsewhere
 
@@ -126,14 +126,23 @@ def cost_lines(summary: Summary) -> list[str]:
 def _indented(name: str, text: str | None, *, keeps_end: bool = False) -> list[str]:
     """A text beside its name. `keeps_end`: of a long one the end is shown, and not the start."""
     lines = (text or "").strip().splitlines()
-    whole = [printable(line) for line in lines if line.strip()] or ["(nothing)"]
+    whole = [_cut(printable(line), keeps_end) for line in lines if line.strip()] or ["(nothing)"]
     left_out = len(whole) - MAX_EXAMPLE_LINES
-    more = [f"… ({left_out} more lines; the report has all)"] if left_out > 0 else []
+    lines_left = f"{left_out} more line{'s' * (left_out > 1)}"
+    more = [f"… ({lines_left}; the report has all)"] if left_out > 0 else []
     shown = (
         [*more, *whole[-MAX_EXAMPLE_LINES:]] if keeps_end else [*whole[:MAX_EXAMPLE_LINES], *more]
     )
     first, *rest = shown
     return [f"  {name:<9} {first}", *(f"            {line}" for line in rest)]
+
+
+def _cut(line: str, keeps_end: bool) -> str:
+    """A line of at most MAX_LINE_CHARACTERS: a text without line breaks may be a whole document."""
+    if len(line) <= MAX_LINE_CHARACTERS:
+        return line
+    kept = MAX_LINE_CHARACTERS - 2
+    return f"… {line[-kept:]}" if keeps_end else f"{line[:kept]} …"
 
 
 def _relative(path: str) -> str:

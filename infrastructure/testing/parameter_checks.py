@@ -100,7 +100,9 @@ def check_start(subject: Subject) -> CheckResult:
         return CheckResult(name, "skipped", "the LoRA was trained before")
     moved = [p for n, p in model.named_parameters() if "lora_B" in n and bool(p.detach().any())]
     if moved:
-        return CheckResult(name, "skipped", "the LoRA was trained before")
+        begins = subject.trainer.model_config.lora_config.init_lora_weights
+        why = "was trained before" if begins == "default" else f"begins as {begins} says"
+        return CheckResult(name, "skipped", f"the LoRA {why}")
     with preserve_subject(subject):
         disable_randomness(subject)
         batch = subject.adapter.prepare_batch(subject.sample[:1])

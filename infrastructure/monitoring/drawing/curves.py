@@ -151,7 +151,7 @@ def _further(key: str, points_of: PointsByKey, is_evaluation: bool, num_buckets:
     """A number that an evaluation or an extension added; an evaluation's are drawn as dots, on top
     of the training's, where that has the same."""
     name = name_of(key)
-    format_value = format_share if name.is_share or "exact_match" in key else format_number
+    format_value = format_share if name.is_share else format_number
     title = name.title[:1].upper() + name.title[1:]
     title += ", seconds" if key.endswith("_seconds") else ""
     better = f" ({name.better})" if name.better else ""

@@ -88,6 +88,11 @@ KNOWN = {
     "clip_ratio/high_max": QuantityName(
         "tokens clipped above, most", is_share=True, is_detail=True
     ),
+    # of `training.best_metric`
+    "exact_match": QuantityName("exact match", HIGHER, is_share=True),
+    "final_answer": QuantityName("right final answers", HIGHER, is_share=True),
+    "token_accuracy": QuantityName("tokens right", HIGHER, is_share=True),
+    "perplexity": QuantityName("perplexity", LOWER),
 }
 
 

@@ -112,11 +112,13 @@ def _loss_row(before: float | None, after: float | None) -> tuple[str, str, str]
 
 
 def _relative(change: float) -> str:
-    """A change in percent; only what is nothing afterwards has fallen by 100 %."""
+    """A change in percent; only what is nothing afterwards has fallen by 100 %, and what has fallen
+    a little by more than "-0.0"."""
     if change == -1:
         return "-100 %"
-    texts = [f"{100 * change:+z.{digits}f}" for digits in (1, 2, 3, 4)]
-    return next((f"{text} %" for text in texts if float(text) != -100), "< -99.9999 %")
+    texts = [f"{100 * change:+.{digits}f}" for digits in (1, 2, 3, 4)]
+    nearly = "< -99.9999 %" if change < -0.5 else "+0.0 %"
+    return next((f"{text} %" for text in texts if float(text) not in (-100, 0)), nearly)
 
 
 def _number_row(
@@ -141,4 +143,6 @@ def before_after_table(
 ) -> str:
     """The table that ends a training, as text; empty when nothing was measured."""
     rows = before_after_rows(before, after, loss, has_details=False)
+    if rows and all(row[1] == UNKNOWN for row in rows):  # as of a Trainer of one's own
+        return render_table(["", "after"], [(name, now) for name, _, now, _ in rows])
     return render_table(["", "before", "after", "change"], rows) if rows else ""

@@ -104,8 +104,8 @@ class LossJudge:
             spike = self._error(RecoveryKind.LOSS_SPIKE, state, sums)
             if self.recovery.loss_spike != "note":
                 raise spike
-            action = "the training goes on, as training.recovery.loss_spike says"
-            record_recovery(state, RecoveryKind.LOSS_SPIKE, action, str(spike))
+            action = "noted, and the training goes on"
+            record_recovery(state, RecoveryKind.LOSS_SPIKE, action, spike.bad.numbers)
 
     def check_last_step(self, state: TrainingState) -> None:
         """In the search for a bad loss, read each step's; what is logged stays as it is.

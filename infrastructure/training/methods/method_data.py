@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.training.data.encoding.schema_detection import SAMPLE_ROWS
+from infrastructure.training.data.preparation.data_report import rows_in_words
 from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
 from infrastructure.training.data.preparation.row_stats import SharedSystemPrompt
 from infrastructure.training.data.readers.rows import (
@@ -57,7 +58,7 @@ class MethodData:
 
     def lines(self) -> list[str]:
         """For people: what was read, and what becomes of it."""
-        counts = f"{self.num_read:,} rows read: {self.shape.reason}"
+        counts = f"{rows_in_words(self.num_read)} read: {self.shape.reason}"
         parts = [f"{len(self.train):,} are trained on", f"{len(self.held_out):,} held out"]
         if self.quarantine.total:
             first = self.quarantine.examples[0]

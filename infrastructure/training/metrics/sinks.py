@@ -36,7 +36,6 @@ from infrastructure.core.registry import Registry
 from infrastructure.monitoring.drawing.formatting import (
     format_bytes,
     format_number,
-    format_share,
     not_finite_name,
     printable,
 )
@@ -162,8 +161,6 @@ def console_line(record: Record, loss: str | None = None) -> str:
 def _part(key: str, value: object) -> str:
     if not isinstance(value, int | float):
         return f"{printable(key)} {printable(value)}"
-    if "exact_match" in key:
-        return f"{printable(key)} {format_share(value)}"
     return " ".join(name_and_value(key, value))
 
 

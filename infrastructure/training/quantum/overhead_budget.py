@@ -66,10 +66,15 @@ def solver_seconds(num_variables: int) -> float:
     return SEARCH_SECONDS + SECONDS_PER_VARIABLE * num_variables
 
 
+def _short(seconds: float) -> str:
+    """A time that may be a small part of a second, which is not nothing."""
+    return f"{1000 * seconds:.2g} ms" if 0 < seconds < 0.1 else format_duration(seconds)
+
+
 def over_budget(cost_seconds: float, allowed_seconds: float, percent: float) -> str:
     """Why a question is not asked, with the bound at which it would be."""
     needed = percent * cost_seconds / max(allowed_seconds, 1e-9)
     return (
         f"it would take about {format_duration(cost_seconds)}, and quantum.max_overhead_percent"
-        f" {percent:g} allows {format_duration(allowed_seconds)}: {needed:,.0f} would be needed"
+        f" {percent:g} allows {_short(allowed_seconds)}: {needed:,.0f} would be needed"
     )

@@ -72,7 +72,8 @@ def skip_batch(state: TrainingState, bad: BadStep, began: int, was_searched: boo
         if was_searched:
             action = f"found it and {action}"
     counts = not (bad.is_exact and was_searched)
-    record_recovery(state, bad.kind, action, str(bad), bad.rows, step=bad.step, is_rollback=counts)
+    step = bad.step
+    record_recovery(state, bad.kind, action, bad.numbers, bad.rows, step=step, is_rollback=counts)
 
 
 def describe_attempts(state: TrainingState) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infrastructure.core.errors import TrainingDivergedError
+from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.training.core.state import RecoveryKind
 
 NUM_REMEMBERED = 50
@@ -93,9 +94,15 @@ class BadStep:
         """Whether the batch is known that the loss came with."""
         return bool(self.rows)
 
-    def __str__(self) -> str:
+    @property
+    def numbers(self) -> str:
+        """What is wrong with the step, without its number."""
         of = "" if self.num_steps == 1 else f", one of the last {self.num_steps} steps"
-        return f"step {self.step}: loss {self.loss}, gradient norm {self.grad_norm}{of}"
+        loss, norm = format_number(self.loss), format_number(self.grad_norm)
+        return f"loss {loss}, gradient norm {norm}{of}"
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.numbers}"
 
 
 class BadLossError(TrainingDivergedError):

@@ -95,6 +95,23 @@ def test_only_a_loss_of_nothing_has_fallen_by_all_of_it() -> None:
     assert changes == {3.0: "-51.9 %", 0.002: "-99.97 %", 1e-9: "< -99.9999 %", 0.0: "-100 %"}
 
 
+def test_a_small_change_is_no_minus_nothing() -> None:
+    def change(before: float, after: float) -> str:
+        return before_after_rows({"eval_loss": before}, {"eval_loss": after})[0][3]
+
+    assert change(0.69315, 0.69297) == "-0.03 %"
+    assert change(2.0, 2.00002) == "+0.001 %"
+    assert change(2.0, 2.0 - 1e-9) == change(2.0, 2.0) == "+0.0 %"
+    shares = {"exact_match": {"all": 0.5}}, {"exact_match": {"all": 0.4999}}
+    assert before_after_rows(*shares)[0][3] == "+0.0 points"
+
+
+def test_what_was_measured_at_the_end_alone_has_one_column() -> None:
+    table = before_after_table({}, {"eval_loss": 0.5})
+    assert table.splitlines()[0].split() == ["after"]
+    assert table.splitlines()[-1].split() == ["held-out", "loss", "0.5000"]
+
+
 def test_numbers_by_turn_have_names_directions_and_changes() -> None:
     before = {"eval_loss_first_answers": 7.9, "eval_end_accuracy": 0.0}
     after = {"eval_loss_first_answers": 7.4, "eval_end_accuracy": 0.25}

@@ -168,7 +168,7 @@ def test_after_too_many_ways_back_the_evidence_is_kept(tmp_path: Path) -> None:
     with pytest.raises(TrainingDivergedError) as caught:
         training.run()
     text = str(caught.value)
-    assert text.startswith("step 6: loss nan, gradient norm nan, rows example 6 of epoch 1")
+    assert text.startswith("step 6: loss NaN, gradient norm NaN, rows example 6 of epoch 1")
     assert "training.recovery.max_rollbacks is 2" in text
     assert "step 4: went back to step 0" in text
     assert "step 5: went back to step 4" in text

@@ -96,3 +96,4 @@ def test_what_a_step_may_cost() -> None:
     assert bound.step_seconds == 2.0
     assert bound.allowed_seconds(100, 2.0) == 10.0
     assert "max_overhead_percent 5 allows 10 s: 20 would be needed" in over_budget(40.0, 10.0, 5.0)
+    assert "allows 21 ms: 2,340 would be needed" in over_budget(10.0, 0.02137, 5.0)

@@ -29,6 +29,7 @@ class Kind(Enum):
 
 
 COLOURS = {Kind.MASKED: "2", Kind.TRAINED: "32", Kind.STOP: "7;32"}
+HALF, MOST_BYTES = "\ufffd", 4  # what a part of a letter is decoded to; bytes of a letter
 MOST_TOKENS = 2000  # of an example; the rest is counted
 # What a page without a style sheet of its own needs; grounds that are readable in light and dark.
 PREVIEW_STYLE = """<style>
@@ -109,13 +110,35 @@ def _in_text(text: str, kind: Kind, has_colour: bool) -> str:
 def _tokens(
     example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase"
 ) -> list[tuple[str, Kind]]:
-    """The text and the kind of each of the first MOST_TOKENS tokens."""
+    """The text and the kind of each of the first MOST_TOKENS tokens; those that hold only a part
+    of a letter are one piece."""
     kinds = kinds_of(example, tokenizer)[:MOST_TOKENS]
-    return [(_text(tokenizer, example, place), kind) for place, kind in enumerate(kinds)]
+    tokens, place = [], 0
+    while place < len(kinds):
+        length = _length_of_piece(tokenizer, example, kinds, place)
+        tokens.append((_text(tokenizer, example, place, length), kinds[place]))
+        place += length
+    return tokens
 
 
-def _text(tokenizer: "PreTrainedTokenizerBase", example: TokenizedExample, place: int) -> str:
-    return str(tokenizer.decode([int(example.input_ids[place])]))
+def _length_of_piece(
+    tokenizer: "PreTrainedTokenizerBase", example: TokenizedExample, kinds: list[Kind], place: int
+) -> int:
+    """How many tokens from `place` on make whole letters; 1 where none do."""
+    if HALF not in _text(tokenizer, example, place):
+        return 1
+    for length in range(2, MOST_BYTES + 1):
+        if kinds[place : place + length] != [kinds[place]] * length:
+            return 1
+        if HALF not in _text(tokenizer, example, place, length):
+            return length
+    return 1
+
+
+def _text(
+    tokenizer: "PreTrainedTokenizerBase", example: TokenizedExample, place: int, length: int = 1
+) -> str:
+    return str(tokenizer.decode([int(i) for i in example.input_ids[place : place + length]]))
 
 
 def _rest(example: TokenizedExample) -> str:

@@ -10,6 +10,11 @@ from infrastructure.training.data.preparation.quarantine import Quarantine, abou
 MAX_TASKS_SHOWN = 12
 
 
+def rows_in_words(count: int, kind: str = "") -> str:
+    """`1 row`, `8,000 rows`; with a `kind` of them, `1 training row`."""
+    return f"{count:,} {kind}row{'' if count == 1 else 's'}"
+
+
 @dataclass
 class DataReport:
     """Facts about prepared data.
@@ -111,9 +116,9 @@ class DataReport:
 
     def _rows(self) -> list[str]:
         return [
-            f"{self.rows_read:,} rows read from {self._names()}",
+            f"{rows_in_words(self.rows_read)} read from {self._names()}",
             f"{self.shape_reason[:1].upper()}{self.shape_reason[1:]}",
-            f"{self.num_train:,} rows to train on, {self.num_evaluation:,} held out",
+            f"{rows_in_words(self.num_train)} to train on, {self.num_evaluation:,} held out",
         ]
 
     def _tokens(self) -> list[str]:
@@ -138,8 +143,8 @@ class DataReport:
             return []
         reasons = ", ".join(f"{n:,} {reason}" for reason, n in self.quarantine.counts.most_common())
         share = 100 * self.quarantine.total / self.rows_read
-        rows = "row" if self.quarantine.total == 1 else "rows"
-        lines = [f"{self.quarantine.total:,} {rows} set aside ({share:.2g} %): {reasons}"]
+        set_aside = rows_in_words(self.quarantine.total)
+        lines = [f"{set_aside} set aside ({share:.2g} %): {reasons}"]
         return lines + [f"  {row}" for row in self.quarantine.examples]
 
     def _warnings(self, num_positions: int | None) -> list[str]:
@@ -151,20 +156,29 @@ class DataReport:
             )
         if self.truncated:
             where = ", ".join(self.truncated_examples)
-            rows = "row was" if self.truncated == 1 else "rows were"
+            were = "was" if self.truncated == 1 else "were"
             lines.append(
-                f"{self.truncated:,} {rows} cut to data.max_length={self.max_length} tokens"
-                f" ({where}): {self._keeps_whole(num_positions)};"
+                f"{rows_in_words(self.truncated)} {were} cut to"
+                f" data.max_length={self.max_length} tokens ({where}):"
+                f" {self._keeps_whole(num_positions)};"
                 " data.over_length=quarantine leaves them out"
             )
         if sentence := about_template(self.template_tokens, self.max_length):
             lines.append(f"note: {sentence}")
         if self.duplicates:
-            lines.append(f"{self.duplicates:,} training rows repeat an earlier one")
+            verb = "repeats" if self.duplicates == 1 else "repeat"
+            lines.append(f"{rows_in_words(self.duplicates, 'training ')} {verb} an earlier one")
         if self.leaked:
-            lines.append(f"{self.leaked:,} training rows are in the held-out data as well")
+            verb = "is" if self.leaked == 1 else "are"
+            rows = rows_in_words(self.leaked, "training ")
+            lines.append(f"{rows} {verb} in the held-out data as well")
         if self.special_text_rows:
-            lines.append(f"{self.special_text_rows:,} rows spell a special token and are read so")
+            spells = (
+                "spells a special token and is"
+                if self.special_text_rows == 1
+                else ("spell a special token and are")
+            )
+            lines.append(f"{rows_in_words(self.special_text_rows)} {spells} read so")
         return lines
 
     def _keeps_whole(self, num_positions: int | None) -> str:

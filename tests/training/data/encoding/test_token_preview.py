@@ -34,6 +34,17 @@ def test_text() -> None:
     assert "\n" not in shown
 
 
+def test_letters_of_several_tokens_are_whole() -> None:
+    tokenizer = byte_level_tokenizer()
+    ids = np.array(tokenizer("für 日")["input_ids"], dtype=np.int32)
+    example = TokenizedExample(ids, np.ones(len(ids), dtype=bool))
+    shown = token_preview(example, tokenizer)
+    assert {"ü", "日"} <= set(shown.replace("⟦", "|").replace("⟧", "|").split("|"))
+    assert "\ufffd" not in shown + token_preview_html(example, tokenizer)
+    half = TokenizedExample(ids[:2], np.ones(2, dtype=bool))  # where the row was cut
+    assert token_preview(half, tokenizer) == "⟦f|\ufffd⟧"
+
+
 def test_colours() -> None:
     tokenizer = byte_level_tokenizer()
     shown = token_preview(preview_example(tokenizer), tokenizer, has_colour=True)
