@@ -99,7 +99,7 @@ def test_a_curve_and_its_newest_value_have_one_unit(tmp_path: Path) -> None:
     assert "MiB" not in page
 
 
-def test_a_pause_tells_how_long_and_not_how_often_it_stopped(run: Path) -> None:
+def test_a_pause_has_its_length_and_no_count_of_stops(run: Path) -> None:
     """A short one between a kill and what goes on is no pause, and was a stop all the same."""
     view = read_view(run)
     view["machine"]["pauses"] = [(100.0, 161.0)]
