@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from infrastructure.training.data.preparation.data_report import DataReport
+from infrastructure.training.data.preparation.data_report import DataReport, rows_in_words
 from infrastructure.training.data.readers import rows as reasons
 from infrastructure.training.data.store.examples import TokenizedExample
 from tests.slow import slow_but
@@ -266,7 +266,7 @@ def test_special_tokens_in_the_text_are_reported(tmp_path: Path, cache: Path) ->
     rows = [*pairs(20), {"question": "What ends a text?", "answer": "It is <|endoftext|> here."}]
     report = pipeline(write_jsonl(tmp_path / "a.jsonl", rows), cache).report
     assert report.special_text_rows == 1
-    assert "1 rows spell a special token" in "\n".join(report.lines())
+    assert "1 row spells a special token" in "\n".join(report.lines())
 
 
 def test_a_folder_of_formats(tmp_path: Path, cache: Path) -> None:
@@ -352,3 +352,8 @@ def test_the_system_prompt_of_all_rows_is_known(
     rows += [{"messages": chat(9)["messages"][1:]}] * bool(others)
     data = write_jsonl(tmp_path / "a.jsonl", rows)
     assert pipeline(data, cache).report.system_prompt == shared
+
+
+def test_one_row_is_no_rows() -> None:
+    counts = rows_in_words(1), rows_in_words(8000), rows_in_words(1, "training ")
+    assert counts == ("1 row", "8,000 rows", "1 training row")
