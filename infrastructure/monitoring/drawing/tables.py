@@ -112,13 +112,14 @@ def _loss_row(before: float | None, after: float | None) -> tuple[str, str, str]
 
 
 def _relative(change: float) -> str:
-    """A change in percent; only what is nothing afterwards has fallen by 100 %, and what has fallen
-    a little by more than "-0.0"."""
+    """A change in percent; only what is nothing afterwards has fallen by 100 %, and a small one has
+    a second digit where one would show none."""
     if change == -1:
         return "-100 %"
-    texts = [f"{100 * change:+.{digits}f}" for digits in (1, 2, 3, 4)]
-    nearly = "< -99.9999 %" if change < -0.5 else "+0.0 %"
-    return next((f"{text} %" for text in texts if float(text) not in (-100, 0)), nearly)
+    texts = [f"{100 * change:+z.{digits}f}" for digits in (1, 2, 3, 4)]
+    if change > -0.5:
+        return f"{next((text for text in texts[:2] if float(text)), texts[0])} %"
+    return next((f"{text} %" for text in texts if float(text) != -100), "< -99.9999 %")
 
 
 def _number_row(
