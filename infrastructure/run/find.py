@@ -22,6 +22,7 @@ from infrastructure.config.fingerprint import (
 from infrastructure.core.checksums import read_record
 from infrastructure.core.errors import CheckpointError, DamagedFileError
 from infrastructure.core.files import make_directory
+from infrastructure.core.gpu_presence import has_no_gpu
 from infrastructure.core.lock import Lock
 from infrastructure.core.optional import is_installed
 from infrastructure.monitoring.records.run_list import run_folders
@@ -165,7 +166,7 @@ class Loading:
         if self.configured is None:  # left open, it is what the run went on with
             return wanted in ("auto", self.taken)
         if wanted == "auto" and self.configured == "transformers":
-            return not is_installed("unsloth")  # nothing else could be chosen here
+            return has_no_gpu() or not is_installed("unsloth")  # nothing else is chosen then
         return wanted == self.configured or (self.configured == "auto" and wanted == self.taken)
 
 

@@ -140,11 +140,13 @@ def test_another_library_is_another_training(
         assert is_same(recorded, {BACKEND: wanted}, []) is same
 
 
-def test_transformers_is_no_longer_what_auto_takes_where_unsloth_is_installed(
+def test_auto_may_take_unsloth_where_it_is_installed_and_a_gpu_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(find, "is_installed", lambda package: package == "unsloth")
-    assert not Loading("transformers", "transformers").is_same("auto")
+    for is_without_gpu in (True, False):
+        monkeypatch.setattr(find, "has_no_gpu", lambda answer=is_without_gpu: answer)
+        assert Loading("transformers", "transformers").is_same("auto") is is_without_gpu
 
 
 def finished_run(folder: Path, config: DeploymentConfig, recoveries: list[str]) -> RunDirectory:
