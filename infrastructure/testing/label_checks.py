@@ -214,11 +214,12 @@ def check_answers(subject: Subject) -> CheckResult:
         return CheckResult(
             "answers", "warn" if spelt else "fail", first_wrong, remedy, numbers=numbers
         )
-    are_learnt = "1 answer is learnt" if num_answers == 1 else f"{num_answers} answers are learnt"
-    text = f"{are_learnt}, each with its end, and nothing between them"
-    if num_cut:
+    text = f"{num_answers} answers are learnt, each with its end, and nothing between them"
+    if num_answers == 1:
+        text = "the only answer is learnt, " + ("and cut" if num_cut else "with its end")
+    elif num_cut:
         were_cut = "1 was cut and has" if num_cut == 1 else f"{num_cut} were cut and have"
-        text = f"{are_learnt} and nothing between them; {were_cut} no end"
+        text = f"{num_answers} answers are learnt and nothing between them; {were_cut} no end"
     return CheckResult("answers", "pass", text, numbers=numbers)
 
 
