@@ -52,7 +52,9 @@ def test_what_the_quantum_step_decides_is_kept_where_there_is_one() -> None:
     settings = settings_of(trainer)
     assert settings["quantum.data_budget"] == 0.5
     assert settings["quantum.max_qubits"] == 40
-    assert not {"quantum.max_overhead_percent", "quantum.timeout"} & settings.keys()
+    # Whether there is time for the step decides what is trained.
+    assert settings["quantum.max_overhead_percent"] == 7
+    assert settings["quantum.timeout"] == 2
 
 
 def test_a_base_is_known_by_its_hash_or_by_its_commit() -> None:
