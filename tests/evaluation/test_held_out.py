@@ -81,3 +81,10 @@ def test_long_answers_are_fewer() -> None:
     assert len(affordable(questions(3, 9000))) == 1
     assert sum(question.expected_length for question in few) <= MAX_ANSWER_TOKENS
     assert len(few) > 30
+
+
+def test_as_many_fewer_are_answered_as_they_are_too_long() -> None:
+    """At once: one fewer after the other takes long where there are many."""
+    short, long = questions(9, 1), questions(9, MAX_ANSWER_TOKENS * 3 // 5)
+    kept = affordable([*short[:3], *long[3:5], *short[5:]])
+    assert [question.prompt for question in kept] == ["0", "2", "4", "6", "8"]

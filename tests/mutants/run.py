@@ -99,8 +99,8 @@ TESTS = {
     "training/methods": "training_rhythm held_out_means",
     "training/distributed": "replicate shard",
     "deployment": "export export_comparison method_training",
-    "training/hf_bridge": "call_watchdog trainer_facts trainer_state checkpoint_folder"
-    " save_timing callback",
+    "training/hf_bridge": "call_watchdog trainer_facts trainer_run trainer_state"
+    " checkpoint_folder save_timing callback",
 }
 
 WIDE_SECONDS = 45.0  # of the processor: what is not killed by then is called a survivor

@@ -264,6 +264,22 @@ def test_a_lora_has_all_of_its_settings(method: str, tmp_path: Path, saved_llama
     assert any("magnitude" in name for name, _ in trainer.model.named_parameters())
 
 
+@pytest.mark.parametrize("method", ["dpo", "reward"])  # whose head is new, too
+def test_new_weights_are_drawn_by_the_seed_and_by_nothing_else(
+    method: str, tmp_path: Path, saved_llama: Path
+) -> None:
+    model = {"name": str(saved_llama), "lora_config": {"r": 4}}
+    drawn = []
+    for seed, before in ((3, 1), (3, 2), (4, 2)):
+        config = configuration(method, tmp_path, saved_llama, model=model, training={"seed": seed})
+        torch.manual_seed(before)
+        trainer = TrlTraining(config, tmp_path).make_trainer(is_new=True)
+        weights = [p.flatten() for p in trainer.model.parameters() if p.requires_grad]
+        drawn.append(torch.cat(weights).detach())
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[1], drawn[2])
+
+
 @pytest.mark.parametrize("experts", [True, False])
 def test_a_lora_reaches_the_experts(experts: bool, tmp_path: Path) -> None:
     folder = save_language_model("mixtral", tmp_path / "model")
