@@ -131,7 +131,7 @@ def check_measured(config: DeploymentConfig, against: str | None = None) -> None
     """
     check_device(config)
     with naming_runs(Path(config.output_dir)):
-        for name in (config.model.name, *([] if against is None else [against])):
+        for name in (*([] if against is None else [against]), config.model.name):
             check_model(name)
     try:
         _check_rows(_files_here(config.data), config)
