@@ -39,6 +39,7 @@ def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTra
         "decided": trainer.batch_plan().decided(),
         "precision": trainer.precision.name,
         "attention": trainer.attention_form(),
+        "last_mlp": trainer.last_mlp_form(),
         "model": trainer.adapter.describe(),
         "data": describe_data(config, trainer),
     }

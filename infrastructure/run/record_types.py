@@ -64,6 +64,7 @@ class RunRecord(BaseRunRecord, total=False):
         configuration: as `DeploymentConfig.from_dict` reads it; every file has it.
         decided: by key.
         attention: how packed rows are attended to.
+        last_mlp: at which tokens the last layer's MLP is computed.
         model: as the model's adapter describes it.
         data: fingerprint, numbers of examples, hash of the files, and how rows became tokens.
         accepted: oldest first.
@@ -73,6 +74,7 @@ class RunRecord(BaseRunRecord, total=False):
     decided: dict[str, DecidedSetting]
     precision: str
     attention: str
+    last_mlp: str
     model: JsonObject
     data: dict[str, object]
     accepted: list[AcceptedRecord]

@@ -96,6 +96,7 @@ from infrastructure.training.model_adapters import (
     get_model_adapter,
 )
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
+from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from infrastructure.training.models.added_modules import added_modules
 from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.models.packed_attention import attention_form
@@ -797,6 +798,15 @@ class EnhancedTrainer:
         """How the model attends, as far as that decides the last digits."""
         step = self.adapter.size_grid.segment_step
         return attention_form(self.initialize_model(), self.device, self.precision.dtype, step)
+
+    def last_mlp_form(self) -> str:
+        """At which tokens the last layer's MLP is computed, which decides the last digits, too."""
+        narrows = (
+            isinstance(self.adapter, StandardModelAdapter)
+            and self.sharding is None
+            and self.adapter.token_loss.last_mlp(self.initialize_model()) is not None
+        )
+        return "learnt tokens" if narrows else "all tokens"
 
     def restore(self, checkpoint: Path, accept: Collection[str] = ()) -> list[Difference]:
         """Go on from `checkpoint` when `train()` is called.

@@ -10,6 +10,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.run_record import describe_model, record_run, summarise, unused_gpus
 from infrastructure.evaluation.held_out import HeldOut
 from infrastructure.run.directory import plan_run
+from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.models.packed_attention import ATTENTION_NAME
 
@@ -64,8 +65,23 @@ def test_run_json_records_how_the_run_came_to_be(
     assert "<mark" in record["data"]["preview_html"]
     assert record["attention"] == trainer.identity()["attention"]
     assert record["attention"].startswith(ATTENTION_NAME)
+    assert record["last_mlp"] == trainer.last_mlp_form() == "learnt tokens"
     assert (run.tokenizer / "tokenizer.json").is_file()
     assert run.quarantine_file.is_file()
+
+
+@pytest.mark.parametrize("setting", [{"gradient_checkpointing": True}, {"compile_mode": "default"}])
+def test_the_last_mlp_is_recorded_as_it_is_computed(
+    config: DeploymentConfig, setting: dict[str, object]
+) -> None:
+    training = config.training.copy_with(**setting)
+    made = EnhancedTrainer(config.model, training, config.data, device="cpu")
+    assert made.last_mlp_form() == "all tokens"
+
+
+def test_a_model_that_will_be_spread_computes_all_of_its_last_mlp(trainer: EnhancedTrainer) -> None:
+    trainer.sharding = Sharding.SHARD
+    assert trainer.last_mlp_form() == "all tokens"
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,8 @@ class StandardModelAdapter(ModelAdapter):
     def _probe(self, model: torch.nn.Module) -> None:
         """Measure what this model allows, in the number format that it will train in."""
         self.token_loss.prepare(model)
+        if self.training_config.compile_mode is not None:  # what is compiled takes no hooks
+            self.token_loss.narrows_last_mlp = False
         if not self.token_loss.balances:
             self.size_grid = SizeGrid.SIXTEENTHS
         objective = self._masks(model)

@@ -5,7 +5,8 @@ agree, and changing the first row must leave the second one's logits as they are
 leaks from one example into the next trains without complaint and learns the wrong thing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -199,6 +200,19 @@ def probe(
 
     The gradient is that of a fixed weighting of the logits; no parameter's `.grad` is touched.
     """
+    with embeddings_cut(model) as seen, torch.enable_grad():
+        logits = logits_of(call_model(model, model_arguments(model, batch)))[0]
+        if not with_gradient:  # computed as with one, which other kernels do
+            return logits.detach(), torch.zeros_like(seen[-1][0])
+        weights = torch.linspace(-1, 1, logits.shape[-1], device=logits.device)
+        (gradient,) = torch.autograd.grad((logits.float() * weights).sum(), seen[-1:])
+    return logits.detach(), gradient[0]
+
+
+@contextmanager
+def embeddings_cut(model: torch.nn.Module) -> Iterator[list[torch.Tensor]]:
+    """Inside, gradients end at the token embeddings, which are in the list, (B, L, H), one for each
+    forward pass."""
     seen: list[torch.Tensor] = []
 
     def cut(_module: torch.nn.Module, _inputs: object, output: torch.Tensor) -> torch.Tensor:
@@ -207,12 +221,6 @@ def probe(
 
     handle = token_embeddings(model).register_forward_hook(cut)
     try:
-        with torch.enable_grad():
-            logits = logits_of(call_model(model, model_arguments(model, batch)))[0]
-            if not with_gradient:  # computed as with one, which other kernels do
-                return logits.detach(), torch.zeros_like(seen[-1][0])
-            weights = torch.linspace(-1, 1, logits.shape[-1], device=logits.device)
-            (gradient,) = torch.autograd.grad((logits.float() * weights).sum(), seen[-1:])
+        yield seen
     finally:
         handle.remove()
-    return logits.detach(), gradient[0]

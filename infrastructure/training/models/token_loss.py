@@ -19,6 +19,7 @@ import torch
 
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.models.chunked_loss import head_loss, loss_sum
+from infrastructure.training.models.last_mlp import last_mlp, mlp_at
 from infrastructure.training.models.model_inputs import (
     IGNORED_LABEL,
     PROBE_ERRORS,
@@ -33,6 +34,7 @@ from infrastructure.training.models.model_inputs import (
     within_forward,
 )
 from infrastructure.training.models.packed_attention import model_arguments
+from infrastructure.training.models.packing_check import embeddings_cut
 from infrastructure.training.models.token_functions import MetricSums, TokenFunction
 
 NUM_PROBE_TOKENS = 8
@@ -86,6 +88,8 @@ class TokenLoss:
         reason: why the faster methods are not used; empty for the fastest.
         balances: whether the model adds a loss of its own, a mean over all tokens of a batch,
             padding too (a mixture of experts' balancing loss).
+        narrows_last_mlp: whether the last layer's MLP may be computed at the positions of targets
+            only: then it is, where the model as it stands allows it (`last_mlp.py`).
 
     Args:
         own: gives the loss of each supervised token, (N,); None: the cross-entropy.
@@ -96,6 +100,7 @@ class TokenLoss:
         self.method: str | None = None
         self.reason = ""
         self.balances = False
+        self.narrows_last_mlp = False
 
     def prepare(self, model: torch.nn.Module) -> None:
         """Probe the model, once.
@@ -106,6 +111,11 @@ class TokenLoss:
         if self.method is None:
             self.method, self.reason = choose_method(model)
             self.balances = adds_balancing_loss(model)
+            self.narrows_last_mlp = self.method == FASTEST and may_narrow_last_mlp(model)
+
+    def last_mlp(self, model: torch.nn.Module) -> torch.nn.Module | None:
+        """What is computed at the positions of targets only, as the model stands; None: nothing."""
+        return last_mlp(model) if self.narrows_last_mlp else None
 
     def __call__(
         self, model: torch.nn.Module, batch: Mapping[str, Any], grid: SizeGrid = SizeGrid.EXACT
@@ -154,7 +164,9 @@ class TokenLoss:
         assert self.method is not None
         arguments = model_arguments(model, batch)
         given = (model, arguments, positions, targets, grid, weights, own)
-        return within_forward(model, METHODS[self.method], *given), targets.numel()
+        num_tokens = batch["input_ids"].numel()
+        with mlp_at(self.last_mlp(model), positions, num_tokens, grid):
+            return within_forward(model, METHODS[self.method], *given), targets.numel()
 
 
 def loss_from_hidden_states(
@@ -217,8 +229,9 @@ def loss_from_all_logits(
     return loss + config.router_aux_loss_coef * balancing_loss * num_items
 
 
+FASTEST = "hidden states"
 METHODS: dict[str, Loss] = {
-    "hidden states": loss_from_hidden_states,
+    FASTEST: loss_from_hidden_states,
     "kept logits": loss_from_kept_logits,
     "all logits": loss_from_all_logits,
 }
@@ -281,6 +294,39 @@ def adds_balancing_loss(model: torch.nn.Module) -> bool:
     ids = torch.arange(NUM_PROBE_TOKENS, device=next(model.parameters()).device).unsqueeze(0)
     with probing(model):
         return getattr(call_model(model, {"input_ids": ids}), "aux_loss", None) is not None
+
+
+def may_narrow_last_mlp(model: torch.nn.Module) -> bool:
+    """Whether loss and gradients stay the same where the last MLP is computed at some positions
+    only: they are compared for every other position of a short row."""
+    mlp = last_mlp(model)
+    if mlp is None:
+        return False
+    device = next(model.parameters()).device
+    arguments = {"input_ids": torch.arange(NUM_PROBE_TOKENS, device=device).unsqueeze(0)}
+    positions, targets = (some[::2] for some in supervised_targets(arguments["input_ids"]))
+    given = (model, arguments, positions, targets, SizeGrid.EXACT)
+    results = []
+    with probing(model):
+        for narrowed in (None, mlp):
+            with mlp_at(narrowed, positions, NUM_PROBE_TOKENS, SizeGrid.EXACT):
+                try:
+                    results.append(loss_and_gradient(model, given))
+                except PROBE_ERRORS:
+                    return False
+    limit = tolerance(compute_dtype(model))
+    return all(relative_difference(*pair) <= limit for pair in zip(*results, strict=True))
+
+
+def loss_and_gradient(
+    model: torch.nn.Module, given: tuple[Any, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss from hidden states, and its gradient at the token embeddings, (B, L, H); no
+    parameter's `.grad` is touched."""
+    with embeddings_cut(model) as embedded, torch.enable_grad():
+        loss = loss_from_hidden_states(*given)
+        (gradient,) = torch.autograd.grad(loss, embedded[-1:])
+    return loss.detach(), gradient
 
 
 def why_not(method: str, model: torch.nn.Module, arguments: Mapping[str, Any]) -> str:
