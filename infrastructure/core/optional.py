@@ -10,10 +10,10 @@ DISTRIBUTION = "temper-train"  # what pip knows this project by
 OLDEST_TORCHAO_FOR_PEFT = "0.16"  # peft 0.19 and later refuse older ones, as Colab has
 TESTED_TRL = ">=0.29.1,<=1.14.2"  # from the Colab column to requirements.txt
 PIP_LINES = {
-    "azure.quantum": "pip install -r requirements-quantum.txt",
+    "azure.quantum": 'pip install "azure-quantum[qiskit]"',
     "bitsandbytes": "pip install bitsandbytes",
     "datasets": "pip install datasets",
-    "dwave.system": "pip install -r requirements-quantum.txt",
+    "dwave.system": "pip install dwave-system",
     "h5py": "pip install h5py",
     "openpyxl": "pip install openpyxl",
     "lm_eval": 'pip install "lm_eval>=0.4.9,<0.5"',
@@ -24,8 +24,8 @@ PIP_LINES = {
     "pyarrow": "pip install pyarrow",
     "jsonschema": "pip install jsonschema",
     "optuna": "pip install optuna",
-    "qiskit": "pip install -r requirements-quantum.txt",
-    "qiskit_aer": "pip install -r requirements-quantum.txt",
+    "qiskit": "pip install qiskit",
+    "qiskit_aer": "pip install qiskit-aer",
     "tensorboard": "pip install tensorboard",
     "torchmetrics": "pip install torchmetrics",
     "transformers": "pip install transformers",
