@@ -55,7 +55,7 @@ def advice_at_end(
         return [
             {
                 "text": f"{num_steps} steps are few; to train longer, or to learn faster",
-                "command": _longer(num_steps, num_epochs),
+                "command": _longer(num_steps, num_epochs, is_cut_short),
             }
         ]
     if isinstance(was, float) and isinstance(now, float) and was > 0:
@@ -77,7 +77,7 @@ def advice_at_end(
             return [
                 {
                     "text": f"{text} {format_number(now)}; to learn more",
-                    "command": _longer(num_steps, num_epochs),
+                    "command": _longer(num_steps, num_epochs, is_cut_short),
                 }
             ]
     return []
@@ -112,7 +112,9 @@ def _better(
     }
 
 
-def _longer(num_steps: int, num_epochs: int) -> str:
+def _longer(num_steps: int, num_epochs: int, is_cut_short: bool) -> str:
+    if is_cut_short:  # more epochs would change nothing
+        return f"--max-steps {max(2 * num_steps, ENOUGH_STEPS)}, or a higher --learning-rate"
     if num_epochs < 1 or num_steps < 1:
         return "more --epochs, or a higher --learning-rate"
     epochs = max(2 * num_epochs, num_epochs * ceil_div(ENOUGH_STEPS, num_steps))

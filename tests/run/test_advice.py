@@ -37,6 +37,8 @@ def test_little_that_was_learnt_is_named(tmp_path: Path) -> None:
         "12 steps are few; to train longer, or to learn faster: --epochs 10, or a higher"
         " --learning-rate"
     )
+    few = suggested(tmp_path, 4.0, 2.0, num_steps=12, is_cut_short=True)
+    assert few.endswith(": --max-steps 60, or a higher --learning-rate")
     assert suggested(tmp_path, 4.0, 2.0, num_epochs=0) == ""
     assert suggested(tmp_path, 4.0, 2.0, num_steps=60, num_epochs=0, is_cut_short=True) == (
         "60 steps are few, less than one epoch; to train longer: a higher --max-steps, or none"
