@@ -63,6 +63,27 @@ from transformers import {model_class}, {input_class}
 base = {model_class}.from_pretrained({base})
 model = PeftModel.from_pretrained(base, "{name}")
 {input} = {input_class}.from_pretrained("{name}")"""
+# Prompts, as the training has written them; the answer is greedy, as `temper ask` has it.
+PROMPT_BY_TEMPLATE = """
+messages = [{system}{{"role": "user", "content": "your question"}}]
+inputs = tokenizer.apply_chat_template(
+    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+)"""
+PLAIN_PROMPT = """
+# As in the training: the question, a line break, and then the answer.
+inputs = tokenizer("your question\\n", return_tensors="pt", return_token_type_ids=False)"""
+BEGINNING = """
+inputs = tokenizer("how a text begins", return_tensors="pt", return_token_type_ids=False)"""
+ANSWERING = """
+written = model.generate(**inputs, max_new_tokens=256, do_sample=False)
+print(tokenizer.decode(written[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))"""
+SCORING = """
+messages = [
+    {"role": "user", "content": "your question"},
+    {"role": "assistant", "content": "an answer"},
+]
+inputs = tokenizer.apply_chat_template(messages, return_dict=True, return_tensors="pt")
+print(model(**inputs).logits[0, 0].item())  # of two answers the better one has more"""
 OF_ITS_AUTHOR = '"BASE"'  # a folder that nobody else has
 LOADING_FILES = {  # in a folder that holds them; of temper export --format
     "model.gguf": """from llama_cpp import Llama
@@ -403,7 +424,28 @@ def _loading(run: RunDirectory, name: str, folder: Path) -> str:
     lines = (LOADING if base is None else LOADING_LORA).format(
         name=name, base=base, model_class=model_class, input_class=input_class, input=prepares
     )
-    return f"{NEEDS_TORCHAO if _is_rounded(folder) else ''}{lines}"
+    use = _prompting(run, folder, model_class)
+    return f"{NEEDS_TORCHAO if _is_rounded(folder) else ''}{lines}{use}"
+
+
+def _prompting(run: RunDirectory, folder: Path, model_class: str) -> str:
+    """How the model is given a prompt, with the format that it was trained with; nothing of a model
+    that sees, and where nothing tells the format."""
+    settings = folder / "tokenizer_config.json"
+    if model_class == SEES or not settings.is_file():
+        return ""
+    tokenizer = as_object(parse_json(settings.read_text(encoding="utf-8")))
+    has_template = (folder / "chat_template.jinja").is_file() or "chat_template" in tokenizer
+    if model_class != WRITES:
+        return SCORING if has_template else ""
+    is_sft = run.read_configuration().training.method == SFT
+    if is_sft and run.read_run().get("data", {}).get("shape") == "text":
+        return BEGINNING + ANSWERING
+    if has_template:
+        system = _summary(run).get("system_prompt")
+        turn = "" if system is None else f'{{"role": "system", "content": {system!r}}}, '
+        return PROMPT_BY_TEMPLATE.format(system=turn) + ANSWERING
+    return PLAIN_PROMPT + ANSWERING if is_sft else ""
 
 
 def _base_of_lora(name: str, folder: Path) -> str | None:

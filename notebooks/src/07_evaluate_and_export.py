@@ -70,16 +70,21 @@ compared = colab.evaluate(model, data, against=half)
 
 # %% [markdown]
 # ## 6 · Without Temper
-# Nothing in that folder is ours: plain `transformers` reads it. Temper writes a question, a line break,
-# and the answer; so does this.
+# Nothing in that folder is ours: plain `transformers` reads it. The model was trained with the chat
+# template that lies beside it, so it is asked with that, and answers as above.
 
-# %% nbmake={"post_cell_execute": ["assert written[0]['generated_text'].startswith(prompt)"]}
-from transformers import pipeline
+# %% nbmake={"post_cell_execute": ["assert answer.strip() == answers[0]"]}
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-prompt = "Which of these is a fruit: plum, car, axe?\n"
-writer = pipeline("text-generation", model=str(folder))
-written = writer(prompt, max_new_tokens=8, do_sample=False)
-print(written[0]["generated_text"])
+tokenizer = AutoTokenizer.from_pretrained(folder)
+question = [{"role": "user", "content": questions[0]}]
+prompt = tokenizer.apply_chat_template(
+    question, add_generation_prompt=True, return_dict=True, return_tensors="pt"
+)
+plain = AutoModelForCausalLM.from_pretrained(folder)
+written = plain.generate(**prompt, max_new_tokens=64, do_sample=False)
+answer = tokenizer.decode(written[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+print(answer)
 
 # %% [markdown]
 # ## 7 · Take it with you

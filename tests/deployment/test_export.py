@@ -22,12 +22,15 @@ from infrastructure.deployment import export, export_formats, export_request
 from infrastructure.deployment.export import export_checkpoint, export_model
 from infrastructure.deployment.export_request import ExportRequest, Form, Part
 from infrastructure.deployment.publish import written_by
+from infrastructure.evaluation.prompting import answer_questions
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import RunDirectory
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
+from infrastructure.training.data.encoding.tokenization import ConversationEncoder
+from infrastructure.training.data.readers.rows import Turn
 from infrastructure.training.models.model_manager import load_saved
 from tests.deployment.runs import deploy, small_config, small_settings, start_temper
 from tests.slow import slow, slow_but
@@ -156,6 +159,27 @@ def test_a_reward_model_is_not_exported_as_one_that_writes(
     names: dict[str, Any] = {}
     exec(code.replace("me/judge", str(run.final)), names)  # the card's own words
     assert type(names["model"]).__name__ == "LlamaForSequenceClassification"
+
+
+@pytest.mark.parametrize("has_template", [True, False])
+def test_the_prompt_on_a_card_is_that_of_the_training(
+    has_template: bool, whole: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A prompt of another form makes a good model look broken."""
+    folder = Path(shutil.copytree(whole.final, tmp_path / "model"))
+    if not has_template:
+        (folder / "chat_template.jinja").unlink()
+        (folder / SUMS).unlink()
+    card = written_by(whole, "me/model", folder, 1)
+    code = card.partition("```python")[2].partition("```")[0].replace("me/model", str(folder))
+    names: dict[str, Any] = {}
+    exec(code.replace("max_new_tokens=256", "max_new_tokens=8"), names)
+    [answer] = answer_questions(folder, ["your question"], max_tokens=8)
+    assert capsys.readouterr().out.strip() == answer
+    encoder = ConversationEncoder(names["tokenizer"], max_length=64)
+    assert names["inputs"]["input_ids"].tolist() == [
+        encoder.prompt_ids([Turn("user", "your question")])
+    ]
 
 
 def logits_of(folder: Path) -> list[float]:
