@@ -353,10 +353,7 @@ class TrainingDeployment:
             summary = complete_finished(run, copies, self.config.backup.finish_seconds)
         for line in closing_lines(run.path, summary, is_result_shown):
             self.report(line)
-        self.report(
-            f"Run {run.run_id} was finished before: {run.final}; temper train … --new-run trains"
-            " again"
-        )
+        self.report(f"Run {run.run_id} was finished before: {run.final}; --new-run trains again")
         copies.report_incomplete()
         return summary
 

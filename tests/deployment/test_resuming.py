@@ -126,7 +126,7 @@ def test_a_finished_run_is_not_trained_again(
     assert train(small_config(tmp_path, max_steps=2)) == 0
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
     out = capsys.readouterr().out
-    assert f"Run {run.name} was finished before: {run / 'final'}; temper train … --new-run" in out
+    assert f"Run {run.name} was finished before: {run / 'final'}; --new-run trains again" in out
     assert "Where everything lies" in out
     assert "Training for" not in out
 

@@ -35,6 +35,7 @@ def test_rows_of_ones_own_are_trained_on_and_measured(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     assert "trained to runs/" in done.stdout
     assert "loss " in done.stdout.splitlines()[-1]
+    assert "trained on rows of" not in done.stdout + done.stderr  # it measures others
 
 
 @slow
