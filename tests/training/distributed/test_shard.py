@@ -19,6 +19,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
 )
 from infrastructure.training.checkpoints.chunked_version import KEY
 from infrastructure.training.checkpoints.snapshot import restore_snapshot
+from infrastructure.training.distributed import shard
 from infrastructure.training.distributed.group import ALONE
 from infrastructure.training.distributed.shard import blocks_of, shard_model
 from tests.faults.pickle_scan import files_with_pickles
@@ -242,3 +243,24 @@ def test_layers_that_share_weights_are_refused(what: str) -> None:
     mesh: Any = SimpleNamespace(device_type="cpu")  # it is not looked at
     with pytest.raises(ValueError, match="its layers share weights with each other"):
         shard_model(torch.nn.ModuleDict({"blocks": blocks, "head": head}), mesh)
+
+
+@pytest.mark.parametrize(
+    ("device_type", "offload", "comes_and_goes"),
+    [("cpu", False, True), ("cuda", True, True), ("cuda", False, False)],
+)
+def test_large_blocks_go_back_at_once_where_layers_come_and_go_in_main_memory(
+    monkeypatch: pytest.MonkeyPatch, device_type: str, offload: bool, comes_and_goes: bool
+) -> None:
+    events: list[str] = []
+
+    def stop(*_: object, **__: object) -> None:
+        raise InterruptedError  # behind the first block nothing is looked at
+
+    monkeypatch.setattr(shard, "give_back_large_blocks", lambda: events.append("set"))
+    monkeypatch.setattr(shard, "fully_shard", stop)
+    mesh: Any = SimpleNamespace(device_type=device_type)
+    model = torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
+    with pytest.raises(InterruptedError):
+        shard_model(model, mesh, offload=offload)
+    assert events == ["set"] * comes_and_goes

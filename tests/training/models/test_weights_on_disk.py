@@ -2,12 +2,14 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.training.models import weights_on_disk
 from infrastructure.training.models.model_manager import ModelManager
 from infrastructure.training.models.weights_on_disk import lies_in, put_back, taken_out
 
@@ -93,3 +95,19 @@ def test_a_small_model_of_the_same_kind_has_one_block_of_each_kind(saved_llama: 
     few = manager_of(saved_llama).load_few_blocks()
     assert few.config.num_hidden_layers == 1  # type: ignore[union-attr]
     assert not any(bool(p.isnan().any()) for p in few.parameters())
+
+
+def test_large_blocks_go_back_at_once_before_the_first_weight_is_made(
+    monkeypatch: pytest.MonkeyPatch, saved_llama: Path
+) -> None:
+    events: list[str] = []
+    layers = weights_on_disk._layers
+
+    def noted(*arguments: Any) -> torch.nn.Module:
+        events.append("layers")
+        return layers(*arguments)
+
+    monkeypatch.setattr(weights_on_disk, "give_back_large_blocks", lambda: events.append("set"))
+    monkeypatch.setattr(weights_on_disk, "_layers", noted)
+    on_disk(saved_llama)
+    assert events == ["set", "layers"]

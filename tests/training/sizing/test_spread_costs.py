@@ -9,6 +9,7 @@ import torch
 
 from infrastructure.core.process_memory import resident_bytes
 from infrastructure.optimization.memory_prediction import MemoryBudget
+from infrastructure.training.sizing import spread_costs as spread_costs_module
 from infrastructure.training.sizing.batch_plan import BatchPlan
 from infrastructure.training.sizing.spread_costs import SpreadState, spread_costs, spread_state
 from tests.training.small_runs import small_trainer
@@ -64,3 +65,21 @@ def test_ranks_of_one_cpu_share_its_memory_and_its_time(saved_llama: Path, tmp_p
     # two forward ones; each evaluates every example.
     assert costs.step_seconds == pytest.approx(2 * 3 * 4 * costs.evaluation_seconds)
     assert all(parameter.grad is None for parameter in measurement.model.parameters())
+
+
+def test_large_blocks_go_back_at_once_while_it_is_measured(
+    monkeypatch: pytest.MonkeyPatch, saved_llama: Path, tmp_path: Path
+) -> None:
+    events: list[str] = []
+    forward = spread_costs_module._forward
+
+    def noted(*arguments: Any) -> None:
+        events.append("forward")
+        forward(*arguments)
+
+    monkeypatch.setattr(spread_costs_module, "give_back_large_blocks", lambda: events.append("set"))
+    monkeypatch.setattr(spread_costs_module, "_forward", noted)
+    measurement = small_trainer(saved_llama, tmp_path).cost_measurement()
+    spread_costs(measurement, BatchPlan(2, 1), 2, offload=False)
+    assert events[:2] == ["set", "forward"]
+    assert events.count("set") == 1
