@@ -94,8 +94,17 @@ def shard_model(model: torch.nn.Module, mesh: DeviceMesh, *, offload: bool = Fal
     for module in sharded_modules(model):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+        if mesh.device_type == "cpu":
+            _hold_no_other_block(module)
     if weights:
         _read_own_parts(model, weights, "cpu" if offload else mesh.device_type)
+
+
+def _hold_no_other_block(module: FSDPModule) -> None:
+    """Where no exchange runs beside the computing, what FSDP does for that costs memory alone: it
+    fetches a block ahead in the backward pass, and keeps what was received of the last one."""
+    module.set_modules_to_backward_prefetch([module])  # which is there already
+    module._set_unshard_async_op(True)  # is waited for at once, and what was received is freed
 
 
 def _read_own_parts(

@@ -49,9 +49,11 @@ def spread_state(
 ) -> SpreadState:
     """What a training keeps between two micro-batches, and what is put together in one.
 
-    Embeddings, last norm and head are put together for a whole micro-batch; of the blocks there is
-    one, and the next one that is fetched already. Gradients are whole until they are summed, and
-    once more in what is sent.
+    Embeddings, last norm and head are put together for a whole micro-batch. Of a block there is
+    what was received and what computes; gloo, on a CPU, copies what it receives. A GPU fetches
+    ahead: in the forward pass it has what was received of the last block besides, in the backward
+    one two blocks' gradients. Gradients are whole until they are summed, and once more in what is
+    sent.
     """
     weights, gradients = _bytes(model), _bytes(model, trained=True)
     blocks = blocks_of(model)
@@ -60,12 +62,18 @@ def spread_state(
     largest = max((_bytes(block) for block in blocks), default=0)
     largest_gradient = max((_bytes(block, trained=True) for block in blocks), default=0)
     whole = weights + gradients + optimizer_state_bytes(create_optimizer, model)
-    of_around = sum(_size(p) * (1 + p.requires_grad) for p in around)
+    trained_around = sum(_size(p) for p in around if p.requires_grad)
+    largest_around = max(map(_size, around), default=0)
+    if on_gpu:
+        computing = 2 * largest + max(largest, 2 * largest_gradient)
+        before = largest_around + largest
+    else:
+        computing, before = 2 * largest + largest_gradient, 2 * largest_around
     waits_elsewhere = offload and on_gpu
     return SpreadState(
         whole_bytes=whole,
         part_bytes=0 if waits_elsewhere else ceil_div(whole, num_ranks),
-        together_bytes=of_around + 2 * largest + 2 * largest_gradient,
+        together_bytes=sum(map(_size, around)) + max(trained_around + computing, before),
     )
 
 

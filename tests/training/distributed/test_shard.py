@@ -6,12 +6,19 @@ One pair of processes does all the quick cases, one after another.
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
@@ -264,3 +271,58 @@ def test_large_blocks_go_back_at_once_where_layers_come_and_go_in_main_memory(
     with pytest.raises(InterruptedError):
         shard_model(model, mesh, offload=offload)
     assert events == ["set"] * comes_and_goes
+
+
+class Gathering(DefaultAllGather):
+    """Writes down when a block is put together, and what of those before is still there."""
+
+    def __init__(self, events: list[str], name: str, received: list[StorageWeakRef]) -> None:
+        super().__init__()
+        self.events, self.name, self.received = events, name, received
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        self.events.append(f"{self.name} is put together")
+        assert all(one.expired() for one in self.received)
+        block = super().allocate(size, dtype=dtype, device=device)
+        self.received.append(StorageWeakRef(block.untyped_storage()))
+        return block
+
+
+class Chain(torch.nn.Module):
+    """Three blocks, one after the other; a backward pass writes down when it is done with one."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__()
+        self.events = events
+        self.blocks = torch.nn.ModuleList([torch.nn.Linear(2, 2) for _ in range(3)])
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        for index, block in enumerate(self.blocks):
+            done = f"block {index} is done"
+            values = values + 0  # so that it is not the output of the block before
+            values.register_hook(lambda _, done=done: self.events.append(done))
+            values = block(values)
+        return values
+
+
+def test_no_block_is_put_together_on_a_cpu_before_the_last_one_is_done() -> None:
+    events: list[str] = []
+    received: list[StorageWeakRef] = []
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        model = Chain(events)
+        shard_model(model, init_device_mesh("cpu", (2,)))
+        for index, block in enumerate(model.blocks):
+            assert isinstance(block, FSDPModule)
+            block.set_custom_all_gather(Gathering(events, f"block {index}", received))
+        loss = model(torch.ones(1, 2, requires_grad=True)).sum()
+        assert events == [f"block {index} is put together" for index in range(3)]
+        events.clear()
+        loss.backward()
+    finally:
+        dist.destroy_process_group()
+    assert events == [
+        f"block {index} is {what}" for index in (2, 1, 0) for what in ("put together", "done")
+    ]

@@ -43,7 +43,21 @@ def test_a_rank_keeps_its_part_and_puts_together_what_computes() -> None:
 def test_what_is_kept_in_main_memory_takes_none_of_a_gpu() -> None:
     whole, kept = state_of(Model()), state_of(Model(), offload=True)
     assert kept == replace(whole, part_bytes=0)
-    assert state_of(Model(), offload=True, on_gpu=False) == whole  # a CPU has no other memory
+    on_cpu = state_of(Model(), offload=True, on_gpu=False)  # which has no other memory
+    assert on_cpu == state_of(Model(), on_gpu=False)
+    assert on_cpu.part_bytes == whole.part_bytes
+
+
+def test_a_cpu_copies_what_is_sent_and_fetches_no_block_ahead() -> None:
+    model = Model()
+    at_the_start = 1000 * (1 + 2)
+    assert state_of(model, on_gpu=False).together_bytes == 4 * at_the_start
+    model.embedding = torch.nn.Embedding(100, 1)
+    while_computing = 100 * 2 + 300 * 2 + 300
+    assert state_of(model, on_gpu=False).together_bytes == 4 * while_computing
+    model.requires_grad_(False)
+    model.embedding.requires_grad_(True)
+    assert state_of(model, on_gpu=False).together_bytes == 4 * (100 * 2 + 300 * 2)
 
 
 def test_frozen_weights_are_spread_and_have_no_gradients() -> None:
@@ -51,7 +65,11 @@ def test_frozen_weights_are_spread_and_have_no_gradients() -> None:
     model.embedding.requires_grad_(False)
     state = state_of(model)
     assert abs(state.whole_bytes - (4 * 1000 + 16 * 500)) <= 3 * 4
-    assert state.together_bytes == 4 * (1000 + 300 * 2 * 2)
+    assert state.together_bytes == 4 * (1000 + max(300 * 2 * 2, 1000 + 300))
+    model.requires_grad_(False)
+    model.layers[0].requires_grad_(True)
+    model.embedding = torch.nn.Embedding(100, 1)
+    assert state_of(model).together_bytes == 4 * (100 * 2 + max(300 * 3, 300 * 2 + 200 * 2))
 
 
 def test_ranks_of_one_cpu_share_its_memory_and_its_time(saved_llama: Path, tmp_path: Path) -> None:
