@@ -75,7 +75,7 @@ TESTS = {
     "training/core": "state",
     "training/checkpoints": "snapshot save_schedule checkpoint_manager",
     "training/data/serving": "example_order collate prefetch",
-    "training/data": "selection",
+    "training/data": "selection used_fields",
     "training/data/encoding": "tokenization",
     "training/strategies": "*",
     "quantum/samplers": "deadline fallback process_sampler",
