@@ -9,8 +9,12 @@ import pytest
 from tests.deployment.runs import small_settings
 from tests.forks import outcome_of_forked
 
+# The parent of the fork may have imported the tests, and with them everything.
 PROGRAM = """
 import sys
+OURS = ("infrastructure", "temper", "dimod")
+for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+    del sys.modules[name]
 from infrastructure.commands.main import main
 code = main(["train", "--config", "c.yaml"])
 print(f"ended with {code}; dimod: {'dimod' in sys.modules}")
