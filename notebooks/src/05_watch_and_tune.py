@@ -44,7 +44,7 @@ summary = colab.train(config, detached=True)
 
 # %% nbmake={"post_cell_execute": ["assert fastest['tried'] and fastest['settings']"]}
 fastest = colab.find_fastest(config, with_learning_rate=True)
-print("\nin a terminal: temper train", fastest["flags"])
+print(f"\nin a terminal: temper train --preset {preset} {fastest['flags']}")
 
 # %% [markdown]
 # ## 4 · Train with what was found

@@ -16,7 +16,7 @@ from tests.notebooks.kernels import CellError, kernels_are_forks, notebook_in_ke
 from tests.notebooks.notebook_files import NOTEBOOKS, copy_into, variables, variables_of
 from tests.slow import slow, slow_but
 
-CELL_SECONDS = 120
+CELL_SECONDS = 600  # a guard against cells that hang; busy machines take minutes
 # What a kernel executes that is a fork, so that the training that it starts to go on alone is one.
 DETACHED_FORKS = """
 import tests.forks, tests.deployment.runs

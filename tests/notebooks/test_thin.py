@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from infrastructure.commands.main import create_parser
+from infrastructure.config.sources.flags import flags_given
 from infrastructure.core.redact import redact
 from notebooks import build
 from tests.notebooks.notebook_files import NOTEBOOKS, cells_of, read, text_of
@@ -185,6 +187,18 @@ def test_the_address_stands_in_one_place(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert build.main(["--check"]) == 1
     assert build.main([]) == 0
     assert (tmp_path / "README.md").read_text() == f"[Colab]({elsewhere}a.ipynb)\n"
+
+
+def test_the_command_for_a_terminal_names_the_preset_of_the_notebook(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    [notebook] = [path for path in NOTEBOOKS if path.stem.startswith("05")]
+    lines = [line for cell in cells_of(notebook) for line in text_of(cell).splitlines()]
+    [command] = [line for line in lines if "temper train" in line]
+    exec(command, {"preset": "thorough", "fastest": {"flags": "--num-workers 3"}})
+    words = capsys.readouterr().out.split("temper ")[1].split()
+    given = flags_given(create_parser().parse_args(words))
+    assert given == {"--preset": "thorough", "--num-workers": "3"}
 
 
 def test_the_same_source_always_makes_the_same_bytes() -> None:
