@@ -174,18 +174,19 @@ def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
 def _look_on(what: Path | DetachedTraining) -> Summary:
     """Show what another process trains until that ends, or until the cell is interrupted."""
     run_path = None if isinstance(what, DetachedTraining) else what
+    was_finished = run_path is not None and RunDirectory(run_path).is_finished()
     try:
         if isinstance(what, DetachedTraining):
             run_path = detached_trainings.follow(what)
+            was_finished = what.was_finished_before
         assert run_path is not None
-        was_trained = _is_trained(run_path)
-        if was_trained:
+        if _is_trained(run_path):
             print(f"Run {run_path.name} is trained by {read_trainer(run_path)}; looking on")
         _show_until_end(run_path)
     except KeyboardInterrupt:
         _print_next_steps(run_path)
         return _summary_of(run_path)
-    return _ended(run_path, was_trained)
+    return _ended(run_path, was_finished)
 
 
 def _is_trained(run_path: Path) -> bool:
@@ -220,8 +221,11 @@ def _summary_of(run_path: Path | None) -> Summary:
     return {"status": "running", **summary, "paths": paths_of(run_path)}
 
 
-def _ended(run_path: Path, was_trained: bool) -> Summary:
+def _ended(run_path: Path, was_finished: bool) -> Summary:
     """Tell how it ended, as the process that trained it has told.
+
+    Args:
+        was_finished: it was already when the looking on began.
 
     Raises:
         RunFailedError: it failed, or was broken off.
@@ -242,16 +246,17 @@ def _ended(run_path: Path, was_trained: bool) -> Summary:
     if state == "stopped":
         print(f"Stopped at step {summary.get('steps')}: {summary.get('reason')}")
     elif state == "finished":
-        return _completed(run_path, summary, was_trained)
+        return _completed(run_path, summary, was_finished)
     return summary
 
 
-def _completed(run_path: Path, summary: Summary, was_trained: bool) -> Summary:
+def _completed(run_path: Path, summary: Summary, was_finished: bool) -> Summary:
     """All of a finished run is confirmed at its place, or it is told loudly that it is not; the
     process that has trained it may wait for that still."""
     run = RunDirectory(run_path)
     if run.is_of_a_trainer():
-        if was_trained:
+        if not was_finished:
             print(*closing_lines(run_path, summary, in_notebook_kernel()), sep="\n")
         return summary
-    return TrainingDeployment(run.read_configuration()).complete(run, in_notebook_kernel())
+    deployment = TrainingDeployment(run.read_configuration())
+    return deployment.complete(run, in_notebook_kernel(), was_finished=was_finished)

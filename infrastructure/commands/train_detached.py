@@ -17,7 +17,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.process_wide import take_effect
 from infrastructure.core.files import write_text
 from infrastructure.core.stop_signals import interrupt_on_signals
-from infrastructure.deployment.detached import OUTPUT_NAME, RUN_NAME
+from infrastructure.deployment.detached import FINISHED_BEFORE_NAME, OUTPUT_NAME, RUN_NAME
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.run.directory import RunDirectory
 
@@ -66,7 +66,11 @@ def train(
     from infrastructure.deployment.deploy_training import TrainingDeployment
     from infrastructure.deployment.sweep_trial import trial_observer
 
+    is_begun = False
+
     def begun(run_path: Path) -> None:
+        nonlocal is_begun
+        is_begun = True
         _move_output(folder / OUTPUT_NAME, run_path / OUTPUT_FILE)
         write_text(folder / RUN_NAME, str(run_path.absolute()))
 
@@ -74,6 +78,8 @@ def train(
         observers = [] if trial is None else [trial_observer(trial)]
         deployment = TrainingDeployment(config, show_in_flags, accept, begun, observers=observers)
         summary = deployment.run() if run_path is None else deployment.go_on(RunDirectory(run_path))
+    if not is_begun:
+        write_text(folder / FINISHED_BEFORE_NAME, "")  # first, as who looks on waits for the other
     write_text(folder / RUN_NAME, str(Path(summary["paths"]["run"]).absolute()))
     return exit_code_of_training(summary)
 

@@ -336,12 +336,15 @@ class TrainingDeployment:
         self.is_place_missing = copies.backup.is_missing
         self._place_id = copies.backup.place_id
 
-    def complete(self, run: RunDirectory, is_result_shown: bool = False) -> Summary:
+    def complete(
+        self, run: RunDirectory, is_result_shown: bool = False, *, was_finished: bool = True
+    ) -> Summary:
         """Have all of a finished run confirmed at `backup.place`, and tell of it; nothing is
         trained.
 
         Args:
             is_result_shown: somebody else shows a person the result.
+            was_finished: it was before anybody looked; False: while a person looked on.
 
         Returns:
             What summary.json holds; `backup` says how the copies stand now.
@@ -353,7 +356,8 @@ class TrainingDeployment:
             summary = complete_finished(run, copies, self.config.backup.finish_seconds)
         for line in closing_lines(run.path, summary, is_result_shown):
             self.report(line)
-        self.report(f"Run {run.run_id} was finished before: {run.final}; --new-run trains again")
+        when = "was finished before" if was_finished else "is finished"
+        self.report(f"Run {run.run_id} {when}: {run.final}; --new-run trains again")
         copies.report_incomplete()
         return summary
 

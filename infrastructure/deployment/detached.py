@@ -4,6 +4,7 @@
                                   /purpose.json   what it trains, for who would start the same
                                   /output.txt     what it says, until its run has a directory
                                   /run            then: the path of that directory
+                                  /finished_before    only where there was nothing to train
 
 From then on what it says goes to `logs/output.txt` in the run's directory. Loads no torch.
 """
@@ -46,6 +47,7 @@ from infrastructure.run.output_dir import writable
 from infrastructure.training.data.defaults import make_ready
 
 FOLDER, RUN_NAME, PURPOSE_NAME, OUTPUT_NAME = ".detached", "run", "purpose.json", "output.txt"
+FINISHED_BEFORE_NAME = "finished_before"
 LOOK_SECONDS = 0.1
 STOP_SECONDS = 300.0  # saving, and copying to the place, may take long
 MAX_LINES_OF_FAILURE = 3
@@ -78,6 +80,11 @@ class DetachedTraining:
             return Path((self.folder / RUN_NAME).read_text())
         except OSError:
             return None
+
+    @property
+    def was_finished_before(self) -> bool:
+        """Whether its run, once known, was finished already when the process began."""
+        return (self.folder / FINISHED_BEFORE_NAME).exists()
 
     def exit_code(self) -> int:
         """Of the process, which has ended; FAILED where another process had started it."""

@@ -135,7 +135,7 @@ def test_a_detached_training_outlives_its_kernel_and_the_next_kernel_looks_on(
 
 
 def test_without_a_notebook_lines_show_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     summary = train(small_config(tmp_path, num_epochs=1))
     assert summary["status"] == "finished"
@@ -144,7 +144,16 @@ def test_without_a_notebook_lines_show_the_same(
     assert "Where everything lies" in captured.out
     again = attach(summary["paths"]["run"])
     assert (again["status"], again["steps"]) == ("finished", summary["steps"])
-    assert capsys.readouterr().out.startswith("finished · step")
+    shown = capsys.readouterr().out
+    assert shown.startswith("finished · step")
+    assert "was finished before" in shown
+    ended, aside = Path(summary["paths"]["run"], "summary.json"), tmp_path / "aside"
+    ended.rename(aside)
+    monkeypatch.setattr(training, "_show_until_end", lambda _: aside.rename(ended))
+    attach(summary["paths"]["run"])  # it ends while somebody looks on
+    shown = capsys.readouterr().out
+    assert f"Run {ended.parent.name} is finished: " in shown
+    assert "finished before" not in shown
 
 
 def test_a_training_ends_before_its_session(
@@ -169,7 +178,10 @@ def test_a_detached_training_comes_to_the_same_numbers(
     other = train(small_config(tmp_path / "b", num_epochs=3), detached=True)
     assert other["status"] == "finished"
     assert losses(Path(one["paths"]["run"])) == losses(Path(other["paths"]["run"]))
-    assert "Where everything lies" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "Where everything lies" in shown
+    assert f"Run {Path(other['paths']['run']).name} is finished: " in shown
+    assert "finished before" not in shown
 
 
 def test_a_run_that_failed_elsewhere_fails_the_cell_too(tmp_path: Path) -> None:

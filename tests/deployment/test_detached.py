@@ -74,6 +74,7 @@ def test_it_trains_to_the_same_numbers_as_in_the_foreground(tmp_path: Path) -> N
     lines: list[str] = []
     run = detached.follow(training, lines.append)
     assert training.exit_code() == 0
+    assert not training.was_finished_before
     assert losses(run) == losses(here)
     assert "Where everything lies" in (run / OUTPUT_FILE).read_text()
     # the same once more: it is finished, which is said, and changes nothing
@@ -81,6 +82,7 @@ def test_it_trains_to_the_same_numbers_as_in_the_foreground(tmp_path: Path) -> N
     again = detached.start(small_config(background, num_epochs=1))
     assert detached.follow(again, lines.append) == run
     assert again.exit_code() == 0
+    assert again.was_finished_before
     assert any("was finished before" in line for line in lines)
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == files
 
