@@ -77,7 +77,7 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.defaults import make_ready, num_positions
 from infrastructure.training.data.encoding.row_schema import TEXT
 from infrastructure.training.data.preparation.doubts import check_meant
-from infrastructure.training.data.preparation.plan import without_template
+from infrastructure.training.data.preparation.plan import template_notes
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from infrastructure.training.loop.loop import TrainingLoop
@@ -467,8 +467,8 @@ class TrainingDeployment:
         data_report = getattr(data, "report", None)
         positions = num_positions(config, may_fetch=False)
         data_lines = data_report.lines(self.report.is_verbose, positions) if data_report else []
-        if data_report and data_report.shape != TEXT and config.data.chat_template is None:
-            data_lines += without_template(trainer.adapter.tokenizer)
+        if data_report and data_report.shape != TEXT:
+            data_lines += template_notes(config.data, trainer.adapter.tokenizer)
         if trainer.sharding_sentence:
             show = self.report.detail if trainer.sharding is None else self.report
             show(trainer.sharding_sentence)

@@ -9,6 +9,7 @@ import pytest
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.testing.label_checks import (
     AnswerMarks,
     check_answers,
@@ -18,8 +19,15 @@ from infrastructure.testing.label_checks import (
 )
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Subject
-from infrastructure.training.data.encoding.chat_format import TemplateFormat, marks_without_token
+from infrastructure.training.data.encoding.chat_format import (
+    ANSWER,
+    QUESTION,
+    TemplateFormat,
+    marks_without_token,
+)
 from infrastructure.training.data.encoding.tokenization import LABELS_VERSION, ConversationEncoder
+from infrastructure.training.data.preparation.plan import template_notes
+from infrastructure.training.data.readers.rows import Conversation
 from tests.testing.check_models import MODELS, save_model_of, settings_of, trainer_of
 from tests.training.data.trl_masks import (
     Learnt,
@@ -216,6 +224,25 @@ def test_a_template_in_marks_of_another_tokenizer_is_named() -> None:
     assert marks_without_token(template, tokenizer_for(template)) == []
     lacking = marks_without_token(template, tokenizer_for(""))
     assert lacking == ["<|im_start|>", "<|im_end|>"]
+
+
+@needs_templates
+def test_a_given_template_in_tags_that_the_model_lacks_is_noted_with_what_they_cost() -> None:
+    template = model_template("qwen3")
+    given, own = DataConfig(chat_template=template), DataConfig()
+    lacking = tokenizer_for("")
+    lacking.chat_template = template
+    [note] = template_notes(given, lacking)
+    assert "<|im_start|>, <|im_end|>, <think>, </think>, which are no tokens" in note
+    knowing, written = tokenizer_for(template), TemplateFormat(lacking)
+    text = written.write_whole(Conversation((QUESTION, ANSWER))).text
+    more = [len(one(text, add_special_tokens=False)["input_ids"]) for one in (lacking, knowing)]
+    num_more = int(note.split("in about ")[1].split()[0])
+    assert num_more == pytest.approx(more[0] - more[1], abs=2)  # line breaks beside them
+    assert template_notes(given, knowing) == []
+    assert template_notes(own, lacking) == []  # the model came with it
+    lacking.chat_template = None
+    assert "the model has no chat template" in template_notes(own, lacking)[0]
 
 
 def test_rows_that_spell_special_tokens_are_reported_and_stop_nothing(

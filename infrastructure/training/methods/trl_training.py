@@ -20,7 +20,7 @@ from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import PIP_LINES, require
 from infrastructure.training.core.precision import choose_device
-from infrastructure.training.data.preparation.plan import read_chat_template, without_template
+from infrastructure.training.data.preparation.plan import read_chat_template, template_notes
 from infrastructure.training.methods.held_out_means import weigh_pairs
 from infrastructure.training.methods.method_data import MethodData, MethodRow, read_data
 from infrastructure.training.methods.method_table import RowKind, TrlMethod, installed_method
@@ -102,7 +102,7 @@ class TrlTraining:
 
     def lines(self) -> list[str]:
         """For people, before the model is loaded."""
-        lines = [*self.data.lines(), *without_template(self.tokenizer)]
+        lines = [*self.data.lines(), *template_notes(self.config.data, self.tokenizer)]
         reused = [n for n in REUSING if self.config.training.method_settings.get(n, 1) != 1]
         if reused:
             lines.append(

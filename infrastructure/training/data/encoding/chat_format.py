@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 TEMPLATE_DATE = datetime(2024, 7, 26)
 GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 MARK = re.compile(r"""<\|[^|<>\s'"{}]+\|>""")  # such as <|im_end|>, around messages
+TAG = re.compile(r"<[^<>\s]+>")  # such as <|im_end|>, <think> and </s>
 COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 SENTENCE_WORDS = 4  # fewer are names of roles
 QUESTION, ANSWER = Turn("user", "Ping 7391?"), Turn("assistant", "Pong 4826")
@@ -445,6 +446,20 @@ def marks_without_token(template: str, tokenizer: "PreTrainedTokenizerBase") -> 
     """The marks of a chat template, such as <|im_end|>, that the tokenizer cuts into pieces."""
     known = tokenizer.get_vocab()
     return [mark for mark in dict.fromkeys(MARK.findall(template)) if mark not in known]
+
+
+def spelled_tags(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[str], int]:
+    """The tags that the chat template writes around a question and its answer and that are no
+    tokens of this tokenizer, and about how many tokens more they take than if they were: what
+    stands beside them may be cut otherwise, too."""
+    try:
+        text = TemplateFormat(tokenizer).write_whole(Conversation((QUESTION, ANSWER))).text
+    except FormatError:
+        return [], 0  # it wants more than a question and an answer
+    known = tokenizer.get_vocab()
+    tags = [tag for tag in TAG.findall(text) if tag not in known]
+    pieces = [len(tokenizer(tag, add_special_tokens=False)["input_ids"]) for tag in tags]
+    return list(dict.fromkeys(tags)), sum(pieces) - len(tags)
 
 
 def leading_ids(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.types import amount_bytes
 from infrastructure.core.hardware import memory, processor
-from infrastructure.training.data.encoding.chat_format import marks_without_token
+from infrastructure.training.data.encoding.chat_format import marks_without_token, spelled_tags
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.encoding.row_schema import ROWS_VERSION, RowSchema
 from infrastructure.training.data.encoding.schema_detection import (
@@ -382,9 +382,14 @@ def read_chat_template(setting: str) -> str:
     return path.read_text("utf-8")
 
 
-def without_template(tokenizer: "PreTrainedTokenizerBase | None") -> list[str]:
-    """A sentence where no chat template writes the conversations that a model learns."""
-    if tokenizer is None or tokenizer.chat_template:
+def template_notes(config: DataConfig, tokenizer: "PreTrainedTokenizerBase | None") -> list[str]:
+    """A sentence where no chat template writes the conversations that a model learns, or where one
+    that was given writes them in tags that are no tokens of the model."""
+    if tokenizer is None:
+        return []
+    if config.chat_template is not None:
+        return _notes_of_given(tokenizer)
+    if tokenizer.chat_template:
         return []
     path = shipped_templates().get("qwen3")
     is_known = path is not None and not marks_without_token(path.read_text("utf-8"), tokenizer)
@@ -392,6 +397,18 @@ def without_template(tokenizer: "PreTrainedTokenizerBase | None") -> list[str]:
     return [
         "note: the model has no chat template: prompts and answers are written as plain text, a"
         f" line each; data.chat_template gives it one, {ready}"
+    ]
+
+
+def _notes_of_given(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
+    tags, num_more = spelled_tags(tokenizer)
+    if not tags:
+        return []
+    return [
+        f"note: data.chat_template writes {', '.join(tags)}, which are no tokens of this model:"
+        f" they are spelled, in about {num_more} tokens more for a question with its answer,"
+        " and those of an answer stand as text in what the trained model says, where exact match"
+        " counts them; a template in its own tokens, or none, does without"
     ]
 
 
