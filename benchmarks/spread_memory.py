@@ -16,9 +16,8 @@ state of full training is 16 bytes for each weight (weight, gradient, two number
 `--lora` the 4 of the weight. So a process with half of the state fits, and one with all does not.
 Two processes are to stay within 10 % of what was forecast for each, which is half of the state and
 what it measures besides; and since November 25th without running out of memory once, which restarts
-in smaller pieces had answered unseen. The model of `--lora` has had 40 layers since that day: 28
-left some 8 MiB for what its own weights, activations and saves took, which comes and goes with what
-else a process has.
+in smaller pieces had answered unseen. The model of `--lora` has had 40 layers since that day, so it
+was not fixed before all runs: 28 ran out of memory then, and were not tried with what came after.
 """
 
 import argparse
