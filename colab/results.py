@@ -17,6 +17,7 @@ from infrastructure.deployment.model_repair import repair_model
 from infrastructure.evaluation.evaluate import Evaluation, measure_model
 from infrastructure.evaluation.prompting import answer_questions
 from infrastructure.evaluation.request import Request
+from infrastructure.monitoring.drawing.formatting import blank
 from infrastructure.monitoring.drawing.html_page import page
 from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.report.quantum_section import quantum_steps
@@ -162,7 +163,7 @@ def ask(
         print(note)
     answers = answer_questions(model, questions, max_tokens, system=system)
     for question, answer in zip(questions, answers, strict=True):
-        print(f"{question}\n  → {answer or '(nothing)'}\n")
+        print(f"{question}\n  → {answer.strip() or blank(answer)}\n")
     return answers
 
 

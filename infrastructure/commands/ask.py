@@ -12,7 +12,7 @@ from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
 from infrastructure.core.console import show_beside, waiting_beside
 from infrastructure.core.exit_codes import ExitCode
-from infrastructure.monitoring.drawing.formatting import printable
+from infrastructure.monitoring.drawing.formatting import blank, printable
 from infrastructure.monitoring.records.run_list import naming_runs, run_or_model
 
 LONGEST_ANSWER_TOKENS = 256
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
         answer = written.text.strip()
         num_answered += 1
         # What an untrained model writes could steer a terminal.
-        lines = [printable(line) for line in answer.strip().splitlines()] or ["(nothing)"]
+        lines = [printable(line) for line in answer.strip().splitlines()] or [blank(written.text)]
         if options.questions:
             lines = [question, *(f"  {line}" for line in lines), ""]
         show(options.json, {"question": question, "answer": answer}, *lines)

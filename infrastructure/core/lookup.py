@@ -32,9 +32,20 @@ def _likeness(name: str, choice: str) -> float:
         while len(given) > 1 and len(known) > 1 and given[end] == known[end]:
             del given[end], known[end]
     left, right = "".join(given), "".join(known)
+    if _are_swapped(left, right):
+        return 1 - 1 / (2 * whole)
     if len(left) == len(right) and whole >= 6 and sum(map(str.__ne__, left, right)) == 1:
         return max(LIKE_ENOUGH, 1 - 1 / whole)
     return difflib.SequenceMatcher(None, left, right).ratio()
+
+
+def _are_swapped(left: str, right: str) -> bool:
+    """Whether two neighbouring letters have changed places, and nothing else is another."""
+    differing = [i for i, pair in enumerate(zip(left, right, strict=False)) if len(set(pair)) > 1]
+    if len(left) != len(right) or len(differing) != 2:
+        return False
+    first, second = differing
+    return second == first + 1 and left[first : second + 1] == right[first : second + 1][::-1]
 
 
 def unknown_name(

@@ -44,6 +44,7 @@ from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.drawing.quantity_names import name_and_value
 from infrastructure.monitoring.drawing.tables import PLAIN_LOSS, held_out_loss, render_table
 from infrastructure.monitoring.records.run_list import finished_model
+from infrastructure.training.data.preparation.plan import first_rows
 from infrastructure.training.data.readers.sources import data_files_hash, discover, held_out_beside
 from infrastructure.training.models.saved_model import notes_of_rounded
 from infrastructure.training.models.source import find_source
@@ -51,6 +52,11 @@ from infrastructure.training.trainer_factory import TrainerFactory
 
 # How rows became tokens in the run that made the model; other rules would measure something else.
 INHERITED = ("max_length", "train_on", "chat_template", "over_length")
+# Which columns they were made of; other data may have other ones.
+COLUMNS = (
+    *("shape", "prompt_column", "answer_column", "context_column", "text_column"),
+    *("image_column", "task_column"),
+)
 
 
 @dataclass
@@ -324,7 +330,22 @@ def inherit_from_run(config: DeploymentConfig) -> dict[str, object]:
     saved = _data_of_run(config)
     if saved is None:
         return {}
-    return _take(config, {f"data.{name}": getattr(saved, name) for name in INHERITED})
+    names = (*INHERITED, *COLUMNS) if _has_columns(config, saved) else INHERITED
+    return _take(config, {f"data.{name}": getattr(saved, name) for name in names})
+
+
+def _has_columns(config: DeploymentConfig, saved: DataConfig) -> bool:
+    """Whether the data that is measured has the columns that were named for the run's."""
+    named = {name: getattr(saved, name) for name in COLUMNS}
+    if all(named[name] == getattr(DataConfig(), name) for name in COLUMNS):
+        return False
+    if any(config.source(f"data.{name}").layer is not Layer.DEFAULT for name in COLUMNS):
+        return False
+    try:
+        first_rows(config.data.model_copy(update=named))
+    except (ValueError, OSError):
+        return False
+    return True
 
 
 def _take(config: DeploymentConfig, values: Mapping[str, object]) -> dict[str, object]:
@@ -346,6 +367,7 @@ def _data_of_run(config: DeploymentConfig) -> DataConfig | None:
     try:
         recorded = as_object(_values(run)["data"])
         known: dict[str, Any] = {name: recorded[name] for name in INHERITED}
+        known |= {name: recorded[name] for name in COLUMNS if name in recorded}
         return DataConfig(**known)
     except (KeyError, TypeError, ValueError):
         return None  # not a run of ours, or an unreadable one: the model itself is still whole

@@ -7,7 +7,7 @@ Loads no torch.
 from pathlib import Path
 
 from infrastructure.core.notebook import in_notebook_kernel
-from infrastructure.monitoring.drawing.formatting import format_duration, printable
+from infrastructure.monitoring.drawing.formatting import blank, format_duration, printable
 from infrastructure.monitoring.drawing.tables import before_after_table
 from infrastructure.monitoring.records.run_list import ROUNDED
 from infrastructure.monitoring.records.status_text import question_command, writes_text
@@ -126,7 +126,9 @@ def cost_lines(summary: Summary) -> list[str]:
 def _indented(name: str, text: str | None, *, keeps_end: bool = False) -> list[str]:
     """A text beside its name. `keeps_end`: of a long one the end is shown, and not the start."""
     lines = (text or "").strip().splitlines()
-    whole = [_cut(printable(line), keeps_end) for line in lines if line.strip()] or ["(nothing)"]
+    whole = [_cut(printable(line), keeps_end) for line in lines if line.strip()] or [
+        blank(text or "")
+    ]
     left_out = len(whole) - MAX_EXAMPLE_LINES
     lines_left = f"{left_out} more line{'s' * (left_out > 1)}"
     more = [f"… ({lines_left}; the report has all)"] if left_out > 0 else []

@@ -31,6 +31,7 @@ def test_what_reads_like_nothing_has_no_nearest() -> None:
         ("--batchsize", ["--batch-size", "--block-size"], "--batch-size"),
         ("warmup", ["warmup_steps", "max_steps"], "warmup_steps"),
         ("--save-steps", ["--max-steps", "--warmup-steps"], None),
+        ("--modle", ["--mode", "--model"], "--model"),
         ("--fsdp", ["--seed", "--lora"], None),
         ("--lr", ["--lora", "--lora-r"], None),
         ("TEMPER_FSDP", ["TEMPER_SEED"], None),

@@ -54,6 +54,22 @@ def test_what_was_requested_comes_first(run: Path) -> None:
     assert config.data.max_length == 99
 
 
+def test_the_columns_of_the_run_are_those_of_data_that_has_them(tmp_path: Path) -> None:
+    columns = {"prompt_column": "they ask", "answer_column": "we reply"}
+    saved = DeploymentConfig(data=columns).to_dict()
+    (tmp_path / "final").mkdir()
+    (tmp_path / "run.json").write_text(json.dumps({"configuration": saved}))
+    (tmp_path / "alike.csv").write_text("they ask,we reply\nHow late?,Nine\nWhere?,Here\n")
+    (tmp_path / "usual.csv").write_text("question,answer\nHow late?,Nine\nWhere?,Here\n")
+    alike = config_for(tmp_path / "final", path=str(tmp_path / "alike.csv"))
+    assert inherit_from_run(alike) == {f"data.{key}": name for key, name in columns.items()}
+    assert alike.data.answer_column == "we reply"
+    given = {"prompt_column": "we reply", "answer_column": "they ask"}
+    for path, more in (("usual.csv", {}), ("alike.csv", given)):
+        config = config_for(tmp_path / "final", path=str(tmp_path / path), **more)
+        assert inherit_from_run(config) == {}
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_beside_a_run_the_model_that_it_began_with_is_measured_alike(
     run: Path, tmp_path: Path, is_first: bool

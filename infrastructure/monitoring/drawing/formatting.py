@@ -95,6 +95,11 @@ def clip(text: str, max_characters: int) -> str:
     return f"{text[:max_characters]} … ({left_out:,} more characters)"
 
 
+def blank(answer: str) -> str:
+    """What is shown of an answer in which nothing can be read."""
+    return "(only white space)" if answer else "(nothing)"
+
+
 def printable(text: object) -> str:
     """`text` in one line without control characters, which could steer a terminal."""
     return "".join(map(_printable_character, str(text)))

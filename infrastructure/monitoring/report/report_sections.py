@@ -8,7 +8,7 @@ from typing import Any
 
 from infrastructure.monitoring.drawing.curves import charts_of, curves, single_numbers
 from infrastructure.monitoring.drawing.downsampling import NUM_BUCKETS
-from infrastructure.monitoring.drawing.formatting import clip
+from infrastructure.monitoring.drawing.formatting import blank, clip
 from infrastructure.monitoring.drawing.html import (
     MAX_TEXT_CHARACTERS,
     Markup,
@@ -174,7 +174,7 @@ def example(view: RunView) -> Markup:
     for key, name in (("expected", "Expected"), ("before", "Before"), ("after", "After")):
         if key in shown:
             heading = element("h3", name, _verdict(shown, key))
-            text = _as_text(shown[key]).strip() or "(nothing)"
+            text = _as_text(shown[key]).strip() or blank(_as_text(shown[key]))
             answers.append(element("div", heading, element("pre", text)))
     prompt = element("h3", "Prompt") + element("pre", _as_text(shown.get("prompt", "")))
     three = element("div", *answers, css_class="columns three")

@@ -3,6 +3,7 @@ import math
 import pytest
 
 from infrastructure.monitoring.drawing.formatting import (
+    blank,
     clip,
     format_bytes,
     format_duration,
@@ -88,3 +89,7 @@ def test_text_cannot_steer_the_terminal() -> None:
 )
 def test_the_time_of_a_step_is_readable(seconds: float, text: str) -> None:
     assert format_step_time(seconds) == text
+
+
+def test_line_breaks_alone_are_no_empty_answer() -> None:
+    assert [blank(""), blank("\n\n")] == ["(nothing)", "(only white space)"]

@@ -94,6 +94,11 @@ class ShapeRequest:
         if self.shape not in ("auto", *SHAPES):
             raise ValueError(f"data.shape: {unknown_name('shape', self.shape, ['auto', *SHAPES])}")
         pair = self.prompt_column or self.answer_column or self.context_column
+        if self.prompt_column and self.prompt_column == self.answer_column:
+            raise ValueError(
+                f"data.prompt_column and data.answer_column are both {self.prompt_column}: a model"
+                " would learn to repeat its question; for plain text set data.text_column"
+            )
         if self.text_column and pair:
             raise ValueError(
                 "data.text_column is for plain text and data.prompt_column, data.answer_column and"

@@ -155,6 +155,7 @@ WRONG_REQUESTS: list[tuple[dict[str, str], str]] = [
     ({"group_column": "level"}, r"data\.balance_by: unknown column 'level'"),
     ({"text_column": "answer", "prompt_column": "question"}, "set one of the two kinds"),
     ({"text_column": "answer", "shape": "qa"}, "does not go with data.shape='qa'"),
+    ({"prompt_column": "a", "answer_column": "a"}, "are both a: a model"),
     ({"prompt_column": "question", "shape": "messages"}, "do not go with data.shape='messages'"),
 ]
 
