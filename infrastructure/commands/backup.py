@@ -35,14 +35,14 @@ from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import StorageError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.kept_traceback import COPIER_TRACEBACK_FILE
-from infrastructure.core.redact import MASK, redact, redact_urls
+from infrastructure.core.redact import MASK, redact_urls
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_number
 from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.monitoring.records.run_list import FINAL
 from infrastructure.monitoring.records.run_owner import read_trainer, was_stopped
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import RunDirectory, RunStatus, find_run
-from infrastructure.run.restore import answer_of, named_run, restore_run
+from infrastructure.run.restore import answer_of, named_run, restore_run, why_empty
 
 
 def add_arguments(parser: CommandParser) -> None:
@@ -125,28 +125,14 @@ def _list_runs(
         for run, row in newest.items()
     ]
     facts = [{"run": run, "newest_step": row.step if row else None} for run, row in newest.items()]
-    lines = [render_table(["run", "newest", "saved"], rows)] if rows else [_why_empty(place)]
-    if rows and heading:
+    why = "" if rows else why_empty(place)
+    lines = [render_table(["run", "newest", "saved"], rows)]
+    if not rows:
+        lines = [f"No run at {place.url}{why}"]
+    elif heading:
         lines.insert(0, heading)
     show(options.json, {"place": place.url, "runs": facts}, *lines)
-    return ExitCode.DONE if rows or _is_there(place) else ExitCode.WRONG_INPUT
-
-
-def _is_there(place: Place) -> bool:
-    try:
-        place.names(Path())
-    except OSError:
-        return False
-    return True
-
-
-def _why_empty(place: Place) -> str:
-    """That no run lies there; and that there is no such folder or repository, where that is why."""
-    try:
-        place.names(Path())
-    except OSError as error:
-        return f"No run at {place.url}: {redact(error.strerror or str(error))}"
-    return f"No run at {place.url}"
+    return ExitCode.WRONG_INPUT if why else ExitCode.DONE
 
 
 def _newest(store: Store) -> BackupEntry | None:

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Collection, Sequence
 
+from infrastructure.backup.run_backup import place_options
 from infrastructure.commands.arguments import accepted, add_accept, add_run
 from infrastructure.commands.output import loading_torch, show_in_flags
 from infrastructure.commands.ranks import on_several_processes
@@ -13,6 +14,7 @@ from infrastructure.config.sources.flags import add_config_flags
 
 # What a run that goes on is told anew by file and environment too; the rest by flags alone.
 CHANGED_BY_RESUMING = ("log_level", "cuda_visible_devices", "num_processes", "process_timeout")
+PLACE = "backup.place"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +41,15 @@ def run(options: argparse.Namespace) -> int:
             or (key in CHANGED_BY_RESUMING and source.layer is not Layer.DEFAULT)
         )
     ]
-    return resume(options.run, config.output_dir, changes, accepted(options), options.words_given)
+    place = place_options(config).place  # where a run that is not here may lie
+    return resume(
+        options.run,
+        config.output_dir,
+        changes,
+        accepted(options),
+        options.words_given,
+        Setting(PLACE, place, config.source(PLACE)) if place else None,
+    )
 
 
 def resume(
@@ -48,16 +58,18 @@ def resume(
     changes: Collection[Setting] = (),
     accept: Collection[str] = (),
     words: Sequence[str] = (),
+    place: Setting | None = None,
 ) -> int:
     """As `resume_with` of `infrastructure.deployment.one_call`; the exit code. A run that cannot go
     on is refused before torch is loaded.
 
     Args:
         words: of the command line, for each of several processes.
+        place: see `find_to_resume`.
     """
     from infrastructure.deployment.resuming import find_to_resume
 
-    chosen = find_to_resume(name, output_dir, changes, accept, show_in_flags)
+    chosen = find_to_resume(name, output_dir, changes, accept, show_in_flags, place)
     code = on_several_processes(chosen.config, words)
     if code is not None:
         return code

@@ -111,7 +111,8 @@ def resume(
     """Go on with a run, with the settings that it recorded; a finished one is completed.
 
     Args:
-        run: its name, `name@step`, or its path; None: the newest.
+        run: its name, `name@step`, or its path; None: the newest. One that is not here is brought
+            back from `backup_place`.
         output_dir: the folder of the runs.
         accept: what may be different, such as `["learning_rate"]`.
         changes: settings that are different from now on, as for `train`.
@@ -137,7 +138,8 @@ def resume_with(
     show_line: ShowLine = _show_in_keywords,
 ) -> Summary:
     """As `resume`, with changes that know where they were given (see `find_run` for `name`)."""
-    chosen = find_to_resume(name, output_dir, changes, accept, show_line)
+    place = next((c for c in changes if c.key == "backup.place" and c.value), None)
+    chosen = find_to_resume(name, output_dir, changes, accept, show_line, place)
     return resume_run(chosen, accept, show_line)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from infrastructure.backup.backends import Place, open_place
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import (
@@ -16,12 +17,15 @@ from infrastructure.config.fingerprint import (
 )
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.sections.backup_config import BackupConfig
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.monitoring.records.run_list import NoSuchRunError
+from infrastructure.run.checkpoint_paths import best_of
 from infrastructure.run.compatibility import Difference, Verdict
 from infrastructure.run.configuration_judge import canonical_name, shown_name
-from infrastructure.run.directory import RunDirectory, find_run
+from infrastructure.run.directory import BEST, RunDirectory, find_run
 from infrastructure.run.find import settings_in, settings_now
 from infrastructure.run.repair import repair_records
+from infrastructure.run.restore import answer_of, named_run, restore_run
 from infrastructure.training.data.readers.sources import data_files_hash
 
 if TYPE_CHECKING:
@@ -63,8 +67,13 @@ def find_to_resume(
     changes: Collection[Setting],
     accept: Collection[str],
     show_line: Callable[[str], None],
+    place: Setting | None = None,
 ) -> RunToResume:
     """The run that `name` means (see `find_run`), its records repaired. Loads no torch.
+
+    Args:
+        place: `backup.place`, in whatever way it is given now. A run that is not in `output_dir`
+            is brought back from there, and its copies go there from now on.
 
     Raises:
         ValueError, TemperError: there is none, what it has recorded cannot be read, `accept` holds
@@ -72,14 +81,66 @@ def find_to_resume(
     """
     for each in accept:
         canonical_name(each)
-    place = next((str(s.value) for s in changes if s.key == "backup.place" and s.value), None)
-    repair_records(Path(output_dir), BackupConfig(place=place), show_line)
-    run, checkpoint = find_run(name, Path(output_dir))
+    options = BackupConfig(place=None if place is None else str(place.value))
+    repair_records(Path(output_dir), options, show_line)
+    changes = list(changes)
+    try:
+        run, checkpoint = find_run(name, Path(output_dir))
+    except NoSuchRunError:
+        if place is None:
+            raise
+        run, checkpoint = _from_place(name, Path(output_dir), options, show_line)
+        changes = [*(change for change in changes if change.key != place.key), place]
     before = configuration_of(run, checkpoint)
-    config = before.changed(list(changes))
+    config = before.changed(changes)
     if checkpoint is None and not accept and run.is_finished():
         refuse_changed(run, before, config)
     return RunToResume(run, checkpoint, config)
+
+
+def _from_place(
+    name: str | None, output_dir: Path, options: BackupConfig, show_line: Callable[[str], None]
+) -> tuple[RunDirectory, Path | None]:
+    """A run that is not here, brought back from its place; see `find_run` for `name`, of which a
+    path is to be the run's path again.
+
+    Raises:
+        ValueError: it is not there either; says what is.
+        CheckpointError: no whole version of it is there, or not the one that was named.
+        StorageError: the place does not answer.
+    """
+    place = open_place(str(options.place))
+    run_name, _, version = (name or "").partition("@")
+    path = Path(run_name)
+    output_dir = path.parent if len(path.parts) > 1 else output_dir
+    try:
+        run_id = named_run(place, path.name or None)
+    except StorageError as error:
+        error.add_note(f"where the run may lie: it is not in {output_dir}")
+        raise
+    except ValueError as error:
+        if not path.name:
+            raise ValueError(
+                f"no run in {output_dir}, and {error}; start one with: temper train DATA"
+            ) from None
+        raise ValueError(f"run {path.name!r} is not in {output_dir}, and {error}") from None
+    step = _step_there(place, run_id, version) if version else None
+    show_line(f"Run {run_id} is not in {output_dir} and lies at {place.url}: bringing it back")
+    run, checkpoint = restore_run(run_id, options, output_dir, step, show_line)
+    return run, checkpoint if version else None
+
+
+def _step_there(place: Place, run_id: str, version: str) -> int:
+    """The step of `RUN@version` at a place."""
+    if version != BEST:
+        if not version.isdecimal():
+            raise ValueError(f"{run_id}@{version}: a step is a number, as in {run_id}@120")
+        return int(version)
+    store = Store(Path(run_id), place)
+    best = answer_of(place, lambda: best_of(store))
+    if best is None:
+        raise ValueError(f"run {run_id} has no checkpoint there that was measured on held-out rows")
+    return store.read(best.stem).step
 
 
 def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentConfig) -> None:

@@ -21,7 +21,7 @@ from infrastructure.core.errors import CheckpointError, DamagedFileError, Storag
 from infrastructure.core.files import make_directory
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.redact import redact
-from infrastructure.monitoring.records.run_list import RUN_FILE
+from infrastructure.monitoring.records.run_list import MAX_NAMED, RUN_FILE
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.find import is_same, settings_in, wanted_beside
 from infrastructure.run.output_dir import writable
@@ -136,12 +136,21 @@ def named_run(place: Place, run_id: str | None) -> str:
     known = answer_of(place, lambda: runs_at(place))
     if not known:
         named = "" if run_id is None else f", so none that is called {run_id!r}"
-        raise ValueError(f"there is no run at {place.url}{named}")
+        raise ValueError(f"there is no run at {place.url}{named}{why_empty(place)}")
     if run_id is None:
         return known[-1]
     if run_id not in known:
-        raise ValueError(f"at {place.url}: {unknown_name('run', run_id, known)}")
+        raise ValueError(f"at {place.url}: {unknown_name('run', run_id, known, MAX_NAMED)}")
     return run_id
+
+
+def why_empty(place: Place) -> str:
+    """`: ` and why no run lies at a place: there is no such folder or repository; else empty."""
+    try:
+        place.names(Path())
+    except OSError as error:
+        return f": {redact(error.strerror or str(error))}"
+    return ""
 
 
 def answer_of(place: Place, question: Callable[[], T]) -> T:

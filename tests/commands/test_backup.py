@@ -16,9 +16,13 @@ from infrastructure.backup.replication.status import ENDED, live_status
 from infrastructure.backup.run_backup import STATUS_FILE
 from infrastructure.commands.main import main
 from infrastructure.commands.train_resume import resume
+from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.errors import CheckpointError
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.deployment.resuming import find_to_resume
 from infrastructure.monitoring.records.run_owner import announce_stop, read_trainer
+from infrastructure.run.checkpoint_paths import step_of
 from tests.deployment.runs import deploy, end_copiers, newest_step, runs_of, small_config
 
 pytestmark = pytest.mark.usefixtures("restore_logging")
@@ -319,6 +323,80 @@ def test_a_restored_run_does_not_lose_what_is_newer_here(
     (run / "metrics.jsonl").write_text("newer\n")
     assert temper("restore", run.name, "--place", str(place))[0] == ExitCode.DONE
     assert (run / "metrics.jsonl").read_text() == "newer\n"
+
+
+@pytest.mark.parametrize("how", ["flag", "environment", "path"])
+def test_a_run_that_is_not_here_is_gone_on_with_from_its_place(
+    run: Path,
+    place: Path,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.rmtree(run.parent)
+    moved = str(place.rename(place.with_name("moved")))  # where no recorded setting leads
+    if how == "environment":
+        monkeypatch.setenv("TEMPER_BACKUP__PLACE", moved)
+    arguments = {
+        "flag": [run.name, "--backup-place", moved],
+        "environment": [],
+        "path": [f"elsewhere/{run.name}", "--backup-place", moved],
+    }
+    capsys.readouterr()
+    assert main(["train-resume", *arguments[how]]) == ExitCode.DONE
+    captured = capsys.readouterr()
+    folder = "elsewhere" if how == "path" else "runs"
+    shown = captured.out + captured.err
+    coming = f"Run {run.name} is not in {folder} and lies at {moved}: bringing it back"
+    assert shown.count(coming) == 1
+    assert f"Run {run.name} was finished before" in shown
+    assert (Path(folder) / run.name / "final/config.json").is_file()
+    assert not place.exists(), "copies go where the run came from"
+
+
+def test_a_version_of_a_run_that_is_not_here_comes_back(run: Path, place: Path) -> None:
+    at = Setting("backup.place", str(place), Source(Layer.FLAG, "--backup-place"))
+
+    def find(name: str) -> tuple[Path, int]:
+        shutil.rmtree(run.parent, ignore_errors=True)
+        found = find_to_resume(name, "runs", [], [], lambda line: None, at)
+        assert found.checkpoint is not None
+        return found.run.path, step_of(found.checkpoint)
+
+    assert find(f"{run.name}@best") == (run, 3)
+    assert find(f"{run.name}@3") == (run, 3)
+    with pytest.raises(CheckpointError, match="step 7"):
+        find(f"{run.name}@7")
+    with pytest.raises(ValueError, match="a step is a number"):
+        find(f"{run.name}@last")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["train-resume", "nobody", "--backup-place", "disk/temper"],
+            ["run 'nobody' is not in nowhere, and at ", "disk/temper: unknown run", "RUN_ID"],
+        ),
+        (
+            ["train-resume", "--backup-place", "disk/tmper"],
+            ["no run in nowhere, and there is no run at ", "tmper: No such file", "temper train"],
+        ),
+        (["train-resume", "nobody"], ["'nobody'", "temper backup restore RUN --place PLACE"]),
+        (["train-resume"], ["temper train DATA", "temper backup restore --place PLACE"]),
+        (["backup", "status"], ["temper train DATA", "temper backup restore --place PLACE"]),
+        (["backup", "list"], ["temper train DATA", "temper backup restore --place PLACE"]),
+    ],
+)
+def test_where_no_run_is_the_sentence_leads_to_its_copy(
+    run: Path, arguments: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main([*arguments, "--output", "nowhere"]) == ExitCode.WRONG_INPUT
+    (line,) = capsys.readouterr().err.splitlines()
+    for word in words:
+        assert word.replace("RUN_ID", run.name) in line
+    assert not Path("nowhere").exists()
 
 
 def test_pruning_shows_before_what_it_removes(run: Path, place: Path, temper: Temper) -> None:

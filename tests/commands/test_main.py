@@ -260,7 +260,7 @@ def resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, 
     calls: list[tuple[Any, ...]] = []
 
     def resume(
-        name: str | None, output_dir: str, changes: Any, accept: list[str], _words: list[str]
+        name: str | None, output_dir: str, changes: Any, accept: list[str], *_: object
     ) -> int:
         given = {setting.key: setting.value for setting in changes}
         calls.append((name, output_dir, given, accept))

@@ -1,6 +1,7 @@
 """Training, going on and measuring with one call each, as `temper` has them."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,18 @@ def test_a_place_that_is_given_goes_before_the_recorded_one(
     run = Path(temper.train(**settings)["paths"]["run"])
     temper.resume(run.name, backup_place=str(tmp_path / "place"))
     assert (tmp_path / "place" / run.name / "versions").is_dir()
+
+
+def test_a_run_whose_disk_is_gone_comes_back_from_its_place_and_goes_on(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    place = str(tmp_path / "place")
+    run = Path(temper.train(**settings, backup_place=place)["paths"]["run"])
+    shutil.rmtree(run.parent)
+    with pytest.raises(ValueError, match=r"'nobody' is not in runs, and at .*known: " + run.name):
+        temper.resume("nobody", backup_place=place)
+    temper.resume(run.name, backup_place=place, max_steps=5, accept=["max_steps"])
+    assert [step for step, _ in losses(run)] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,10 @@ _KEPT_NAME = re.compile(
 _BEGINS_WITH_TIME = re.compile(r"20\d\d")
 
 
+class NoSuchRunError(ValueError):
+    """No run of that name is in the folder of the runs; the text says which there are."""
+
+
 def runs_in(output_dir: Path) -> list[Path]:
     """The run directories in `output_dir`, the oldest first: most names begin with the time."""
     if not output_dir.is_dir():
@@ -146,12 +150,15 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
     name that a person has given it (the newest of that name), or None for the newest of all.
 
     Raises:
-        ValueError: there is no such run; says which there are.
+        NoSuchRunError: there is none; says which there are, or how a copy comes back.
     """
     runs = runs_in(output_dir)
     if name is None:
         if not runs:
-            raise ValueError(f"no run in {output_dir}; start one with: temper train DATA")
+            raise NoSuchRunError(
+                f"no run in {output_dir}; start one with: temper train DATA, or bring a copy back"
+                " with: temper backup restore --place PLACE"
+            )
         return runs[-1].resolve()
     given, by_name = Path(name), {path.name: path for path in runs}
     of_model = [given.parent] if given.name == FINAL else []
@@ -162,7 +169,7 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
         for path in (given, *of_model):
             if (named := run_named(str(path), output_dir)) is not None:
                 return named.resolve()
-        raise ValueError(
-            f"in {output_dir}: {unknown_name('run or checkpoint', name, by_name, MAX_NAMED)}"
-        )
+        known = unknown_name("run or checkpoint", name, by_name, MAX_NAMED)
+        restore = "; a copy comes back with: temper backup restore RUN --place PLACE"
+        raise NoSuchRunError(f"in {output_dir}: {known}{'' if by_name else restore}")
     return by_name[name].resolve()
