@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.backup.run_backup import place_options
-from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten
 from infrastructure.config.merging.presets import PRESET
@@ -16,6 +15,8 @@ from infrastructure.config.sources.flags import key_of_keyword
 from infrastructure.config.sources.languages import in_keywords
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.console import ShowLine, show, show_beside, waiting_beside
+from infrastructure.core.error_place import error_place
+from infrastructure.core.errors import TemperError
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.given_paths import check_given, check_measured, check_model
@@ -70,11 +71,14 @@ def train(
 
 @contextmanager
 def _in_words_of_python() -> Iterator[None]:
-    """Inside, a sentence about settings names them as keywords do."""
+    """Inside, what our own code raises, and notes on it, name settings as keywords do."""
     try:
         yield
-    except ConfigurationError as error:
-        error.args = (in_keywords(str(error)), *error.args[1:])
+    except (ValueError, TemperError) as error:
+        if error_place(error) is None and len(error.args) == 1:
+            error.args = (in_keywords(str(error)),)
+            notes = getattr(error, "__notes__", [])
+            notes[:] = map(in_keywords, notes)
         raise
 
 
@@ -86,7 +90,9 @@ def _named(key: str, value: str | Path | Mapping[str, Any] | None) -> dict[str, 
 
 
 def _by_key(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key_of_keyword(name): value for name, value in settings.items()}
+    """Settings by their keys; `data="rows.jsonl"` is its path, as where that is an argument."""
+    named = {key_of_keyword(name): value for name, value in settings.items()}
+    return named | _named("data.path", named.pop("data", None))
 
 
 def _show_in_keywords(line: str) -> None:
@@ -124,9 +130,11 @@ def resume(
         ValueError, TemperError: there is no such run, or it cannot go on as it is.
     """
     schema = schema_of(DeploymentConfig)
-    given = flatten(_by_key(changes), schema, lambda key: Source(Layer.KEYWORD, f"keyword {key}"))
     name = None if run is None else str(run)
     with _in_words_of_python():
+        given = flatten(
+            _by_key(changes), schema, lambda key: Source(Layer.KEYWORD, f"keyword {key}")
+        )
         return resume_with(name, str(output_dir), list(given), accept)
 
 

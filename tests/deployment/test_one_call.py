@@ -1,6 +1,7 @@
 """Training, going on and measuring with one call each, as `temper` has them."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,10 @@ import pytest
 
 import temper
 from infrastructure.core.errors import CheckpointError
+from infrastructure.deployment import one_call
 from tests.deployment.runs import losses, small_settings, write_rows
+
+_OF_OTHERS = re.compile(r"--[a-z]|\b(?:data|model|training|backup|cache)\.(?!jsonl)[a-z]")
 
 
 @pytest.fixture
@@ -36,8 +40,11 @@ def test_a_run_goes_on_and_is_measured(
     run = Path(temper.train(**settings, run_name="mine")["paths"]["run"])
     with pytest.raises(ValueError, match="max_steps"):
         temper.resume(run.name, max_step=6)
-    with pytest.raises(CheckpointError, match=r"max_steps was 4 and is 6: .* add --accept max_s"):
+    with pytest.raises(
+        CheckpointError, match=r'max_steps was 4 and is 6: .* add accept=\["max_st'
+    ) as raised:
         temper.resume(run.name, max_steps=6)
+    assert str(raised.value).endswith("; new_run=True in temper.train trains afresh")
     summary = temper.resume(
         "mine",
         **{"training.max_steps": 6, "training.learning_rate": 0.5},
@@ -49,7 +56,7 @@ def test_a_run_goes_on_and_is_measured(
     assert measured.metrics["eval_loss"] > 0
     assert measured.num_questions == 2
     shown = capsys.readouterr().err
-    assert "2 of 8 prompts were answered: validation_prompts 8 answers all of them" in shown
+    assert "2 of 8 prompts were answered: validation_prompts=8 answers all of them" in shown
     [written] = (tmp_path / "runs/evaluations").glob("*.json")
     assert json.loads(written.read_text())["metrics"] == measured.metrics
 
@@ -79,17 +86,54 @@ def test_a_run_whose_disk_is_gone_comes_back_from_its_place_and_goes_on(
     [
         (lambda: temper.train("nothing.jsonl"), "nothing.jsonl"),
         (lambda: temper.train(preset="quik"), "quick"),
-        (lambda: temper.train(lerning_rate=1e-3), "learning_rate"),
+        (lambda: temper.train(lerning_rate=1e-3), "unknown keyword .* did you mean 'learning_rate"),
+        (lambda: temper.resume(data="rows.jsonl"), "no run in runs"),
+        (
+            lambda: temper.resume("any", accept=["max_stepz"]),
+            r'^accept=\["max_stepz"\]: .*max_steps',
+        ),
         (lambda: temper.resume("nothing"), "nothing"),
         (lambda: temper.evaluate("nothing", "nothing.jsonl"), "nothing"),
         (lambda: temper.evaluate("embedded", "nothing.jsonl", max_steps=3), "max_steps has no eff"),
     ],
-    ids=["data", "preset", "setting", "run", "model", "unused"],
+    ids=["data", "preset", "setting", "newest", "accepted", "run", "model", "unused"],
 )
 def test_what_is_wrong_is_a_sentence(call: Any, sentence: str, settings: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=sentence) as raised:
         call()
+    before_a_command, _, _ = str(raised.value).partition(" with: temper ")
+    assert not _OF_OTHERS.search(before_a_command)
     assert not Path("runs").exists()
+
+
+def test_what_it_is_to_be_given_can_be_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"How is number {n}?,Number {n} is well\n" for n in range(20))
+    Path("faq.csv").write_text("customer says,we_reply\n" + rows)
+    for call in (
+        lambda: temper.train("faq.csv", max_steps=4),
+        lambda: temper.evaluate("embedded", "faq.csv"),
+    ):
+        with pytest.raises(ValueError, match="no known shape") as raised:
+            call()
+        sentence = str(raised.value)
+        assert 'set prompt_column="customer says" and answer_column="we_reply"' in sentence
+        assert not _OF_OTHERS.search(sentence)
+    given = {"prompt_column": "customer says", "answer_column": "we_replied"}
+    with pytest.raises(ValueError, match=r"answer_column: unknown column") as raised:
+        temper.train("faq.csv", max_steps=4, **given)
+    assert not _OF_OTHERS.search(str(raised.value))
+
+
+def test_what_somebody_elses_code_raises_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_config(*_: object, **__: object) -> None:
+        raise ValueError("data.path of mine, --new-run")
+
+    monkeypatch.setattr(one_call, "load_config", load_config)
+    with pytest.raises(ValueError, match=r"^data\.path of mine, --new-run$"):
+        temper.train()
 
 
 def test_the_side_of_notebooks_is_there_too() -> None:

@@ -5,24 +5,35 @@ where its value was given. Who typed a flag reads of that flag, and who called a
 keyword. Where a file gave the values, what helps is written there too, so that keys stay keys.
 """
 
+import json
 import re
 from collections.abc import Callable
 from functools import cache
 
+from infrastructure.config.base import kinds
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.schema import schema_of
+from infrastructure.config.field_help import words_taken
+from infrastructure.config.schema import FieldSpec, schema_of
 from infrastructure.config.sources.environment import key_of_variable
 from infrastructure.config.sources.flags import flag_names, is_truth, key_of_flag, keyword_of
 
 _FIELDS = schema_of(DeploymentConfig).fields
-_VALUE = r"""(?: ?= ?(?P<value>"[^"]*"|'[^']*'|[\w.+-]*\w)|: (?P<in_file>\w+)(?= and | here))?"""
+_VALUE = r"""(?: ?= ?(?P<value>"[^"]*"|'[^']*'|[\w.+/-]*\w)|: (?P<in_file>\w+)(?= and | here))?"""
 _FROM_FILE = re.compile(r"\.ya?ml\b")
 _TYPED = re.compile(r" ?\((?P<place>--[a-z][\w-]*)\)")
 _POSITIONAL = re.compile(r" ?\(argument (?P<key>[\w.]+)\)")
 _VARIABLE = re.compile(r" ?\(environment (?P<place>\w+)\)")
 _KEYWORD = re.compile(r" ?\(keyword [\w.]+\)")
 _FLAG = re.compile(r"(?<![\w-])(?P<flag>--[a-z][a-z-]*)")
-_ARGUMENTS = {"--max-tokens": "max_tokens"}  # of commands and functions, and no settings
+_FLAG_AND_WORD = re.compile(rf"{_FLAG.pattern}(?: (?P<value>[\w.+-]*\w))?")
+_COMMAND = re.compile(r"`temper (?P<name>train) (?P<flags>--[^`]*)`")
+_ACCEPT = re.compile(r"--accept ((?:'[^']*'|[\w.,]*\w)(?: --accept [\w.,]*\w)*)")
+_MEANT = re.compile(r"(?<=did you mean ')(?P<key>[\w.]+)(?=')")
+_UNKNOWN = re.compile(r"\bunknown key (?='\w+')")
+# of commands and functions, and no settings
+_ARGUMENTS = {"--accept": "accept", "--max-tokens": "max_tokens", "--preset": "preset"}
+# of functions, where the first name of the flag is another one
+_KEYWORDS = {"data.path": "data", "output_dir": "output_dir", "training.rewards": "rewards"}
 _WORDS = {"data.path": "DATA", "model.name": "MODEL"}  # of a command line, without a flag
 
 Spell = Callable[[str, str | None], str | None]
@@ -55,23 +66,66 @@ def in_flags(sentence: str) -> str:
 
 
 def in_keywords(sentence: str) -> str:
-    """As Python spells it: `batch_size must be …, not 0`."""
-    if _FROM_FILE.search(sentence):
-        return sentence
+    """As Python spells it, with values that can be typed: `batch_size must be …, not 0`, `set
+    prompt_column="question"`, `add accept=["max_steps"]`."""
+    keeps_keys = _FROM_FILE.search(sentence) is not None
+    text = sentence if keeps_keys else _KEYWORD.sub("", _translated(sentence, _as_keyword))
+    if not keeps_keys:
+        text = _UNKNOWN.sub("unknown keyword ", text)
+        text = _MEANT.sub(lambda m: _keyword(m["key"]) if m["key"] in _FIELDS else m[0], text)
+    text = _COMMAND.sub(lambda command: f"{command['flags']} in temper.{command['name']}", text)
+    return _FLAG_AND_WORD.sub(_flag_as_keyword, _ACCEPT.sub(_as_list, text))
 
-    def spell(key: str, value: str | None) -> str:
-        if value is not None and is_truth(_FIELDS[key]):
-            value = value.capitalize()
-        return keyword_of(key) + (f"={value}" if value is not None else "")
 
-    def of_flag(match: re.Match[str]) -> str:
-        key = key_of_flag(match["flag"])
-        if key not in _FIELDS:
-            return _ARGUMENTS.get(match["flag"], match[0])
-        is_off = match["flag"].startswith("--no-")
-        return keyword_of(key) + (f"={not is_off}" if is_truth(_FIELDS[key]) else "")
+def _as_keyword(key: str, value: str | None) -> str:
+    return _keyword(key) + (f"={_literal(key, value)}" if value is not None else "")
 
-    return _KEYWORD.sub("", _FLAG.sub(of_flag, _translated(sentence, spell)))
+
+def _keyword(key: str) -> str:
+    return _KEYWORDS.get(key) or keyword_of(key)
+
+
+def _flag_as_keyword(match: re.Match[str]) -> str:
+    """A flag, with the word behind it where that is a value and does not go on with the text."""
+    flag, word = match["flag"], match["value"]
+    key = key_of_flag(flag)
+    if key not in _FIELDS:
+        return match[0].replace(flag, _ARGUMENTS.get(flag, flag))
+    rest = f" {word}" if word else ""
+    if is_truth(_FIELDS[key]):
+        return f"{_keyword(key)}={not flag.startswith('--no-')}{rest}"
+    if word is None or not _is_value(_FIELDS[key], word):
+        return f"{_keyword(key)}{rest}"
+    comma = "," if match.string[match.end() :].startswith((" --", " accept=")) else ""
+    return _as_keyword(key, word) + comma
+
+
+def _is_value(spec: FieldSpec, word: str) -> bool:
+    return _is_number(word) or word in words_taken(spec.info)
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return word[-1].isdigit()  # neither nan nor inf, which are no names of Python
+
+
+def _literal(key: str, value: str) -> str:
+    """What a sentence shows of a value, as Python writes it."""
+    types = kinds(_FIELDS[key].info.annotation)
+    if value in ("true", "false") and (bool in types or is_truth(_FIELDS[key])):
+        return value.capitalize()
+    if value == "none" and type(None) in types:
+        return "None"
+    is_text = value[0] not in "\"'" and (not _is_number(value) or not types & {int, float})
+    return f'"{value}"' if is_text else value
+
+
+def _as_list(match: re.Match[str]) -> str:
+    names = re.findall(r"[\w.]+", match[1].replace("--accept", ""))
+    return f"accept={json.dumps(names)}"
 
 
 def in_keys(sentence: str) -> str:

@@ -1,10 +1,14 @@
 """A sentence about settings speaks the language of whoever gave them."""
 
+from keyword import iskeyword
 from pathlib import Path
 
 import pytest
 
 import temper
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.schema import schema_of
+from infrastructure.config.sources.flags import key_of_keyword
 from infrastructure.config.sources.languages import in_flags, in_keys, in_keywords
 from infrastructure.config.sources.load import load_config
 
@@ -42,6 +46,43 @@ def test_python_reads_of_keywords() -> None:
     assert in_keywords("--help and --no-lora") == "--help and lora=False"
     with pytest.raises(ValueError, match=r"^batch_size must be a whole number .*, not 0$"):
         temper.train(batch_size=0)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "shown"),
+    [
+        (
+            "set data.shape=text, or data.prompt_column=a.b",
+            'set data_shape="text", or prompt_column="a.b"',
+        ),
+        ('data.text_column="my text" (or', 'text_column="my text" (or'),
+        ("data.path = rows/a.jsonl is", 'data="rows/a.jsonl" is'),
+        ("training.rewards is empty", "rewards is empty"),
+        ("training.compile_mode = none", "compile_mode=None"),
+        ("model.lora_config.r must be 8", "lora_r must be 8"),
+        ("add --accept data,seed", 'add accept=["data", "seed"]'),
+        ("add --accept data --accept seed", 'add accept=["data", "seed"]'),
+        ("--accept 'sed': no", 'accept=["sed"]: no'),
+        ("with --compile-mode none --accept seed", 'with compile_mode=None, accept=["seed"]'),
+        ("`temper train --new-run` trains", "new_run=True in temper.train trains"),
+        ("a.yaml:2: data.path; --new-run", "a.yaml:2: data.path; new_run=True"),
+        ("--epochs 12, or a higher --learning-rate", "epochs=12, or a higher learning_rate"),
+        ("--name has no effect", "name has no effect"),
+        ("--num-processes auto takes all", 'num_processes="auto" takes all'),
+        ("unknown key 'x'; did you mean 'data.path'?", "unknown keyword 'x'; did you mean 'data'?"),
+        ("temper ask runs/a --system 'b'", "temper ask runs/a --system 'b'"),
+    ],
+)
+def test_python_reads_what_it_can_be_given(sentence: str, shown: str) -> None:
+    assert in_keywords(sentence) == shown
+
+
+def test_every_setting_has_a_keyword_of_its_own() -> None:
+    for key in schema_of(DeploymentConfig).fields:
+        keyword = in_keywords(f"{key} must be so").removesuffix(" must be so")
+        assert keyword.isidentifier()
+        assert not iskeyword(keyword)
+        assert keyword == "data" or key_of_keyword(keyword) == key
 
 
 def test_an_argument_that_is_no_setting_is_a_keyword_too() -> None:

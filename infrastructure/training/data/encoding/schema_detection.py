@@ -3,6 +3,8 @@
 The first rows decide, and the reason is told. Where no shape or several fit, nothing is guessed.
 """
 
+import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -257,11 +259,12 @@ def _refuse_labels(
         values = [row.values.get(label) for row in rows]
         if name == TEXT:
             text = parts["text"]
+            named = _typed(text)
             raise ValueError(
                 f"column {text!r} is text and column {label!r} its label, which a training on text"
-                f" would leave out: set data.prompt_column={text} and data.answer_column={label} to"
-                f" learn to answer with the label, or data.text_column={text} to learn the texts"
-                " alone"
+                f" would leave out: set data.prompt_column={named} and"
+                f" data.answer_column={_typed(label)} to learn to answer with the label, or"
+                f" data.text_column={named} to learn the texts alone"
             )
         if all(isinstance(value, bool) for value in values):
             raise ValueError(
@@ -286,9 +289,11 @@ def _preferences(rows: Sequence[Row], columns: list[str], pair: tuple[str, str])
     prompts = matching(PROMPT_NAMES, columns)
     is_text = all(isinstance(row.values.get(chosen), str) for row in rows)
     if is_text and prompts:
-        instead = f"set data.prompt_column={prompts[0]} and data.answer_column={chosen}"
+        instead = (
+            f"set data.prompt_column={_typed(prompts[0])} and data.answer_column={_typed(chosen)}"
+        )
     elif is_text:
-        instead = f"set data.text_column={chosen}"
+        instead = f"set data.text_column={_typed(chosen)}"
     elif matching(CHAT_COLUMNS[:1], columns):
         instead = f"set data.shape={MESSAGES}"
     else:
@@ -530,16 +535,21 @@ def _way_on(rows: Sequence[Row], columns: list[str]) -> str:
     nested = (list, dict)
     has_others = any(isinstance(rows[0].values.get(column), nested) for column in columns)
     if len(texts) == 1 and not has_others:
-        return f"to learn its texts, set data.text_column={texts[0]}"
+        return f"to learn its texts, set data.text_column={_typed(texts[0])}"
     if len(texts) == 2 and (not has_others or "." in texts[0]):
         return (
-            f"where one answers the other, set data.prompt_column={texts[0]} and"
-            f" data.answer_column={texts[1]} (or the other way round)"
+            f"where one answers the other, set data.prompt_column={_typed(texts[0])} and"
+            f" data.answer_column={_typed(texts[1])} (or the other way round)"
         )
     return (
         "name the columns with data.prompt_column and data.answer_column, or with data.text_column"
         " for plain text"
     )
+
+
+def _typed(column: str) -> str:
+    """A column's name as a value that can be typed: quoted where it is several words."""
+    return column if re.fullmatch(r"[\w.-]+", column) else json.dumps(column, ensure_ascii=False)
 
 
 def _by_columns(rows: Sequence[Row]) -> list[list[Row]]:
