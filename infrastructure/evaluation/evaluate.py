@@ -160,7 +160,7 @@ def _notes_of(
         )
         notes.append(
             f"{num_answers:,} of {first.num_questions:,} prompts were answered{why}:"
-            f" training.validation_prompts {first.num_questions} answers all of them"
+            f" training.validation_prompts = {first.num_questions} answers all of them"
         )
     notes += [
         f"{name}: {model.num_cut:,} of {len(model.answers):,} answers were cut at the"

@@ -2,14 +2,14 @@
 
 oneDNN compiles a kernel for each product and shape. PyTorch keeps what it was made from in a cache
 of its own beside oneDNN's, and both keep 1,024: half a megabyte each, so that a training whose rows
-have many lengths grows by hundreds of megabytes. A quarter of that holds the shapes of many steps.
-What is dropped is made again in less than a millisecond.
+have many lengths grows by hundreds of megabytes. An eighth of that holds the shapes of some steps.
+What is dropped is made again in about half a millisecond: on rows of GSM8K nine times in a step.
 """
 
 import os
 from collections.abc import MutableMapping
 
-KEPT_KERNELS = 256
+KEPT_KERNELS = 128
 BYTES_OF_A_KERNEL = 3 << 18  # half a megabyte, and half as much again for what it tears the heap
 # Each cache, by the names that its library reads; the first one is ours to set.
 CAPACITIES = (
