@@ -60,8 +60,8 @@ def test_a_run_that_gets_a_tower_is_used_like_any_other(
     forecast = {row["what"]: row for row in summary["forecast"]}
     assert forecast.keys() >= {"seconds", "peak_memory_bytes", "disk_bytes"}
     assert abs(forecast["peak_memory_bytes"]["error"]) < 0.15
-    # versions share what stays as it was: the tower, and in the projector's phase the text model
-    assert forecast["disk_bytes"]["was"] <= forecast["disk_bytes"]["foretold"]
+    # beside a model so small, the run's files in each version weigh as much as its weights
+    assert abs(forecast["disk_bytes"]["error"]) < 0.15
 
     question = ["ask", str(run), "Which colour is it?", "--json", "--max-tokens", "8"]
     answers = []
