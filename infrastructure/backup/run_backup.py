@@ -133,7 +133,28 @@ class RunBackup:
         link = self._require_link()
         with only_writer(self.store.root):
             name = fetch_newest(link, self.store, step, on_progress or do_nothing)
+        if step is None:
+            self._note_fetched(name, redact_urls(link.place.url))
         return self.store.manifest_path(name)
+
+    def _note_fetched(self, name: str, place: str) -> None:
+        """Where nothing is known of the copies: what was just read there, whole, is safe there."""
+        if read_status(self.status_path).place == place:
+            return
+        manifest, now = self.store.read(name), time.time()
+        status = BackupStatus(
+            place=place,
+            state=FINISHED,
+            confirmed_name=name,
+            confirmed_step=manifest.step,
+            saved_at=manifest.created_at(now),
+            confirmed_at=now,
+            newest_name=name,
+            newest_step=manifest.step,
+            changed_at=now,
+        )
+        with suppress(OSError):  # it is a note for people
+            write_status(self.status_path, status)
 
     def repair(self, directory: Path | None = None) -> list[Repair]:
         """Bring back what is damaged or missing here, from the place and from copies in versions;

@@ -18,6 +18,7 @@ CHATTY_LOGGERS = (
     "torch.utils._pytree",
     "httpx",
     "transformers.integrations.bitsandbytes",  # warns of eetq where no layer has such sizes
+    "transformers.generation.stopping_criteria",  # of answers that are cut; we tell of these
 )
 # It tells of each request that is tried again, through a handler of huggingface_hub's own.
 RETRIES = "huggingface_hub.utils._http"

@@ -22,6 +22,7 @@ from infrastructure.core.files import make_directory
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.redact import redact
 from infrastructure.monitoring.records.run_list import MAX_NAMED, RUN_FILE
+from infrastructure.run.checkpoint_paths import best_of
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.find import is_same, settings_in, wanted_beside
 from infrastructure.run.output_dir import writable
@@ -81,8 +82,8 @@ def restore_run(
     report: Callable[[str], None] = do_nothing,
 ) -> tuple[RunDirectory, Path]:
     """Bring a run (None: the newest) from its place into `output_dir`, verified: the newest whole
-    version, and the run's files, unless what is here is newer; of a run that lies finished there
-    also model, summary and report.
+    version and the best one, and the run's files, unless what is here is newer; of a run that lies
+    finished there also model, summary and report.
 
     Returns:
         The run, and the checkpoint that was brought.
@@ -107,9 +108,25 @@ def restore_run(
         stores = [store, Store(Path(run_id), place)]
         if not run.has_record() and (repair := RunFileRepair(run.path, stores).restore(RUN_FILE)):
             log.warning("%s", repair.text)  # from an older version
+    if step is None:
+        _restore_best(backup, Store(Path(run_id), place), store)
     if step is None and not run.is_finished():
         _restore_end(place, run, store.read(checkpoint.stem).step, report)
     return run, checkpoint
+
+
+def _restore_best(backup: RunBackup, remote: Store, store: Store) -> None:
+    """Bring back the version with the lowest score, too, where it lies at the place alone: it is
+    what `@best` means, before the loss as after it."""
+    here = best_of(store)
+    scored = [(m.score, m.step) for m in readable(remote) if m.healthy and m.score is not None]
+    if not scored or (here is not None and store.read(here.stem).score == min(scored)[0]):
+        return
+    try:
+        with byte_bar("restoring the best checkpoint") as move_bar:
+            backup.restore_run(min(scored)[1], on_progress=move_bar)
+    except (CheckpointError, StorageError) as error:
+        log.warning("the best checkpoint is not brought back: %s", redact(str(error)))
 
 
 def _restore_end(place: Place, run: RunDirectory, step: int, report: Callable[[str], None]) -> None:

@@ -14,6 +14,7 @@ import pytest
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.status import ENDED, live_status
 from infrastructure.backup.run_backup import STATUS_FILE
+from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.commands.main import main
 from infrastructure.commands.train_resume import resume
 from infrastructure.config.merging.precedence import Layer, Setting, Source
@@ -22,7 +23,7 @@ from infrastructure.core.errors import CheckpointError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment.resuming import find_to_resume
 from infrastructure.monitoring.records.run_owner import announce_stop, read_trainer
-from infrastructure.run.checkpoint_paths import step_of
+from infrastructure.run.checkpoint_paths import best_of, step_of
 from tests.deployment.runs import deploy, end_copiers, newest_step, runs_of, small_config
 
 pytestmark = pytest.mark.usefixtures("restore_logging")
@@ -296,6 +297,26 @@ def test_a_whole_run_comes_back_and_goes_on(run: Path, place: Path, temper: Temp
     assert newest_step(run) == 3
     assert resume(run.name, str(run.parent)) == 0
     assert (run / "final/config.json").is_file()
+
+
+def test_the_best_checkpoint_comes_back_and_the_copy_is_known(
+    run: Path, place: Path, temper: Temper
+) -> None:
+    """RUN@best means the same before a machine is lost and after."""
+    store = Store(run / "checkpoints")
+    values = store.read(store.versions()[0]).values
+    for step, score in ((7, 0.1), (8, 5.0)):
+        store.commit(read_run_files(run), values, step=step, score=score)
+        assert temper("create", run.name)[0] == ExitCode.DONE
+    shutil.rmtree(run)
+    code, output = temper("restore", run.name, "--place", str(place))
+    assert (code, output["step"]) == (ExitCode.DONE, 8)
+    best = best_of(store)
+    assert best is not None
+    assert store.read(best.stem).step == 7
+    assert newest_step(run) == 8
+    code, output = temper("status", run.name)
+    assert (code, output["confirmed_step"]) == (ExitCode.DONE, 8)
 
 
 def test_the_newest_run_is_restored_where_none_is_named(

@@ -24,7 +24,7 @@ def test_a_run_that_has_overfitted_names_the_better_step(tmp_path: Path) -> None
     more["mixed_precision"] = False  # the same losses on every machine
     config = small_config(tmp_path, **more)
     run, lines = deploy(config)
-    [line] = [line for line in lines if "was best at step" in line]
+    [line] = [line for line in lines if "has the best held-out" in line]
     assert line == lines[-1]
     assert f"temper export {run}@best FOLDER" in line
     assert "@best FOLDER" in (run / "report.html").read_text()
@@ -61,7 +61,7 @@ def test_only_a_loss_that_is_clearly_lower_counts(
 ) -> None:
     Store(tmp_path / "checkpoints").commit({}, {}, step=40, score=score)
     text = suggested(tmp_path, 9.0, 4.0)
-    assert ("best at step 40 (3), and is 4 now" in text) == is_named
+    assert ("step 40 has the best held-out loss (3), and the last one 4;" in text) == is_named
     assert suggested(tmp_path, 9.0, 4.0, best_metric="exact_match") == ""
     assert suggested(tmp_path, 9.0, 4.0, num_steps=40) == ""  # it is the end itself
 
@@ -75,7 +75,7 @@ def test_the_best_by_another_measure_is_named(
     store.commit({}, {}, step=40, score=-0.9)
     store.commit({}, {}, step=100, score=last)
     text = suggested(tmp_path, 9.0, 4.0, best_metric="exact_match", best_is_greater=True)
-    words = "The held-out exact match was best at step 40 (0.9000), and is 0.5000 now"
+    words = "step 40 has the best held-out exact match (0.9000), and the last one 0.5"
     assert (words in text) == is_named
 
 
@@ -85,8 +85,8 @@ def test_a_number_below_zero_keeps_its_sign(tmp_path: Path) -> None:
     for step, score in ((40, 0.5), (100, 2.0)):
         store.commit({}, {}, step=step, score=score)
     for is_greater, words in (
-        (True, "(-0.5000), and is -2 now"),
-        (False, "(0.5000), and is 2 now"),
+        (True, "(-0.5000), and the last one -2"),
+        (False, "(0.5000), and the last one 2"),
     ):
         text = suggested(tmp_path, 9.0, 4.0, best_metric="my:own", best_is_greater=is_greater)
-        assert f"The held-out own was best at step 40 {words}" in text
+        assert f"step 40 has the best held-out own {words}" in text

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from typing import Any, Self, TypeGuard
 
@@ -121,6 +122,13 @@ class Manifest:
     values: dict[str, Any]
     packs: tuple[Pack, ...]
     tensors: dict[str, StoredTensor]
+
+    def created_at(self, otherwise: float | None = None) -> float | None:
+        """`created` in seconds since 1970, or `otherwise` where it is no time."""
+        try:
+            return datetime.fromisoformat(self.created).timestamp()
+        except ValueError:
+            return otherwise
 
     @property
     def needed_packs(self) -> tuple[Pack, ...]:

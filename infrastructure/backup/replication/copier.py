@@ -10,7 +10,6 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from pathlib import Path
 
 from infrastructure.backup.backends.contract import BackendError
@@ -153,7 +152,7 @@ class Copier:
             state=self._state(),
             confirmed_name=name,
             confirmed_step=manifest.step if manifest else None,
-            saved_at=_saved_at(manifest, confirmed_at) if manifest else None,
+            saved_at=manifest.created_at(confirmed_at) if manifest else None,
             confirmed_at=confirmed_at,
             in_flight_step=upload.manifest.step if upload else None,
             in_flight_folder=folder.what.name if folder else None,
@@ -420,10 +419,3 @@ class Copier:
 def what_of(publication: PublishedFolder | Publication) -> Publication:
     """What is published, whoever wants it."""
     return publication.what if isinstance(publication, PublishedFolder) else publication
-
-
-def _saved_at(manifest: Manifest, otherwise: float | None) -> float | None:
-    try:
-        return datetime.fromisoformat(manifest.created).timestamp()
-    except ValueError:
-        return otherwise
