@@ -106,8 +106,8 @@ def _better(
     name = name_of(metric.rpartition(":")[2]).title
     was, ended = (format_number(-n if is_greater else n) for n in (score, now))
     return {
-        "text": f"Of the saved steps, step {step} has the best held-out {name} ({was}), and the last"
-        f" one {ended}; the model of that step",
+        "text": f"Of the saved steps, step {step} has the best held-out {name} ({was}), and the"
+        f" last one {ended}; the model of that step",
         "command": f"temper export {shlex.quote(_relative(run.path))}@{BEST} FOLDER",
     }
 
