@@ -11,7 +11,7 @@ import pytest
 
 from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
-from infrastructure.backup.replication.copier import LONGEST_RETRY_SECONDS, Copier, _saved_at
+from infrastructure.backup.replication.copier import LONGEST_RETRY_SECONDS, Copier
 from infrastructure.backup.replication.remote_session import RemoteSession
 from tests.backup.memory_place import RUN, MemoryPlace, disconnected, run_until, save
 from tests.faults.drive_model import Clock
@@ -444,8 +444,8 @@ def test_an_object_that_was_removed_is_written_again_at_once_when_it_is_named_ag
 
 def test_a_version_whose_time_is_unreadable_was_saved_when_it_was_confirmed(rig: Rig) -> None:
     manifest = rig.local.read(save(rig.local, 1))
-    assert _saved_at(manifest, 5.0) == datetime.fromisoformat(manifest.created).timestamp()
-    assert _saved_at(replace(manifest, created="yesterday"), 5.0) == 5.0
+    assert manifest.created_at(5.0) == datetime.fromisoformat(manifest.created).timestamp()
+    assert replace(manifest, created="yesterday").created_at(5.0) == 5.0
 
 
 def test_an_idle_place_is_looked_at_once_a_minute(rig: Rig) -> None:
