@@ -118,14 +118,13 @@ def restore_run(
 def _restore_best(backup: RunBackup, remote: Store, store: Store) -> None:
     """Bring back the version with the lowest score, too, where it lies at the place alone: it is
     what `@best` means, before the loss as after it."""
-    here = best_of(store)
-    scored = [(m.score, m.step) for m in readable(remote) if m.healthy and m.score is not None]
-    if not scored or (here is not None and store.read(here.stem).score == min(scored)[0]):
-        return
     try:
+        here, there = best_of(store), best_of(remote)
+        if there is None or (here is not None and here.stem == there.stem):
+            return
         with byte_bar("restoring the best checkpoint") as move_bar:
-            backup.restore_run(min(scored)[1], on_progress=move_bar)
-    except (CheckpointError, StorageError) as error:
+            backup.restore_run(remote.read(there.stem).step, on_progress=move_bar)
+    except (CheckpointError, StorageError, OSError) as error:
         log.warning("the best checkpoint is not brought back: %s", redact(str(error)))
 
 
