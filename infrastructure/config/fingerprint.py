@@ -21,6 +21,7 @@ OF_THE_QUANTUM_STEP = "quantum."  # these only where there is one
 # Defaults that have changed, and what they were: a run that was begun with one keeps it.
 EARLIER_DEFAULTS: dict[str, object] = {
     "data.over_length": "quarantine",
+    "quantum.max_overhead_percent": 5.0,
     "model.adapter": "standard",
 }
 # They have not always counted: what an earlier version recorded does not say what they were.
@@ -93,10 +94,13 @@ def earlier_settings(config: DeploymentConfig, recorded: Mapping[str, object]) -
     """What `config` means in a run with these settings: a default that nobody has given is the one
     of the time when the run was begun."""
     recorded = current_keys(recorded)
+    had_quantum_step = any(key.startswith(OF_THE_QUANTUM_STEP) for key in recorded)
     return {
         key: value
         for key, value in EARLIER_DEFAULTS.items()
-        if recorded.get(key, value) == value and config.source(key).layer is Layer.DEFAULT
+        if recorded.get(key, value) == value
+        and config.source(key).layer is Layer.DEFAULT
+        and (had_quantum_step or not key.startswith(OF_THE_QUANTUM_STEP))
     }
 
 

@@ -107,6 +107,17 @@ def test_a_run_keeps_the_default_of_the_time_when_it_was_begun() -> None:
     assert is_same(recorded, wanted_beside(recorded, given), {"over_length"})
 
 
+def test_a_run_with_a_quantum_step_keeps_the_bound_of_the_time_when_it_was_begun() -> None:
+    key, on = "quantum.max_overhead_percent", {"training.optimization_frequency": 10}
+    now = DeploymentConfig(**on)
+    recorded = result_settings(DeploymentConfig(**on, **{key: 5}))
+    assert earlier_settings(now, recorded) == {key: 5}
+    without = {name: value for name, value in recorded.items() if name != key}  # not recorded once
+    assert earlier_settings(now, without) == {key: 5}
+    assert earlier_settings(now, result_settings(now)) == {}
+    assert is_same(recorded, wanted_beside(recorded, now), ())
+
+
 def test_the_quantum_step_counts_where_there_is_one() -> None:
     plain, other = DeploymentConfig(), DeploymentConfig(**{"quantum.data_budget": 0.5})
     assert result_settings(other) == result_settings(plain)

@@ -90,8 +90,8 @@ class QuantumConfig(ConfigSection):
         default=0.5, description="Share of the LoRA components that stays, from 0 to 1."
     )
     max_overhead_percent: Annotated[
-        float, Gt(0), Le(1e6), Allowed("a percentage above 0, such as 5")
-    ] = Field(default=5.0, description="Share of the training's time that quantum steps may take.")
+        float, Gt(0), Le(1e6), Allowed("a percentage above 0, such as 2")
+    ] = Field(default=2.0, description="Share of the training's time that quantum steps may take.")
     background: Annotated[bool, _SAMPLED] = Field(
         default=False,
         description="Solve in another process while the training goes on with the last answer.",

@@ -29,7 +29,8 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
 AUTO_SHARE = 0.9  # of those that are looked at, where no budget is set
 NUM_TARGET = 256  # held-out rows whose mean gradient is the target, from everywhere
-NUM_PROBED = 16  # examples that the cost is predicted from
+NUM_PROBED = 8  # examples that the cost is predicted from
+PROBE_PASSES = 3  # forward and backward over them: two for gradients, one as training does
 NUM_NAMED = 20  # tasks, and examples that were not chosen
 LEAST_CANDIDATES = 16  # fewer say nothing about the rest
 
@@ -105,17 +106,24 @@ class DataSelectionStep:
     micro_batch_size: int
     seed: int
 
+    def least_steps(self, global_batch_size: int) -> float:
+        """What `costs` and a look at the fewest examples take, in training steps."""
+        num_rows = self.data.num_candidates
+        probed = PROBE_PASSES * min(NUM_PROBED, num_rows)
+        return (probed + min(LEAST_CANDIDATES, num_rows) + self._num_target) / global_batch_size
+
     def costs(self) -> Costs:
         """Measured with a few examples; leaves no trace in the training."""
-        probed = self._spread(NUM_PROBED, self.data.num_candidates)
-        examples = self.data.examples(probed)
+        examples = self.data.examples(self._spread(NUM_PROBED, self.data.num_candidates))
         self._gradients(examples)  # warms up, and draws the signs of the sketch
         started = time.perf_counter()
         self._gradients(examples)
         gradient = time.perf_counter() - started
+        ordered = [examples[i] for i in self._by_length(examples)]
         with dry_run(self.model, self.adapter.device):
             probe = DryRunStep(self.model, self.adapter, self.strategy, self.optimizer)
-            training = min(probe.micro_batch(examples).seconds for _ in range(2))
+            # the same micro-batches, so that kernels for their shapes are there
+            training = sum(probe.micro_batch(piece).seconds for piece in self._pieces(ordered))
         return Costs(training / len(examples), gradient / len(examples))
 
     def has_choice(self, most: int) -> bool:
@@ -153,8 +161,7 @@ class DataSelectionStep:
 
     def cost_seconds(self, costs: Costs, num_candidates: int) -> float:
         """What looking at so many is to cost, a sampler's answer included."""
-        num_target = NUM_TARGET if self.config.target == "validation" else 0
-        gradients = costs.of_rows(num_candidates + num_target)
+        gradients = costs.of_rows(num_candidates + self._num_target)
         is_sampled = self.config.answer == SAMPLER
         return gradients + (solver_seconds(num_candidates) if is_sampled else 0.0)
 
@@ -203,6 +210,10 @@ class DataSelectionStep:
         }
 
     @property
+    def _num_target(self) -> int:
+        return NUM_TARGET if self.config.target == "validation" else 0
+
+    @property
     def _is_auto(self) -> bool:
         return self.config.data_budget == "auto"
 
@@ -243,11 +254,18 @@ class DataSelectionStep:
 
     def _gradients(self, examples: Sequence[object]) -> npt.NDArray[np.float32]:
         """In the order of `examples`; computed by length, so that little is padded."""
-        order = sorted(range(len(examples)), key=lambda i: self.adapter.count_tokens([examples[i]]))
-        ordered = iter([examples[i] for i in order])
-        batches = iter(lambda: list(islice(ordered, self.micro_batch_size)), [])
+        order = self._by_length(examples)
+        batches = self._pieces([examples[i] for i in order])
         gradients = example_gradients(self.model, self.adapter, batches, precision=self.precision)
         back = np.empty(len(order), dtype=np.int64)
         back[order] = np.arange(len(order))
         rows: npt.NDArray[np.float32] = gradients[back]
         return rows
+
+    def _by_length(self, examples: Sequence[object]) -> list[int]:
+        return sorted(range(len(examples)), key=lambda i: self.adapter.count_tokens([examples[i]]))
+
+    def _pieces(self, examples: Sequence[object]) -> Iterator[list[object]]:
+        """Micro-batches."""
+        remaining = iter(examples)
+        return iter(lambda: list(islice(remaining, self.micro_batch_size)), [])

@@ -52,7 +52,11 @@ class OverheadBudget:
 
     def allowed_seconds(self, num_steps: int, step_seconds: float) -> float:
         """What a question may cost whose answer is for `num_steps` steps."""
-        return self.percent / 100 * num_steps * step_seconds
+        return self.allowed_steps(num_steps) * step_seconds
+
+    def allowed_steps(self, num_steps: int) -> float:
+        """The same in training steps, whose time need not be known for it."""
+        return self.percent / 100 * num_steps
 
     def pay(self, seconds: float) -> None:
         """A quantum step took so long."""
@@ -77,4 +81,13 @@ def over_budget(cost_seconds: float, allowed_seconds: float, percent: float) -> 
     return (
         f"it would take about {format_duration(cost_seconds)}, and quantum.max_overhead_percent"
         f" {percent:g} allows {_short(allowed_seconds)}: {needed:,.0f} would be needed"
+    )
+
+
+def too_few_steps(least_steps: float, num_steps: int, percent: float) -> str:
+    """Why a question is not asked, where that is known before anything is measured."""
+    return (
+        f"it would be the work of at least {least_steps:.2g} of the next {num_steps:,} steps, and"
+        f" quantum.max_overhead_percent {percent:g} allows {percent / 100 * num_steps:.2g}:"
+        f" {100 * least_steps / num_steps:.2g} would be needed"
     )

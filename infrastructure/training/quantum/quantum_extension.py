@@ -34,7 +34,7 @@ from infrastructure.training.quantum.gradient_steps import (
     check_blocks,
 )
 from infrastructure.training.quantum.lora_rank_pruning import keep_only
-from infrastructure.training.quantum.overhead_budget import over_budget
+from infrastructure.training.quantum.overhead_budget import over_budget, too_few_steps
 from infrastructure.training.quantum.solver_session import SolverSession, TrainingParts
 
 LONG_SECONDS = 5.0  # so long a look is announced
@@ -254,16 +254,21 @@ class QuantumExtension(Extension):
         if not step.has_choice(most):
             self.session.skip(state, step.nothing_to_leave_out(most))
             return
-        costs = step.costs()
-        step_seconds = self.session.cost.step_seconds or costs.training * loop.global_batch_size
-        allowed = self.session.cost.allowed_seconds(self._steps_ahead(state), step_seconds)
-        number = step.num_candidates(costs, allowed, most)
-        if number == 0:
-            wanted = step.num_wanted(most)
-            cost = step.cost_seconds(costs, wanted)
-            self.session.skip(state, over_budget(cost, allowed, self.session.cost.percent))
+        budget, num_steps = self.session.cost, self._steps_ahead(state)
+        least = step.least_steps(loop.global_batch_size)
+        if least > budget.allowed_steps(num_steps):
+            self.session.skip(state, too_few_steps(least, num_steps, budget.percent))
             return
-        predicted = step.cost_seconds(costs, number)
+        costs = step.costs()
+        spent = self.session.seconds_so_far
+        step_seconds = budget.step_seconds or costs.training * loop.global_batch_size
+        allowed = budget.allowed_seconds(num_steps, step_seconds)
+        number = step.num_candidates(costs, allowed - spent, most)
+        if number == 0:
+            cost = spent + step.cost_seconds(costs, step.num_wanted(most))
+            self.session.skip(state, over_budget(cost, allowed, budget.percent))
+            return
+        predicted = spent + step.cost_seconds(costs, number)
         is_solvers_limit = most < self.config.max_qubits and number == most
         limit = f" ({self.config.solver} takes no more)" if is_solvers_limit else ""
         is_whole = number == min(most, self._data.num_candidates)

@@ -164,9 +164,14 @@ class SolverSession:
             self._has_failed(state, error)
             release_traceback(error)
         finally:
-            self.cost.pay(self.clock() - self._began)
+            self.cost.pay(self.seconds_so_far)
         if has_failed:
             free_memory(self.trainer.adapter.device)
+
+    @property
+    def seconds_so_far(self) -> float:
+        """Since the present quantum step began."""
+        return self.clock() - self._began
 
     @property
     def seed(self) -> int:
@@ -195,7 +200,7 @@ class SolverSession:
             self.waiting = Waiting(background, step, record)
             self._report({**record, "outcome": SUBMITTED, "why": self.without_answer()})
             return
-        left = allowed_seconds - (self.clock() - self._began)
+        left = allowed_seconds - self.seconds_so_far
         self._apply(state, step, problem, self._solution_of(problem, left), record)
 
     def _solution_of(self, problem: QuantumProblem, seconds: float) -> Solution:

@@ -1,6 +1,7 @@
 """Data selection in a real training: what is trained on, when it is asked, what is repeated."""
 
 import logging
+import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -228,6 +229,35 @@ def test_a_problem_that_costs_too_much_is_not_solved(
     by_chance = f"{trained} train, drawn by chance (quantum.data_budget 0.5)"
     assert f"would be needed; {by_chance}" in caplog.text
     assert record["why"].endswith(by_chance)  # the report shows it
+
+
+def test_what_is_too_dear_to_measure_is_not_measured(
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(step: DataSelectionStep) -> Costs:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(DataSelectionStep, "costs", never)
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum={"max_overhead_percent": 2})
+    trainer.train()
+    (record,) = records(trainer)
+    assert record["outcome"] == "skipped"
+    assert "quantum.max_overhead_percent 2 allows" in record["why"]
+
+
+def test_the_time_of_measuring_counts(
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slowly(step: DataSelectionStep) -> Costs:
+        time.sleep(0.3)
+        return Costs(training=1e-6, gradient=1e-6)  # all is allowed but 0.3 s
+
+    monkeypatch.setattr(DataSelectionStep, "costs", slowly)
+    trainer = quantum_trainer(saved_llama, tmp_path, quantum={"max_overhead_percent": 1e5})
+    trainer.train()
+    (record,) = records(trainer)
+    assert record["outcome"] == "skipped"
+    assert "quantum.max_overhead_percent 100000 allows" in record["why"]
 
 
 def test_without_a_budget_a_problem_that_is_not_solved_leaves_nothing_out(

@@ -128,7 +128,7 @@ def test_a_solver_has_what_the_overhead_leaves_it(
         tmp_path,
         quantum={
             "data_budget": 0.5,
-            "max_overhead_percent": 5,
+            "max_overhead_percent": 10_000,
             "solver": f"{BAD}:Hanging",
             "timeout": 300,
         },
@@ -138,7 +138,7 @@ def test_a_solver_has_what_the_overhead_leaves_it(
     (record,) = records(trainer)
     assert record["is_fallback"]
     assert record["solver_seconds"] < 30  # 4, and what a busy machine takes to end it; not 300
-    assert "quantum.max_overhead_percent 5 has left the solver" in record["remarks"][-1]
+    assert "quantum.max_overhead_percent 10000 has left the solver" in record["remarks"][-1]
 
 
 def test_an_answer_that_comes_too_late_is_reported(saved_llama: Path, tmp_path: Path) -> None:
