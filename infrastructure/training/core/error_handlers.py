@@ -6,18 +6,30 @@ from collections.abc import Iterator
 
 import torch
 
+from infrastructure.core.process_memory import allowed_bytes
+
 _OUT_OF_MEMORY = (
     "CUDA out of memory",
     "DefaultCPUAllocator: can't allocate memory",
     "CUBLAS_STATUS_ALLOC_FAILED",  # cuBLAS's own words for it
+    "Cannot allocate memory",  # the C library's
 )
+_NO_THREAD = "can't start new thread"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed: CUDA's own error, or the CPU allocator's RuntimeError."""
+    """Whether an allocation failed: CUDA's own error, or the CPU allocator's RuntimeError.
+
+    A thread that cannot be started lacks memory for its stack where the kernel limits this
+    process's memory; elsewhere there are too many threads, which smaller pieces do not change.
+    """
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(t in str(error) for t in _OUT_OF_MEMORY)
+    if not isinstance(error, RuntimeError):
+        return False
+    if _NO_THREAD in str(error):
+        return allowed_bytes() is not None
+    return any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 def is_device_fault(error: BaseException) -> bool:

@@ -5,6 +5,7 @@ import weakref
 import pytest
 import torch
 
+from infrastructure.training.core import error_handlers
 from infrastructure.training.core.error_handlers import (
     can_be_halved,
     is_device_fault,
@@ -19,12 +20,21 @@ from infrastructure.training.core.error_handlers import (
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
         (MemoryError(), True),
         (RuntimeError("[enforce] DefaultCPUAllocator: can't allocate memory: 8 bytes"), True),
+        (RuntimeError("unable to mmap 8 bytes from file <a>: Cannot allocate memory (12)"), True),
         (RuntimeError("size mismatch"), False),
         (ValueError("DefaultCPUAllocator: can't allocate memory"), False),
     ],
 )
 def test_out_of_memory_is_distinguished_from_other_errors(error: Exception, expected: bool) -> None:
     assert is_out_of_memory(error) is expected
+
+
+@pytest.mark.parametrize(("allowed", "expected"), [(1 << 30, True), (None, False)])
+def test_a_thread_that_is_refused_lacks_memory_where_the_kernel_limits_it(
+    monkeypatch: pytest.MonkeyPatch, allowed: int | None, expected: bool
+) -> None:
+    monkeypatch.setattr(error_handlers, "allowed_bytes", lambda: allowed)
+    assert is_out_of_memory(RuntimeError("can't start new thread")) is expected
 
 
 def test_the_allocator_of_this_torch_is_recognised() -> None:
