@@ -24,6 +24,7 @@ from infrastructure.backup.inventory import (
 )
 from infrastructure.backup.repair.run_files_repair import RunFileRepair
 from infrastructure.backup.repair.run_repair import Repair, StoreRepair
+from infrastructure.backup.replication.apart import ApartSettings
 from infrastructure.backup.replication.copier_client import CopierClient
 from infrastructure.backup.replication.copier_process import CopierSettings
 from infrastructure.backup.replication.download import fetch_newest
@@ -111,6 +112,17 @@ class RunBackup:
             finish_seconds=self.options.finish_seconds,
             traceback=None if self.traceback_path is None else str(self.traceback_path.resolve()),
         )
+
+    def apart(self) -> ApartSettings | None:
+        """How other machines of the training copy what they hold; None: there is no place, or
+        nobody knows yet which it is."""
+        if self._link is None:
+            return None
+        identity = self.record.id_of(self._link.place.url) or self.place_id
+        if identity is None:
+            return None
+        settings = self._settings(str(self.options.place))
+        return ApartSettings(settings, identity, self.store.hash_name)
 
     def __enter__(self) -> Self:
         return self

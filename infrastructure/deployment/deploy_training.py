@@ -546,6 +546,8 @@ class TrainingDeployment:
         trainer.save_checkpoints_to(
             run.checkpoints, lambda: read_run_files(run.path), copies.seconds_to_confirm
         )
+        assert trainer.checkpoints is not None
+        trainer.checkpoints.apart = copies.backup.apart
         probes = {**quantum_probes(trainer.hooks.hooks), **copies.probes()}
         watched = trainer.adapter, trainer.precision
         watching = monitoring_hooks(self.config, run.path, *watched, self.report, probes)

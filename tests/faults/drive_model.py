@@ -261,7 +261,7 @@ class _ManifestFirstUpload(Upload):
         yield from self._put_manifest()
         for pack in self.manifest.packs:
             if pack.hash not in self.link.sent:
-                self._send(pack, is_seen=True)
+                self.objects._send(pack, is_seen=True)
                 yield 0.0
         self.is_confirmed = True
 

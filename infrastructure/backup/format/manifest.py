@@ -20,6 +20,9 @@ FILES = "files"  # the class of a run's small files: no training goes on from th
 # Held anew by each version, in an object of its own: they hardly change, so one object would be
 # that of all versions, and one damaged bit in it the end of all.
 HELD_ANEW = ("random/", f"{FILES}/run.json@")
+# In a version's values: objects that other machines have written straight to the place of its
+# copies, each confirmed there, before its manifest was; see FORMAT.md.
+COPIED_APART = "copied_apart"
 VERSION_NAME = re.compile(r"(\d{12})-([a-z0-9]{1,16})-([0-9a-f]{64})")
 
 
@@ -137,6 +140,13 @@ class Manifest:
             place.pack for name, place in self.tensors.items() if name.partition("/")[0] != FILES
         }
         return tuple(pack for index, pack in enumerate(self.packs) if index in needed)
+
+    @property
+    def copied_apart(self) -> frozenset[str]:
+        """Hashes of objects that the machine of this version's writer never had: others have
+        copied them to its place."""
+        hashes = self.values.get(COPIED_APART)
+        return frozenset(filter(_is_hash, hashes)) if isinstance(hashes, list) else frozenset()
 
     @property
     def outline(self) -> Outline:

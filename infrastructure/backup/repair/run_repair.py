@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from infrastructure.backup.format.manifest import FILES, Manifest, Pack
 from infrastructure.backup.format.store import Store
-from infrastructure.backup.replication.upload import fetch_version
+from infrastructure.backup.replication.upload import fetch_objects, fetch_version
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import CheckpointError, StorageError
 
@@ -114,10 +114,13 @@ class StoreRepair:
     def _objects(self, manifests: list[Manifest]) -> Iterator[Repair]:
         seen: set[str] = set()
         read_bytes = 0
-        newest = next((m for m in manifests if m.healthy), None)
+        serving = [manifest for manifest in manifests if manifest.healthy]
+        newest = next(iter(serving), None)
+        if (fetched := self._parts_of_others(serving)) is not None:
+            yield fetched
         for manifest in [m for m in (newest, *manifests) if m is not None]:
             for pack in manifest.packs:
-                if pack.hash in seen:
+                if pack.hash in seen or self._is_elsewhere(pack, manifest):
                     continue
                 seen.add(pack.hash)
                 reads = manifest is newest or read_bytes + pack.size_bytes <= READ_ALL_BYTES
@@ -126,6 +129,35 @@ class StoreRepair:
                     self._check(pack, manifest.hash_name, reads)
                 except CheckpointError as error:
                     yield self._object(pack, manifest, error)
+
+    def _parts_of_others(self, serving: list[Manifest]) -> Repair | None:
+        """Fetch what other machines have written of the newest version that can be had whole, to
+        go on from it."""
+        reason = ""
+        for manifest in serving:
+            if not any(self._is_elsewhere(pack, manifest) for pack in manifest.packs):
+                break
+            what = f"parts of the checkpoint of step {manifest.step} that other machines wrote"
+            try:
+                fetch_objects(self._require_remote(), manifest, self.local, run_files=False)
+            except (CheckpointError, StorageError, OSError) as error:
+                reason = reason or f"{what}: {self._why(error)}; an older checkpoint serves"
+                continue
+            if not reason:
+                text = f"{what} were fetched from {self.where}"
+                return Repair(f"step {manifest.step}", Outcome.REPAIRED, text)
+            break
+        return Repair("parts of other machines", Outcome.LOST, reason) if reason else None
+
+    def _is_elsewhere(self, pack: Pack, manifest: Manifest) -> bool:
+        """Whether another machine has written an object, and it is not here."""
+        if pack.hash not in manifest.copied_apart:
+            return False
+        try:
+            self.local.objects.require_there(pack)
+        except CheckpointError:
+            return True
+        return False
 
     def _check(self, pack: Pack, hash_name: str, reads: bool) -> None:
         """Compare an object with its name, or only see that it is there.

@@ -4,7 +4,7 @@ What is on its way holds its files open, so rotation may remove them meanwhile. 
 compared with its name while it is read: a damaged object is never copied whole.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from infrastructure.backup.backends.base import Content
@@ -20,6 +20,7 @@ from infrastructure.backup.replication.object_reader import (
     open_object,
 )
 from infrastructure.backup.replication.remote_session import RemoteSession, UploadedFile
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import CheckpointError, StorageError
 
 # Written and not confirmed yet: a mounted Drive holds these on this machine's disk.
@@ -31,6 +32,245 @@ SLOWEST_BYTES_PER_SECOND = 250_000.0
 NUM_LOOKS = 4  # at a file that seems to be missing
 Form = tuple[UploadedFile, Sequence[Buffer]]
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.5, 15.0  # between two questions whether it is there
+
+
+class ObjectUpload:
+    """Objects on their way to a place.
+
+    Args:
+        files: the bytes of each object, by its hash; what is asked for its bytes may raise
+            CheckpointError.
+        elsewhere: objects of `packs` that others have copied there, and that are not in `files`.
+        on_piece: called after each megabyte.
+    """
+
+    def __init__(
+        self,
+        link: RemoteSession,
+        packs: Sequence[Pack],
+        files: Mapping[str, Sequence[Buffer]],
+        *,
+        elsewhere: Collection[str] = (),
+        on_piece: Callable[[], None] = do_nothing,
+    ) -> None:
+        self.link, self.packs = link, packs
+        self.total_bytes = sum(pack.size_bytes for pack in packs)
+        self.patience = PATIENCE_SECONDS + self.total_bytes / SLOWEST_BYTES_PER_SECOND
+        self._files, self._elsewhere, self._on_piece = files, elsewhere, on_piece
+        self._own = [pack for pack in packs if pack.hash not in elsewhere]
+        self._piece_bytes = 0
+        self._num_confirmed, self._news_at = -1, link.clock()
+
+    @property
+    def done_bytes(self) -> int:
+        """Bytes of objects that are confirmed, or on their way at this moment."""
+        confirmed = (pack.size_bytes for pack in self.packs if self._is_confirmed(pack))
+        return min(self.total_bytes, sum(confirmed) + self._piece_bytes)
+
+    @property
+    def are_confirmed(self) -> bool:
+        """Whether all objects are."""
+        return all(map(self._is_confirmed, self.packs))
+
+    def _is_confirmed(self, pack: Pack) -> bool:
+        return pack.hash in self._elsewhere or self.link.is_confirmed(pack.hash)
+
+    def steps(self) -> Iterator[float]:
+        """Copy, one small unit of work after the other; yields the seconds to wait before the next.
+        When an error ended it, it can be begun again and does only what is missing.
+
+        Ends when all are confirmed, or nothing was for so long that there is no hope.
+
+        Raises:
+            OSError: the place does not answer, or refuses.
+            StorageError: it does not hold what was written to it.
+            CheckpointError: an object is damaged on this machine, or is not where others have
+                copied it to.
+        """
+        packs = self._own
+        self._num_confirmed = -1
+        seen = set()
+        for pack in self.packs:  # questions before writing: some places gather what is written
+            if pack.hash in self._elsewhere:
+                self._require_there(pack)
+            elif pack.hash not in self.link.sent and self._is_seen(pack):
+                seen.add(pack.hash)
+            yield 0.0
+        for pack in packs:
+            while self._is_window_full(pack):
+                yield from self._confirm_all(packs)
+            if pack.hash not in self.link.sent:
+                self._send(pack, pack.hash in seen)
+                yield 0.0
+        while not self.are_confirmed:
+            if self.is_hopeless():
+                self._forget_unconfirmed(packs)
+                break
+            yield from self._confirm_all(packs)
+
+    def _require_there(self, pack: Pack) -> None:
+        if not self._is_seen(pack):
+            raise CheckpointError(
+                f"object {pack.hash[:12]} of another machine is not at {self.link.place.url}"
+            )
+
+    def is_hopeless(self) -> bool:
+        """Whether nothing was confirmed for longer than any upload takes."""
+        now = self.link.clock()
+        if self.link.num_confirmed != self._num_confirmed:
+            self._num_confirmed, self._news_at = self.link.num_confirmed, now
+        if self.link.is_doubtful:
+            return now - self._news_at > DOUBTFUL_SECONDS
+        # a place that confirms others gets what was lost once more
+        return now - self._news_at > self.patience * (2 if self.link.num_confirmed else 0.9)
+
+    def size(self, path: Path) -> int | None:
+        """Of a file there; None: there is none."""
+        try:
+            return self.link.place.size(path)
+        except FileNotFoundError:
+            return None
+
+    def write(self, sent: UploadedFile, buffers: Sequence[Buffer]) -> None:
+        """Write a file there.
+
+        Raises:
+            OSError: the place refuses.
+        """
+        self.link.place.make_directory(sent.path.parent)
+        try:
+            self.link.place.write(sent.path, Paced(buffers, self._before_piece))
+        finally:
+            self._piece_bytes = 0
+        sent.written_at = self.link.clock()
+        self.link.num_done += 1
+
+    def sent(self, path: Path, buffers: Sequence[Buffer]) -> UploadedFile:
+        """A file as it is written there."""
+        return UploadedFile(path, Content.of(buffers), self.link.clock())
+
+    def _forget_unconfirmed(self, packs: Sequence[Pack]) -> None:
+        """The next version asks anew for what was not confirmed."""
+        self.link.is_doubtful = True
+        for pack in packs:
+            if not self.link.is_confirmed(pack.hash):
+                self.link.sent.pop(pack.hash, None)
+
+    def _is_window_full(self, next_pack: Pack) -> bool:
+        waiting = [
+            sent.content.size_bytes
+            for pack in self._own
+            if (sent := self.link.sent.get(pack.hash)) and sent.confirmed_at is None
+        ]
+        is_full = bool(waiting) and sum(waiting) + next_pack.size_bytes > WINDOW_BYTES
+        return is_full and not self.is_hopeless()
+
+    def _confirm_all(self, packs: Sequence[Pack]) -> Iterator[float]:
+        """Ask for everything that is not confirmed, until something is, or there is no hope."""
+        wait = FIRST_WAIT_SECONDS
+        while True:
+            news = False
+            for pack in packs:
+                if pack.hash in self.link.sent and not self.link.is_confirmed(pack.hash):
+                    news |= self._confirm(pack)
+                    yield 0.0
+            if news or self.is_hopeless():
+                return
+            yield wait
+            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+
+    def _confirm(self, pack: Pack) -> bool:
+        """Whether an object that was sent is confirmed now; one that got lost is sent again."""
+        sent = self.link.sent[pack.hash]
+        try:
+            if self.link.confirms(sent):
+                return True
+        except StorageError:
+            del self.link.sent[pack.hash]  # and write it anew
+            raise
+        if sent.confirmed_at is not None:  # gone since: give it time to come back by itself
+            sent.written_at, sent.confirmed_at = self.link.clock(), None
+        if self.link.clock() - sent.written_at > self.patience:
+            self._send_again(pack, self._forms(pack))
+        return False
+
+    def _is_seen(self, pack: Pack) -> bool:
+        """Whether the place seems to have an object, or must have it."""
+        path = self.link.store.objects.path_of(pack.hash)
+        forms = (path, path.with_name(path.name + SUFFIX))
+        return pack.hash in self.link.named or any(self.size(form) is not None for form in forms)
+
+    def _send(self, pack: Pack, is_seen: bool) -> None:
+        """Write an object, unless the place has it: confirmed, or by its size on its way."""
+        forms = self._forms(pack)
+        sent, buffers = forms[-1]
+        if is_seen:
+            wrong = False
+            for other, _ in reversed(forms):
+                try:
+                    if self.link.confirms(other):
+                        self.link.sent[pack.hash] = other
+                        return
+                except StorageError:
+                    wrong = True
+            if pack.hash in self.link.named and not self.link.is_surely_wrong(sent.path):
+                self.link.sent[pack.hash] = sent
+                if wrong:
+                    self._send_again(pack, forms)
+                return
+            if not wrong and self.size(sent.path) == sent.content.size_bytes:
+                self.link.sent[pack.hash] = sent
+                return
+        self.write(sent, buffers)
+        self.link.sent[pack.hash] = sent
+
+    def _send_again(self, pack: Pack, forms: list[Form]) -> None:
+        """Write an object that got lost. What may be in use is not touched: it is written in the
+        form in which it is not there, or where it stays missing; else it is waited for."""
+        now = self.link.sent[pack.hash]
+        if len(forms) == 1 and pack.size_bytes <= LARGEST_BYTES:
+            packed = compress(_joined(forms[0][1]))
+            if len(packed) < pack.size_bytes:
+                forms = [*forms, self._packed(pack, packed)]
+        others = [form for form in forms if form[0].path != now.path and self._stays_missing(form)]
+        these = [form for form in forms if form[0].path == now.path]
+        if pack.hash in self.link.named:
+            these = [form for form in these if self._stays_missing(form)]
+        for sent, buffers in [*these, *others]:
+            self.write(sent, buffers)
+            self.link.sent[pack.hash] = sent
+            return
+        now.written_at = self.link.clock()
+
+    def _stays_missing(self, form: Form) -> bool:
+        return all(self.size(form[0].path) is None for _ in range(NUM_LOOKS))
+
+    def _forms(self, pack: Pack) -> list[Form]:
+        """The object plain and, where that is wanted and smaller, compressed; the last is written.
+
+        Raises:
+            CheckpointError: its bytes are not those of its name.
+        """
+        file = self._files[pack.hash]
+        plain: Sequence[Buffer] = file
+        packed = None
+        if isinstance(file, PackedObject):
+            packed, plain = file.load()
+        elif self.link.compresses and pack.size_bytes <= LARGEST_BYTES:
+            packed = compress(_joined(file))
+        forms: list[Form] = [(self.sent(self.link.store.objects.path_of(pack.hash), plain), plain)]
+        if packed is not None and len(packed) < pack.size_bytes:
+            forms.append(self._packed(pack, packed))
+        return forms
+
+    def _packed(self, pack: Pack, packed: bytes) -> Form:
+        path = self.link.store.objects.path_of(pack.hash + SUFFIX)
+        return self.sent(path, [packed]), [packed]
+
+    def _before_piece(self, num_bytes: int) -> None:
+        self.link.bandwidth.take(num_bytes)
+        self._piece_bytes += num_bytes
+        self._on_piece()
 
 
 class Upload:
@@ -55,26 +295,35 @@ class Upload:
     ) -> None:
         self.name, self.link = name, link
         self.manifest: Manifest = local.read(name)
-        self.total_bytes = sum(pack.size_bytes for pack in self.manifest.packs)
-        self._before_manifest, self._on_piece = before_manifest, on_piece
+        self._before_manifest = before_manifest
         self._manifest_bytes = local.objects.read_small(local.manifest_path(name))
         self.is_confirmed = False
-        self._piece_bytes = 0
-        self._num_confirmed, self._news_at = -1, link.clock()
-        self._patience = PATIENCE_SECONDS + self.total_bytes / SLOWEST_BYTES_PER_SECOND
         self._files: dict[str, OpenFile] = {}
+        elsewhere = set()
         try:
             for pack in self.manifest.packs:
-                self._files[pack.hash] = open_object(local, pack, self.manifest.hash_name)
+                try:
+                    self._files[pack.hash] = open_object(local, pack, self.manifest.hash_name)
+                except CheckpointError:
+                    if pack.hash not in self.manifest.copied_apart:
+                        raise
+                    elsewhere.add(pack.hash)
         except BaseException:
             self.close()
             raise
+        self.objects = ObjectUpload(
+            link, self.manifest.packs, self._files, elsewhere=elsewhere, on_piece=on_piece
+        )
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all its objects."""
+        return self.objects.total_bytes
 
     @property
     def done_bytes(self) -> int:
         """Bytes of objects that are confirmed, or on their way at this moment."""
-        confirmed = (p.size_bytes for p in self.manifest.packs if self.link.is_confirmed(p.hash))
-        return min(self.total_bytes, sum(confirmed) + self._piece_bytes)
+        return self.objects.done_bytes
 
     def close(self) -> None:
         """Let go of the files."""
@@ -82,200 +331,26 @@ class Upload:
             file.close()
 
     def steps(self) -> Iterator[float]:
-        """Copy, one small unit of work after the other; yields the seconds to wait before the next.
-        When an error ended it, it can be begun again and does only what is missing.
+        """As `ObjectUpload.steps`, and then the manifest.
 
         Where nothing is confirmed for long, the manifest is written all the same, so that a place
         which never confirms holds something; such a version does not count as `is_confirmed`.
 
         Raises:
-            OSError: the place does not answer, or refuses.
-            StorageError: it does not hold what was written to it.
-            CheckpointError: the version is damaged on this machine.
+            OSError, StorageError, CheckpointError: as there.
         """
-        packs = self.manifest.packs
-        self._num_confirmed = -1
-        seen = set()
-        for pack in packs:  # all questions before all writing: some places gather what is written
-            if pack.hash not in self.link.sent and self._is_seen(pack):
-                seen.add(pack.hash)
-            yield 0.0
-        for pack in packs:
-            while self._is_window_full(pack):
-                yield from self._confirm_all(packs)
-            if pack.hash not in self.link.sent:
-                self._send(pack, pack.hash in seen)
-                yield 0.0
-        while not self._objects_are_confirmed():
-            if self._is_hopeless():
-                self._forget_unconfirmed(packs)
-                break
-            yield from self._confirm_all(packs)
+        yield from self.objects.steps()
         self._before_manifest()
         yield from self._put_manifest()
-
-    def _objects_are_confirmed(self) -> bool:
-        return all(self.link.is_confirmed(pack.hash) for pack in self.manifest.packs)
-
-    def _is_hopeless(self) -> bool:
-        """Whether nothing was confirmed for longer than any upload takes."""
-        now = self.link.clock()
-        if self.link.num_confirmed != self._num_confirmed:
-            self._num_confirmed, self._news_at = self.link.num_confirmed, now
-        if self.link.is_doubtful:
-            return now - self._news_at > DOUBTFUL_SECONDS
-        # a place that confirms others gets what was lost once more
-        return now - self._news_at > self._patience * (2 if self.link.num_confirmed else 0.9)
-
-    def _forget_unconfirmed(self, packs: Sequence[Pack]) -> None:
-        """The next version asks anew for what was not confirmed."""
-        self.link.is_doubtful = True
-        for pack in packs:
-            if not self.link.is_confirmed(pack.hash):
-                self.link.sent.pop(pack.hash, None)
-
-    def _is_window_full(self, next_pack: Pack) -> bool:
-        waiting = [
-            sent.content.size_bytes
-            for pack in self.manifest.packs
-            if (sent := self.link.sent.get(pack.hash)) and sent.confirmed_at is None
-        ]
-        is_full = bool(waiting) and sum(waiting) + next_pack.size_bytes > WINDOW_BYTES
-        return is_full and not self._is_hopeless()
-
-    def _confirm_all(self, packs: Sequence[Pack]) -> Iterator[float]:
-        """Ask for everything that is not confirmed, until something is, or there is no hope."""
-        wait = FIRST_WAIT_SECONDS
-        while True:
-            news = False
-            for pack in packs:
-                if pack.hash in self.link.sent and not self.link.is_confirmed(pack.hash):
-                    news |= self._confirm(pack)
-                    yield 0.0
-            if news or self._is_hopeless():
-                return
-            yield wait
-            wait = min(2 * wait, LONGEST_WAIT_SECONDS)
-
-    def _confirm(self, pack: Pack) -> bool:
-        """Whether an object that was sent is confirmed now; one that got lost is sent again."""
-        sent = self.link.sent[pack.hash]
-        try:
-            if self.link.confirms(sent):
-                return True
-        except StorageError:
-            del self.link.sent[pack.hash]  # and write it anew
-            raise
-        if sent.confirmed_at is not None:  # gone since: give it time to come back by itself
-            sent.written_at, sent.confirmed_at = self.link.clock(), None
-        if self.link.clock() - sent.written_at > self._patience:
-            self._send_again(pack, self._forms(pack))
-        return False
-
-    def _is_seen(self, pack: Pack) -> bool:
-        """Whether the place seems to have an object, or must have it."""
-        path = self.link.store.objects.path_of(pack.hash)
-        forms = (path, path.with_name(path.name + SUFFIX))
-        return pack.hash in self.link.named or any(self._size(form) is not None for form in forms)
-
-    def _size(self, path: Path) -> int | None:
-        try:
-            return self.link.place.size(path)
-        except FileNotFoundError:
-            return None
-
-    def _send(self, pack: Pack, is_seen: bool) -> None:
-        """Write an object, unless the place has it: confirmed, or by its size on its way."""
-        forms = self._forms(pack)
-        sent, buffers = forms[-1]
-        if is_seen:
-            wrong = False
-            for other, _ in reversed(forms):
-                try:
-                    if self.link.confirms(other):
-                        self.link.sent[pack.hash] = other
-                        return
-                except StorageError:
-                    wrong = True
-            if pack.hash in self.link.named and not self.link.is_surely_wrong(sent.path):
-                self.link.sent[pack.hash] = sent
-                if wrong:
-                    self._send_again(pack, forms)
-                return
-            if not wrong and self._size(sent.path) == sent.content.size_bytes:
-                self.link.sent[pack.hash] = sent
-                return
-        self._write(sent, buffers)
-        self.link.sent[pack.hash] = sent
-
-    def _send_again(self, pack: Pack, forms: list[Form]) -> None:
-        """Write an object that got lost. What may be in use is not touched: it is written in the
-        form in which it is not there, or where it stays missing; else it is waited for."""
-        now = self.link.sent[pack.hash]
-        if len(forms) == 1 and pack.size_bytes <= LARGEST_BYTES:
-            packed = compress(_joined(forms[0][1]))
-            if len(packed) < pack.size_bytes:
-                forms = [*forms, self._packed(pack, packed)]
-        others = [form for form in forms if form[0].path != now.path and self._stays_missing(form)]
-        these = [form for form in forms if form[0].path == now.path]
-        if pack.hash in self.link.named:
-            these = [form for form in these if self._stays_missing(form)]
-        for sent, buffers in [*these, *others]:
-            self._write(sent, buffers)
-            self.link.sent[pack.hash] = sent
-            return
-        now.written_at = self.link.clock()
-
-    def _stays_missing(self, form: Form) -> bool:
-        return all(self._size(form[0].path) is None for _ in range(NUM_LOOKS))
-
-    def _forms(self, pack: Pack) -> list[Form]:
-        """The object plain and, where that is wanted and smaller, compressed; the last is written.
-
-        Raises:
-            CheckpointError: its bytes are not those of its name.
-        """
-        file = self._files[pack.hash]
-        plain: Sequence[Buffer] = file
-        packed = None
-        if isinstance(file, PackedObject):
-            packed, plain = file.load()
-        elif self.link.compresses and pack.size_bytes <= LARGEST_BYTES:
-            packed = compress(_joined(file))
-        forms: list[Form] = [(self._sent(self.link.store.objects.path_of(pack.hash), plain), plain)]
-        if packed is not None and len(packed) < pack.size_bytes:
-            forms.append(self._packed(pack, packed))
-        return forms
-
-    def _packed(self, pack: Pack, packed: bytes) -> Form:
-        path = self.link.store.objects.path_of(pack.hash + SUFFIX)
-        return self._sent(path, [packed]), [packed]
-
-    def _sent(self, path: Path, buffers: Sequence[Buffer]) -> UploadedFile:
-        return UploadedFile(path, Content.of(buffers), self.link.clock())
-
-    def _write(self, sent: UploadedFile, buffers: Sequence[Buffer]) -> None:
-        self.link.place.make_directory(sent.path.parent)
-        try:
-            self.link.place.write(sent.path, Paced(buffers, self._before_piece))
-        finally:
-            self._piece_bytes = 0
-        sent.written_at = self.link.clock()
-        self.link.num_done += 1
-
-    def _before_piece(self, num_bytes: int) -> None:
-        self.link.bandwidth.take(num_bytes)
-        self._piece_bytes += num_bytes
-        self._on_piece()
 
     def _put_manifest(self) -> Iterator[float]:
         """Write the manifest, and wait until it is confirmed."""
         sent = self._send_manifest()
         wait = FIRST_WAIT_SECONDS
-        while not self._is_manifest_confirmed(sent) and not self._is_hopeless():
+        while not self._is_manifest_confirmed(sent) and not self.objects.is_hopeless():
             yield wait
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
-        self.is_confirmed = sent.confirmed_at is not None and self._objects_are_confirmed()
+        self.is_confirmed = sent.confirmed_at is not None and self.objects.are_confirmed
         self.link.is_doubtful = sent.confirmed_at is None
 
     def _is_manifest_confirmed(self, sent: UploadedFile) -> bool:
@@ -289,15 +364,15 @@ class Upload:
         """Write the manifest; one that may be in use there is asked for only."""
         self.link.place.require_identity()
         path = self.link.store.manifest_path(self.name)
-        sent = self.link.sent.get(self.name) or self._sent(path, [self._manifest_bytes])
+        sent = self.link.sent.get(self.name) or self.objects.sent(path, [self._manifest_bytes])
         if self.name in self.link.named and not self.link.is_surely_wrong(path):
             is_needed = False
         elif self.name in self.link.sent:
-            is_needed = self.link.clock() - sent.written_at > self._patience
+            is_needed = self.link.clock() - sent.written_at > self.objects.patience
         else:
-            is_needed = self._size(path) != sent.content.size_bytes
+            is_needed = self.objects.size(path) != sent.content.size_bytes
         if is_needed:
-            self._write(sent, [self._manifest_bytes])
+            self.objects.write(sent, [self._manifest_bytes])
         self.link.sent[self.name] = sent
         return sent
 
@@ -323,23 +398,39 @@ def fetch_version(
     """
     manifest = remote.read(name)
     data = remote.objects.read_small(remote.manifest_path(name))
-    total_bytes = sum(pack.size_bytes for pack in manifest.packs)
-    done_bytes = 0
     try:
-        local.prepare()
-        missing = [p for p in manifest.packs if not local.objects.is_whole(p, manifest.hash_name)]
-        local.objects.require_space(sum(pack.size_bytes for pack in missing))
-        for pack in manifest.packs:
-            if pack in missing:
-                try:
-                    bytes_of_pack = remote.objects.read(pack, manifest.hash_name)
-                    local.objects.write_pack([bytes_of_pack], manifest.hash_name)
-                except CheckpointError:
-                    if run_files or pack in manifest.needed_packs:
-                        raise
-            done_bytes += pack.size_bytes
-            on_progress(done_bytes, total_bytes)
+        fetch_objects(remote, manifest, local, on_progress, run_files=run_files)
         digest = name.rpartition("-")[2]
         local.objects.put(local.manifest_path(name), [data], digest, manifest.hash_name)
     except OSError as error:
         raise StorageError(f"{local.root} does not take version {name[:12]}: {error}") from error
+
+
+def fetch_objects(
+    remote: Store,
+    manifest: Manifest,
+    local: Store,
+    on_progress: Progress = do_nothing,
+    *,
+    run_files: bool = True,
+) -> None:
+    """Write the objects of a version that are not whole here.
+
+    Raises:
+        CheckpointError: one is damaged there, too.
+        StorageError, OSError: this machine's disk refuses.
+    """
+    local.prepare()
+    missing = [p for p in manifest.packs if not local.objects.is_whole(p, manifest.hash_name)]
+    local.objects.require_space(sum(pack.size_bytes for pack in missing))
+    total_bytes, done_bytes = sum(pack.size_bytes for pack in manifest.packs), 0
+    for pack in manifest.packs:
+        if pack in missing:
+            try:
+                bytes_of_pack = remote.objects.read(pack, manifest.hash_name)
+                local.objects.write_pack([bytes_of_pack], manifest.hash_name)
+            except CheckpointError:
+                if run_files or pack in manifest.needed_packs:
+                    raise
+        done_bytes += pack.size_bytes
+        on_progress(done_bytes, total_bytes)

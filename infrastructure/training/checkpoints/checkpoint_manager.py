@@ -13,15 +13,18 @@ from typing import Any, Unpack
 
 import torch
 
-from infrastructure.backup.format.manifest import Pack, StoredTensor
+from infrastructure.backup.format.manifest import COPIED_APART, Pack, StoredTensor
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.retention import Retention, versions_to_keep
 from infrastructure.backup.format.store import Placed, Store
 from infrastructure.backup.format.tensor_bytes import to_bytes
+from infrastructure.backup.replication.apart import ApartSettings
+from infrastructure.backup.replication.upload import fetch_objects
 from infrastructure.backup.writer.background_writer import BackgroundWriter
 from infrastructure.backup.writer.shared_buffer import State, size_of_state
 from infrastructure.backup.writer.writer_process import only_writer
 from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.json_text import JsonObject
 from infrastructure.run.checkpoint_paths import store_of
 from infrastructure.training.checkpoints.chunked_version import KEY, tensors_of
 from infrastructure.training.checkpoints.snapshot import Snapshot, VersionFacts
@@ -41,6 +44,9 @@ class CheckpointManager:
         retention: what rotation leaves.
         run_files: gives what else is kept in every checkpoint; see `backup.run_files`.
         compress: write objects compressed, where that is smaller.
+
+    Attributes:
+        apart: gives the place where other machines put what they hold of a version; None: none.
     """
 
     def __init__(
@@ -55,6 +61,7 @@ class CheckpointManager:
         self.compress = compress
         self.retention = retention
         self.run_files = run_files
+        self.apart: Callable[[], ApartSettings | None] = lambda: None
         self._writer: BackgroundWriter | None = None
         self._committed: list[str] = []
 
@@ -157,6 +164,22 @@ class CheckpointManager:
         """
         return self.store.outline(checkpoint.stem).healthy
 
+    def fetch_parts(self, checkpoint: Path) -> None:
+        """Bring here what other machines have written of a checkpoint to the place of its copies.
+
+        Raises:
+            CheckpointError: they cannot be had.
+        """
+        manifest = self.store.read(checkpoint.stem)
+        apart = self.apart() if manifest.copied_apart else None
+        if apart is None:
+            return
+        try:
+            with self.only_writer():
+                fetch_objects(apart.link().store, manifest, self.store, run_files=False)
+        except (OSError, StorageError, ValueError) as error:
+            raise CheckpointError(f"parts of other machines cannot be read: {error}") from error
+
     def newest(self) -> Path:
         """The newest healthy checkpoint that verifies; damaged newer ones are named in a warning.
 
@@ -251,7 +274,7 @@ def load_values(checkpoint: Path) -> Snapshot:
         CheckpointError: its manifest is damaged.
     """
     manifest = store_of(checkpoint).read(checkpoint.stem)
-    return Snapshot({}, {name: value for name, value in manifest.values.items() if name != KEY})
+    return Snapshot({}, own_values(manifest.values))
 
 
 def load_checkpoint(checkpoint: Path) -> Snapshot:
@@ -262,5 +285,9 @@ def load_checkpoint(checkpoint: Path) -> Snapshot:
     """
     store = store_of(checkpoint)
     manifest = store.read(checkpoint.stem)
-    values = {name: value for name, value in manifest.values.items() if name != KEY}
-    return Snapshot(tensors_of(store, manifest), values)
+    return Snapshot(tensors_of(store, manifest), own_values(manifest.values))
+
+
+def own_values(values: JsonObject) -> JsonObject:
+    """The values of a training in those of a version, which say also where its tensors lie."""
+    return {name: value for name, value in values.items() if name not in (KEY, COPIED_APART)}

@@ -4,23 +4,26 @@ hold.
 Each rank writes the objects that hold its shards; rank 0 holds the store's lock and commits one
 manifest when all have, so a version is there whole or not at all. What torch's planner knows of the
 state (which chunk of which tensor lies where) is JSON in the manifest; nothing is pickled on the
-disk. To write so, all ranks must see the directory of the store: one machine, or one file system.
-Where they do not, or the state is small, rank 0 gathers it and writes an ordinary version.
+disk. A rank that sees the directory of the store (one machine, or one file system) writes there;
+another one copies its objects straight to the place of the run's copies, where each is confirmed
+before the manifest is written. Where there is no such place, or the state is small, rank 0 gathers
+it and writes an ordinary version.
 
 Reading needs no common disk, and takes either kind, by any number of ranks: rank 0 reads, verifies
 and sends a tensor at a time, and each rank keeps its part.
 Planner and storage: https://docs.pytorch.org/docs/stable/distributed.checkpoint.html
 """
 
+import functools
 import io
 import json
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from os import PathLike
 from pathlib import Path
-from typing import Unpack, cast
+from typing import Any, Unpack, cast
 
 import torch
 import torch.distributed as dist
@@ -33,13 +36,15 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.futures import Future
 
-from infrastructure.backup.format.manifest import Pack, StoredTensor
+from infrastructure.backup.format.manifest import COPIED_APART, Pack, StoredTensor
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.retention import Retention, versions_to_keep
 from infrastructure.backup.format.store import Placed, Store
 from infrastructure.backup.format.tensor_bytes import DTYPES, NAMES, to_bytes
+from infrastructure.backup.replication.apart import ApartSettings, place_apart
+from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.backup.writer.writer_process import only_writer
-from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.errors import CheckpointError, StorageError, TemperError
 from infrastructure.core.exact_json import to_json
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject
@@ -47,6 +52,7 @@ from infrastructure.run.checkpoint_paths import store_of
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     by_full_name,
+    own_values,
 )
 from infrastructure.training.checkpoints.chunked_version import (
     KEY,
@@ -77,6 +83,8 @@ def save_distributed(
     retention: Retention | None = None,
     files: Mapping[str, TensorBytes] | None = None,
     compress: bool = False,
+    apart: RemoteSession | None = None,
+    hash_name: str | None = None,
     **facts: Unpack[VersionFacts],
 ) -> str | None:
     """Save a state of which every process has a part; all processes call this together.
@@ -89,6 +97,8 @@ def save_distributed(
         retention: what rotation leaves; None: everything.
         files: of the run, which the version holds, too; rank 0's count.
         compress: as in `Store`.
+        apart: where this process copies its part to, instead of `root`; never rank 0.
+        hash_name: of all objects; None: the best that each process has.
         facts: `kind`, `healthy`, `score` as in `Store.commit`.
 
     Returns:
@@ -97,7 +107,9 @@ def save_distributed(
     Raises:
         StorageError: a rank could not write; no version was made, those before are untouched.
     """
-    writer = StoreWriter(Store(root, compress=compress), values, files or {}, step=step, **facts)
+    store = Store(root, compress=compress)
+    store.hash_name = hash_name or store.hash_name
+    writer = StoreWriter(store, values, files or {}, apart, step=step, **facts)
     try:
         with only_writer(root) if _rank() == 0 else nullcontext(), _one_process_is_enough():
             dcp.save(state_dict, storage_writer=writer, planner=JsonSavePlanner())
@@ -138,9 +150,14 @@ def save_together(
             manager.begin(gathered, **facts)
         return
     root = Path(group.decide(lambda: str(_of(manager).store.root.resolve())))
-    if not all_see(group, root):
-        _save_gathered(manager, snapshot, **facts)
-        return
+    hash_name = group.decide(lambda: _of(manager).store.hash_name)
+    is_seen, all_see = seen_by(group, root)
+    apart = None
+    if not all_see:
+        apart, is_had = way_apart(group, manager, is_needed=not is_seen)
+        if not is_had:
+            _save_gathered(manager, snapshot, **facts)
+            return
     state = {
         name: {
             key: tensor
@@ -157,14 +174,17 @@ def save_together(
         retention=None if manager is None else manager.retention,
         files=None if manager is None else manager.files(),
         compress=manager is not None and manager.compress,
+        apart=apart,
+        hash_name=hash_name,
         **facts,
     )
     if manager is not None and name is not None:
         manager.note_committed(name)
 
 
-def all_see(group: Group, root: Path) -> bool:
-    """Whether all ranks see the directory `root` of rank 0: a file there is looked for by all."""
+def seen_by(group: Group, root: Path) -> tuple[bool, bool]:
+    """Whether this rank sees the directory `root` of rank 0, and whether all ranks do: a file there
+    is looked for by all."""
 
     def put() -> str:
         root.mkdir(parents=True, exist_ok=True)
@@ -172,11 +192,40 @@ def all_see(group: Group, root: Path) -> bool:
             return file.name
 
     path = Path(group.decide(put))
-    count = torch.tensor([int(path.exists())])
-    group.sum([count])
+    is_seen = path.exists()
+    all_see = all_ranks(group, is_seen)
     if group.is_first:
         path.unlink(missing_ok=True)
+    return is_seen, all_see
+
+
+def all_ranks(group: Group, is_so: bool) -> bool:
+    """Whether it is so on all ranks."""
+    count = torch.tensor([int(is_so)])
+    group.sum([count])
     return int(count) == group.size
+
+
+def way_apart(
+    group: Group, manager: CheckpointManager | None, *, is_needed: bool
+) -> tuple[RemoteSession | None, bool]:
+    """This rank's way to the place of the run's copies, where it needs one; and whether all ranks
+    that need one have it."""
+
+    def describe() -> JsonObject | None:
+        settings = _of(manager).apart()
+        return None if settings is None else settings.to_json()
+
+    described, link = group.decide(describe), None
+    if described is not None and is_needed:
+        with suppress(OSError, ValueError, TemperError):
+            link = _link_to(json.dumps(described, sort_keys=True))
+    return link, all_ranks(group, described is not None and (link is not None or not is_needed))
+
+
+@functools.lru_cache(maxsize=1)  # what is known of the objects there is kept
+def _link_to(described: str) -> RemoteSession:
+    return ApartSettings.from_json(json.loads(described)).link()
 
 
 def _save_gathered(
@@ -224,8 +273,7 @@ def load_together(
             failed = str(error)
     if reason := group.decide(lambda: failed):
         raise CheckpointError(reason)
-    values = group.decide(lambda: {} if manifest is None else manifest.values)
-    values.pop(KEY, None)
+    values = group.decide(lambda: {} if manifest is None else own_values(manifest.values))
     snapshot = Snapshot({}, values)
     living = {"model": trainable_state(model), "optimizer": _optimizer_tensors(optimizer)}
     pieces = iter(pieces_of(store, manifest)) if store is not None and manifest else iter(())
@@ -342,7 +390,8 @@ class JsonSavePlanner(DefaultSavePlanner):
 
 
 class StoreWriter(StorageWriter):
-    """Writes a rank's part of a state into a store; on rank 0, commits the version.
+    """Writes a rank's part of a state into a store, or to the place of its copies; on rank 0,
+    commits the version.
 
     Attributes:
         name: the version's, once it is committed.
@@ -353,11 +402,12 @@ class StoreWriter(StorageWriter):
         store: Store,
         values: JsonObject,
         files: Mapping[str, TensorBytes],
+        apart: RemoteSession | None = None,
         *,
         step: int,
         **facts: Unpack[VersionFacts],
     ) -> None:
-        self.store = store
+        self.store, self.apart = store, apart
         self.files = files
         self.values = values
         self.step, self.facts = step, facts
@@ -384,11 +434,17 @@ class StoreWriter(StorageWriter):
         for item in plan.items:
             name, tensor = _bytes_of(item, planner.resolve_data(item))
             tensors[name], indices[name] = tensor, item.index
-        placed = self.store.place(tensors)
+        if self.apart is None:
+            placed = self.store.place(tensors)
+        else:
+            placed = place_apart(self.apart, tensors, self.store.hash_name)
+        is_apart = self.apart is not None
         future: Future[list[WriteResult]] = Future()
         future.set_result(
             [
-                WriteResult(indices[name], len(tensors[name].data), (name, pack, place.hash))
+                WriteResult(
+                    indices[name], len(tensors[name].data), (name, pack, place.hash, is_apart)
+                )
                 for name, place in placed.tensors.items()
                 for pack in [placed.packs[place.pack]]
             ]
@@ -401,9 +457,12 @@ class StoreWriter(StorageWriter):
         packs: dict[Pack, int] = {}
         tensors = {
             name: StoredTensor(packs.setdefault(pack, len(packs)), digest)
-            for name, pack, digest in written
+            for name, pack, digest, _ in written
         }
-        values = {**self.values, KEY: _describe(metadata)}
+        values: dict[str, Any] = {**self.values, KEY: _describe(metadata)}
+        here = {pack.hash for _, pack, _, is_apart in written if not is_apart}
+        if others := {pack.hash for pack in packs} - here:
+            values[COPIED_APART] = sorted(others)
         self.name = self.store.publish(
             Placed(tuple(packs), tensors), values, step=self.step, **self.facts
         )

@@ -200,6 +200,8 @@ class Checkpointer:
             snapshot = load_checkpoint(checkpoint)
             _refuse_not_finite(snapshot, state.model)
             return snapshot
+        assert self.manager is not None
+        self.manager.fetch_parts(checkpoint)
         self.optimizer_step.group.decide(lambda: True)
         return self._load_part(checkpoint, state)
 

@@ -175,11 +175,11 @@ def train_spread(folder: Path, case: Case, group: Group) -> dict[str, Any]:
     checkpoint_storage.GATHERED_BYTES = (1 << 30) if case.saving == "gathered" else 0
     checkpoint_storage.GATHERED_SHARE = 0
     checkpoint_storage.PIECE_BYTES = 1 << 14
-    sees = checkpoint_storage.all_see
+    seen_by = checkpoint_storage.seen_by
     if case.saving == "by parts":  # as where the ranks have no common disk
-        checkpoint_storage.all_see = lambda *_: False
+        checkpoint_storage.seen_by = lambda *_: (group.is_first, False)
     save_together(group, manager, take_snapshot(state, loop.optimizer_step), state.model)
-    checkpoint_storage.all_see = sees
+    checkpoint_storage.seen_by = seen_by
     if manager is not None:
         manager.collect(wait=True)
         manager.close()

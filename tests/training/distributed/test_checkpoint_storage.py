@@ -1,22 +1,38 @@
 """Checkpoints of real gloo processes: sharded and replicated, read by one of them."""
 
+import functools
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from infrastructure.backup.format.manifest import Manifest
 from infrastructure.backup.format.store import Store
+from infrastructure.backup.run_backup import RunBackup
+from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.chunked_version import KEY, load_whole
-from infrastructure.training.distributed.checkpoint_storage import save_distributed
+from infrastructure.training.checkpoints.snapshot import Snapshot
+from infrastructure.training.distributed import checkpoint_storage
+from infrastructure.training.distributed.checkpoint_storage import (
+    load_together,
+    save_distributed,
+    save_together,
+    way_apart,
+)
+from infrastructure.training.distributed.group import JoinedGroup
+from infrastructure.training.distributed.shard import mesh_of, shard_model
 from tests.faults.pickle_scan import files_with_pickles
 from tests.forks import forked_python
 from tests.slow import slow_but
+from tests.training.distributed.ranks import results_of, start_ranks
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -85,6 +101,74 @@ def test_a_rank_that_is_killed_while_saving_leaves_the_version_before(tmp_path: 
     assert len(store.versions()) == 1
     assert manifest.step == 2
     assert load_whole(store, manifest)
+
+
+def save_and_lose(group: JoinedGroup, folder: str) -> list[Any]:
+    """As on two machines: rank 1 does not see the disk of rank 0, which loses its parts again."""
+    root = Path(folder, "run/checkpoints")
+    checkpoint_storage.GATHERED_BYTES = checkpoint_storage.GATHERED_SHARE = 0
+    checkpoint_storage.seen_by = lambda *_: (group.is_first, False)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 10))
+    shard_model(model, mesh_of(group))
+    tensors: dict[str, torch.Tensor] = dict(model.state_dict())
+    own = [tensor.to_local().tolist() for tensor in tensors.values()]  # type: ignore[attr-defined]
+    manager = None
+    if group.is_first:
+        manager = CheckpointManager(root)
+        backup = RunBackup(root, BackupConfig(place=f"{folder}/place"), run_id="run")
+        backup.check_place()
+        manager.apart = backup.apart
+    save_together(group, manager, Snapshot({"model": tensors}, {"step": 2}), model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.to_local().zero_()  # type: ignore[attr-defined]
+    newest = None
+    if manager is not None:
+        (newest,) = manager.collect(wait=True)
+        assert manager.store.read(newest.stem).copied_apart
+        manager.fetch_parts(newest)
+    optimizer = torch.optim.SGD(model.parameters())
+    loaded = load_together(group, newest, model, optimizer).tensors["model"]
+    again = [loaded[name].to_local().tolist() for name in tensors]  # type: ignore[attr-defined]
+    return [own, again]
+
+
+def test_each_machine_copies_what_it_holds_where_none_sees_the_disk_of_another(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "place").mkdir()
+    ranks = start_ranks(2, functools.partial(save_and_lose, folder=str(tmp_path)))
+    for own, again in results_of(ranks):
+        assert again == own
+    (manifest_file,) = (tmp_path / "run/checkpoints/versions").iterdir()
+    store, remote = Store(tmp_path / "run/checkpoints"), Store(tmp_path / "place/run")
+    manifest = store.read(manifest_file.stem)
+    assert len(manifest.copied_apart) == 1  # the part of rank 1, of its one class
+    copies = {path.name for path in (remote.root / "objects").glob("*/*")}
+    assert copies == manifest.copied_apart
+    assert remote.versions() == []  # which rank 0's copier writes, when all is there
+
+
+def test_where_a_rank_cannot_reach_the_place_rank_0_gathers_all(tmp_path: Path) -> None:
+    ranks = start_ranks(2, functools.partial(ways_apart, folder=str(tmp_path)))
+    assert results_of(ranks) == [[False, False, True], [False, False, True]]
+
+
+def ways_apart(group: JoinedGroup, folder: str) -> list[bool]:
+    """Whether all have a way: without a place, to one that rank 1 does not see, to one for all."""
+    manager = CheckpointManager(Path(folder, "checkpoints")) if group.is_first else None
+    ways = [way_apart(group, manager, is_needed=not group.is_first)[1]]
+    for place in ("another", "place"):
+        if manager is not None:
+            Path(folder, place).mkdir()
+            backup = RunBackup(Path(folder), BackupConfig(place=f"{folder}/{place}"), run_id="run")
+            backup.check_place()
+            if place == "another":
+                shutil.rmtree(Path(folder, place))
+            manager.apart = backup.apart
+        ways.append(way_apart(group, manager, is_needed=not group.is_first)[1])
+    return ways
 
 
 def state(value: float = 1.0) -> dict[str, object]:
