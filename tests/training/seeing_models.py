@@ -31,6 +31,7 @@ TEXT_TEMPLATE = (
     "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+QWEN_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 WIDTH = 32
 TOWER = {
     "hidden_size": WIDTH,
@@ -96,13 +97,17 @@ def llava_processor() -> Any:
 def save_llava(folder: Path, width: int = WIDTH) -> Path:
     """A Llava of two layers of each part, with its processor."""
     processor = llava_processor()
-    config = LlavaConfig(
+    return _saved(folder, llava_config(processor.tokenizer, width), processor)
+
+
+def llava_config(tokenizer: PreTrainedTokenizerFast, width: int = WIDTH) -> LlavaConfig:
+    """Its pictures have 16 x 16 pixels."""
+    return LlavaConfig(
         vision_config={"model_type": "clip_vision_model", **widened(TOWER, width)},
         text_config={"model_type": "llama", **widened(TEXT, width)},
-        image_token_index=processor.image_token_id,
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         vision_feature_layer=-1,
     )
-    return _saved(folder, config, processor)
 
 
 def save_qwen_vl(folder: Path, width: int = WIDTH) -> Path:
@@ -111,8 +116,7 @@ def save_qwen_vl(folder: Path, width: int = WIDTH) -> Path:
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
-    marks = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
-    tokenizer = tiny_tokenizer(*marks)
+    tokenizer = tiny_tokenizer(*QWEN_MARKS)
     sizes = {"patch_size": 4, "temporal_patch_size": 2, "merge_size": 2}
     limits = {"shortest_edge": 64, "longest_edge": 1024}
     mark = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -122,9 +126,14 @@ def save_qwen_vl(folder: Path, width: int = WIDTH) -> Path:
         video_processor=Qwen2VLVideoProcessor(**sizes, size=limits),
         chat_template=TEMPLATE.replace("MARK", mark),
     )
-    ids = dict(zip(marks, map(tokenizer.convert_tokens_to_ids, marks), strict=True))
+    return _saved(folder, qwen_vl_config(tokenizer, width), processor)
+
+
+def qwen_vl_config(tokenizer: PreTrainedTokenizerFast, width: int = WIDTH) -> Qwen2VLConfig:
+    """Its patches have 4 x 4 pixels, and 2 x 2 of them are a token."""
+    ids = {mark: tokenizer.convert_tokens_to_ids(mark) for mark in QWEN_MARKS}
     rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
-    config = Qwen2VLConfig(
+    return Qwen2VLConfig(
         vision_config={
             "depth": 2,
             "embed_dim": width,
@@ -146,7 +155,6 @@ def save_qwen_vl(folder: Path, width: int = WIDTH) -> Path:
         vision_start_token_id=ids["<|vision_start|>"],
         vision_end_token_id=ids["<|vision_end|>"],
     )
-    return _saved(folder, config, processor)
 
 
 def save_idefics3(folder: Path, width: int = WIDTH) -> Path:
@@ -166,14 +174,18 @@ def save_idefics3(folder: Path, width: int = WIDTH) -> Path:
         image_seq_len=1,
         chat_template=TEMPLATE.replace("MARK", "<image>"),
     )
-    config = Idefics3Config(
+    return _saved(folder, idefics3_config(tokenizer, width), processor)
+
+
+def idefics3_config(tokenizer: PreTrainedTokenizerFast, width: int = WIDTH) -> Idefics3Config:
+    """Its tiles have 16 x 16 pixels, and one token each."""
+    return Idefics3Config(
         vision_config=widened(TOWER, width),
         text_config=LlamaConfig(**widened(TEXT, width), pad_token_id=0),
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         scale_factor=2,
         pad_token_id=0,
     )
-    return _saved(folder, config, processor)
 
 
 def _saved(folder: Path, config: Any, processor: Any) -> Path:

@@ -2,7 +2,7 @@
 
 What it has beside `StandardModelAdapter`: the model is loaded with its processor, which makes
 tokens of pictures when the data is prepared, and pixels of them for each micro-batch. Rows are
-padded: whether packed rows see each other's pictures cannot be measured by text alone.
+packed where rows with pictures were measured to be kept apart, too.
 """
 
 from collections.abc import Sequence
@@ -17,17 +17,21 @@ from infrastructure.core.json_text import JsonObject
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.model_adapters.base_adapter import Batch
+from infrastructure.training.model_adapters.picture_packing import (
+    picture_differences,
+    positions_of,
+    probe_examples,
+)
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from infrastructure.training.models.model_inputs import language_part
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager
 from infrastructure.training.models.packed_attention import PICTURES
+from infrastructure.training.models.packing_check import Measure
 from infrastructure.training.models.saving import save_model
 from infrastructure.training.models.vision_language import template_for_parts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-PADDED = "rows with pictures are padded, not packed"
 
 
 class MultimodalModelAdapter(StandardModelAdapter):
@@ -78,15 +82,40 @@ class MultimodalModelAdapter(StandardModelAdapter):
     def pictures(self) -> PictureTokens:
         return self._pictures
 
-    def _prepare_packing(self, model: torch.nn.Module) -> None:
-        self._notes.append(PADDED)
+    def _prepare_packing(
+        self, model: torch.nn.Module, with_pictures: Measure | None = None
+    ) -> None:
+        super()._prepare_packing(model, with_pictures or self._picture_differences)
+
+    def _picture_differences(self, model: torch.nn.Module) -> tuple[float, float]:
+        rows = probe_examples(self.tokenizer, self.pictures)
+        return picture_differences(model, rows, self._batch_of, self.pictures.mark_id)
+
+    def _batch_of(self, examples: Sequence[TokenizedExample], packs: bool) -> Batch:
+        chosen, self.packs = self.packs, packs
+        try:
+            return self.prepare_batch(examples)
+        finally:
+            self.packs = chosen
+
+    def _rows(self, examples: Sequence[TokenizedExample]) -> Batch:
+        """Rows, and the pixels of their pictures."""
+        batch = super()._rows(examples)
+        shown = [picture for example in examples for picture in example.pictures]
+        given = batch[PICTURES] = self.pictures.inputs(batch["input_ids"], shown)
+        if self.packs:
+            assert self.model is not None
+            of_text = batch["position_ids"]
+            batch["position_ids"] = positions_of(
+                self.model, examples, of_text, given, self.pictures
+            )
+        return batch
 
     def prepare_batch(self, examples: Sequence[TokenizedExample]) -> Batch:
-        """Padded rows, and the pixels of their pictures, on the device."""
+        """One packed row or padded rows, and the pixels of their pictures, on the device."""
         batch = super().prepare_batch(examples)
-        shown = [picture for example in examples for picture in example.pictures]
-        given = self.pictures.inputs(batch["input_ids"], shown)
-        batch[PICTURES] = {name: self._to_device(value) for name, value in given.items()}
+        given = batch[PICTURES].items()
+        batch[PICTURES] = {name: self._to_device(value) for name, value in given}
         return batch
 
     def describe(self) -> JsonObject:

@@ -35,6 +35,7 @@ from infrastructure.training.models.model_inputs import attention_implementation
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager
 from infrastructure.training.models.packed_attention import use_packed_attention
 from infrastructure.training.models.packing_check import (
+    Measure,
     chunk_size,
     prepare_packing,
     token_embeddings,
@@ -148,8 +149,10 @@ class StandardModelAdapter(ModelAdapter):
         if attention_implementation(few) != attention_implementation(model):
             use_packed_attention(model)
 
-    def _prepare_packing(self, model: torch.nn.Module) -> None:
-        check = prepare_packing(model, self.data_config.max_length)
+    def _prepare_packing(
+        self, model: torch.nn.Module, with_pictures: Measure | None = None
+    ) -> None:
+        check = prepare_packing(model, self.data_config.max_length, with_pictures)
         self.packs = check.isolated
         if not check.isolated:
             self._notes.append(check.reason)

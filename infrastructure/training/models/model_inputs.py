@@ -64,6 +64,14 @@ def language_model(model: torch.nn.Module) -> LanguageModel:
     return cast(LanguageModel, inner_model(model))
 
 
+def text_part(model: torch.nn.Module) -> torch.nn.Module:
+    """What attends to text: of a model with towers its decoder, of others all of it."""
+    inner: Any = inner_model(model)
+    has_towers = bool(getattr(getattr(inner, "config", None), "sub_configs", None))
+    part: torch.nn.Module = inner.get_decoder() if has_towers else inner
+    return part
+
+
 def language_part(model: torch.nn.Module) -> str:
     """The name of the part of a model of image and text that reads and writes text.
 
@@ -163,8 +171,8 @@ def logits_of(output: object) -> torch.Tensor:
 
 
 def attention_implementation(model: torch.nn.Module) -> str | None:
-    """transformers' name for the attention that the model runs, or None for other models."""
-    config = getattr(inner_model(model), "config", None)
+    """transformers' name for the attention that the model runs on text; None for other models."""
+    config = getattr(text_part(model), "config", None)
     return getattr(config, "_attn_implementation", None)
 
 

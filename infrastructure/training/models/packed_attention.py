@@ -31,7 +31,9 @@ from infrastructure.training.models.model_inputs import (
     attention_implementation,
     bidirectional_mask,
     forward_parameters,
+    inner_model,
     language_model,
+    text_part,
 )
 from infrastructure.training.models.short_attention import (
     MAX_LENGTH,
@@ -392,34 +394,34 @@ def use_packed_attention(model: torch.nn.Module) -> bool:
     """Let the model attend through `packed_attention` from now on.
 
     Returns:
-        Whether it does. False, and nothing changed, for a model that is not on transformers'
-        attention interface, that has towers besides the text one, or whose user chose another
-        attention than `sdpa`.
+        Whether it does, in the part that reads text; towers stay as they are. False, and nothing
+        changed, for a model that is not on transformers' attention interface, or whose user chose
+        another attention than `sdpa`.
     """
-    inner = language_model(model)
+    part = language_model(text_part(model))
     current = attention_implementation(model)
     if current == ATTENTION_NAME:
         return True
-    if current != "sdpa" or not inner._can_set_attn_implementation() or inner.config.sub_configs:
+    if current != "sdpa" or not part._can_set_attn_implementation() or part.config.sub_configs:
         return False
     register_packed_attention()
-    inner.set_attn_implementation(ATTENTION_NAME)
+    part.set_attn_implementation(ATTENTION_NAME)
     return attention_implementation(model) == ATTENTION_NAME
 
 
 def use_plain_attention(model: torch.nn.Module) -> None:
     """Undo `use_packed_attention`."""
     if attention_implementation(model) == ATTENTION_NAME:
-        inner = language_model(model)
-        inner.set_attn_implementation("sdpa")
+        language_model(text_part(model)).set_attn_implementation("sdpa")
 
 
 def packed_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[str, object]:
     """How this model has to be told where the examples of a packed row end.
 
     Args:
-        batch: has `position_ids` (1, T), restarting at 0, `cu_seq_lens` (B+1,), `max_length`, and
-            maybe `length_step`.
+        batch: has `position_ids` (1, T), restarting at 0, or (axes, 1, T) of a model that places
+            pictures in several dimensions; `cu_seq_lens` (B+1,), `max_length`, and maybe
+            `length_step`.
 
     Returns:
         `position_ids`, and for `packed_attention` the segment mask, for flash attention the
@@ -432,6 +434,8 @@ def packed_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[s
     if "position_ids" not in names and not takes_any:
         raise ValueError("the model's forward takes no position_ids: set packing=false")
     arguments: dict[str, object] = {"position_ids": batch["position_ids"]}
+    if text_part(model) is not inner_model(model):  # a cache would turn transformers' masks off
+        arguments["use_cache"] = False
     boundaries, max_length = batch["cu_seq_lens"], batch["max_length"]
     implementation = attention_implementation(model) or ""
     if implementation == ATTENTION_NAME:
@@ -451,7 +455,7 @@ def model_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[st
     """
     arguments = {"input_ids": batch["input_ids"]}
     if "cu_seq_lens" in batch:
-        return arguments | packed_arguments(model, batch)
+        return arguments | packed_arguments(model, batch) | batch.get(PICTURES, {})
     passed_on = ("attention_mask", "position_ids", "token_type_ids")
     arguments |= {name: batch[name] for name in passed_on if name in batch}
     arguments |= batch.get(PICTURES, {})

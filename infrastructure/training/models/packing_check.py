@@ -5,7 +5,7 @@ agree, and changing the first row must leave the second one's logits as they are
 leaks from one example into the next trains without complaint and learns the wrong thing.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -32,6 +32,7 @@ from infrastructure.training.models.packed_attention import (
 PROBE_LENGTHS = (7, 9)
 MAX_PROBED_WINDOW = 64
 PADDED = "rows are padded, not packed: "
+Measure = Callable[[torch.nn.Module], tuple[float, float]]  # gives difference and leak
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,9 @@ class PackingCheck:
     reason: str
 
 
-def prepare_packing(model: torch.nn.Module, max_length: int | None = None) -> PackingCheck:
+def prepare_packing(
+    model: torch.nn.Module, max_length: int | None = None, with_pictures: Measure | None = None
+) -> PackingCheck:
     """Make the model ready for packed rows, in the fastest way that is measured to be right.
 
     First `packed_attention`; where that cannot be, the model's own attention, told by position
@@ -64,20 +67,21 @@ def prepare_packing(model: torch.nn.Module, max_length: int | None = None) -> Pa
     Args:
         max_length: longest example of the training, in tokens: some models can be given packed
             rows only as long as no example is longer than their window.
+        with_pictures: measures rows that hold pictures, too.
     """
     chunk = chunk_size(model)
     if chunk is not None and max_length is not None and max_length > chunk:
         return _refused(model, f"examples of up to {max_length} tokens cross its chunks of {chunk}")
     failures = []
     if use_packed_attention(model):
-        check = check_packing(model, max_length)
+        check = check_packing(model, max_length, with_pictures)
         if check.isolated:
             return check
         failures.append(check.reason)
         use_plain_attention(model)
     if chunk is not None:  # a short probe could not find it
         return _refused(model, f"it counts its chunks of {chunk} from where the row begins")
-    check = check_packing(model, max_length)
+    check = check_packing(model, max_length, with_pictures)
     if check.isolated:
         return check
     failures.append(check.reason)
@@ -100,20 +104,29 @@ def _refused(model: torch.nn.Module, why: str) -> PackingCheck:
     return PackingCheck(False, unknown, unknown, attention_implementation(model), reason)
 
 
-def check_packing(model: torch.nn.Module, max_length: int | None = None) -> PackingCheck:
+def check_packing(
+    model: torch.nn.Module, max_length: int | None = None, with_pictures: Measure | None = None
+) -> PackingCheck:
     """Measure packing as the model is now; changes nothing."""
     attention = attention_implementation(model)
     name = f"{type(inner_model(model)).__name__} with attention {attention!r}"
+    dtype, rows = compute_dtype(model), "packed rows"
     try:
         difference, leak = packing_difference(model, max_length)
+        if with_pictures and _keeps_apart(difference, leak, dtype):
+            rows = "packed rows with pictures"
+            difference, leak = map(max, (difference, leak), with_pictures(model))
     except PROBE_ERRORS as error:
-        reason = f"{name} cannot read packed rows ({type(error).__name__}: {error})"
+        reason = f"{name} cannot read {rows} ({type(error).__name__}: {error})"
         return PackingCheck(False, float("inf"), float("inf"), attention, reason)
-    dtype = compute_dtype(model)
-    if difference <= tolerance(dtype) and leak <= leak_tolerance(dtype):
-        return PackingCheck(True, difference, leak, attention, f"{name} isolates packed rows")
-    reason = f"{name} lets packed rows see each other (by {max(difference, leak):.2g})"
+    if _keeps_apart(difference, leak, dtype):
+        return PackingCheck(True, difference, leak, attention, f"{name} isolates {rows}")
+    reason = f"{name} lets {rows} see each other (by {max(difference, leak):.2g})"
     return PackingCheck(False, difference, leak, attention, reason)
+
+
+def _keeps_apart(difference: float, leak: float, dtype: torch.dtype) -> bool:
+    return difference <= tolerance(dtype) and leak <= leak_tolerance(dtype)
 
 
 def packing_difference(

@@ -29,6 +29,8 @@ from infrastructure.training.model_adapters import (
     adapter_name,
     get_model_adapter,
 )
+from infrastructure.training.models.model_inputs import call_model
+from infrastructure.training.models.packed_attention import ATTENTION_NAME, model_arguments
 from tests.training.seeing_models import (
     COLOURS,
     picture,
@@ -123,16 +125,10 @@ def same_answers_in_transformers(trainer: EnhancedTrainer, folder: Path) -> None
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
     (example,) = held_out_of(trainer)[:1]
     batch = trainer.adapter.prepare_batch([example])
+    ours_model = trainer.initialize_model().eval()
     with torch.no_grad():
-        ours = (
-            trainer.initialize_model()
-            .eval()(
-                input_ids=batch["input_ids"],
-                attention_mask=batch["attention_mask"],
-                **batch["pictures"],
-            )
-            .logits
-        )
+        ours = call_model(ours_model, model_arguments(ours_model, batch)).logits
+    assert ATTENTION_NAME not in (folder / "config.json").read_text()
     messages = [
         {
             "role": "user",
@@ -212,7 +208,9 @@ def test_tokens_of_pictures_are_those_of_the_processor_and_never_learnt(
     llava: Path, data: Path, tmp_path: Path
 ) -> None:
     trainer = trainer_of(llava, data, tmp_path)
-    assert "padded" in " ".join((trainer.initialize_model(), trainer.adapter.notes())[1])
+    trainer.initialize_model()
+    assert trainer.adapter.describe()["packing"]
+    assert trainer.adapter.notes() == []
     source = trainer.initialize_data()
     assert isinstance(source, DataPipeline)
     (batch,) = list(source.train_batches(0, 0, 99))

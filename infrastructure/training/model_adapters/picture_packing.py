@@ -1,0 +1,142 @@
+"""Rows with pictures, packed: where their tokens stand, and whether they are kept apart.
+
+Text alone cannot say whether packed rows see each other's pictures, so rows with pictures are
+compared, too: packed, and each by itself.
+"""
+
+import inspect
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from infrastructure.core.optional import require
+from infrastructure.training.data.encoding.picture_tokens import PictureTokens
+from infrastructure.training.data.readers.pictures import PictureError
+from infrastructure.training.data.serving.collate import pad
+from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.training.model_adapters.base_adapter import Batch
+from infrastructure.training.models.model_inputs import (
+    call_model,
+    logits_of,
+    probing,
+    relative_difference,
+)
+from infrastructure.training.models.packed_attention import model_arguments
+from infrastructure.training.models.token_loss import backbone
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Width and height. Wide ones: what cuts pictures into squares makes fewest tokens of them.
+FIRST, SECOND = (64, 16), (48, 16)
+QUESTION, ANSWER = "What is on it?", "Nothing but noise."
+
+
+class MakeBatch(Protocol):
+    """Makes a batch of some examples: one packed row, or padded ones."""
+
+    def __call__(self, examples: Sequence[TokenizedExample], packs: bool) -> Batch: ...
+
+
+def picture_differences(
+    model: torch.nn.Module,
+    rows: Sequence[TokenizedExample],
+    make_batch: MakeBatch,
+    mark_id: int,
+) -> tuple[float, float]:
+    """How far packed rows with pictures are from rows by themselves, and how far the second row's
+    logits change with the picture of the first; both relatively.
+
+    Only logits are compared, and only where text stands: a picture may have a thousand tokens, and
+    what their gradients need might not fit beside a model that can be trained.
+
+    Args:
+        rows: as `probe_examples` gives them.
+        make_batch: of some examples, packed or not.
+        mark_id: the token that stands for pictures.
+    """
+    first, second, other = rows
+
+    def logits_of_text(examples: Sequence[TokenizedExample], packs: bool) -> list[torch.Tensor]:
+        batch = make_batch(examples, packs)
+        logits = logits_of(call_model(model, model_arguments(model, batch)))[0]
+        ids = [torch.from_numpy(example.input_ids) for example in examples]
+        parts = logits[: sum(map(len, ids))].split([*map(len, ids)])
+        return [part[(i != mark_id).to(part.device)] for part, i in zip(parts, ids, strict=True)]
+
+    with probing(model), torch.no_grad():
+        packed = logits_of_text([first, second], True)
+        changed = logits_of_text([other, second], True)
+        alone = [logits_of_text([row], False)[0] for row in (first, second)]
+    difference = max(map(relative_difference, packed, alone))
+    return difference, relative_difference(changed[1], packed[1])
+
+
+def probe_examples(
+    tokenizer: "PreTrainedTokenizerBase", pictures: PictureTokens
+) -> list[TokenizedExample]:
+    """Two rows of a text, a picture and a text, and the first one with another picture.
+
+    Raises:
+        ValueError: the processor refuses the pictures.
+    """
+    before, after = (
+        tokenizer(text, add_special_tokens=False)["input_ids"] for text in (QUESTION, ANSWER)
+    )
+    sizes = (FIRST, SECOND, FIRST)
+    return [_example(pictures, before, after, size, seed) for seed, size in enumerate(sizes)]
+
+
+def _example(
+    pictures: PictureTokens,
+    before: list[int],
+    after: list[int],
+    size: tuple[int, int],
+    seed: int,
+) -> TokenizedExample:
+    noise = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    file = io.BytesIO()
+    require("PIL.Image", "training on pictures").fromarray(noise).save(file, "PNG")
+    try:
+        ((picture,), (image,)) = pictures.read([file.getvalue()], Path())
+        inside = pictures.ids_of(image)
+    except PictureError as error:
+        raise ValueError(str(error)) from error
+    ids = np.array([*before, *inside, *after], dtype=np.int32)
+    return TokenizedExample(ids, np.arange(len(ids)) > len(ids) - len(after), pictures=(picture,))
+
+
+def positions_of(
+    model: torch.nn.Module,
+    examples: Sequence[TokenizedExample],
+    positions: torch.Tensor,
+    given: dict[str, Any],
+    pictures: PictureTokens,
+) -> torch.Tensor:
+    """Where the tokens of a packed row stand, as this model places them.
+
+    Most count them one by one. Some (Qwen-VL) place a picture by time, height and width, by a
+    function of their own; it is called here for each example by itself.
+
+    Args:
+        positions: (1, T), beginning at 0 in each example.
+        given: what the model is given of the pictures.
+
+    Returns:
+        `positions`, or (1 + axes, 1, T): these, by which masks are made, and those of each axis.
+    """
+    place = getattr(backbone(model), "get_rope_index", None)
+    if place is None:
+        return positions
+    rows = pad(examples, 0)
+    offered = {**given, **rows, **pictures.kinds(rows["input_ids"])}
+    known = inspect.signature(place).parameters
+    by_axis, _ = place(**{name: value for name, value in offered.items() if name in known})
+    own = by_axis[:, rows["attention_mask"].bool()]
+    axes = positions.expand(len(own), -1).clone()
+    axes[:, : own.shape[1]] = own
+    return torch.cat([positions, axes]).unsqueeze(1)
