@@ -241,7 +241,7 @@ class TrainingDeployment:
             if has_record and (commit := commit_of_base(run, self.config)):
                 self.config.model.revision = commit
             tokenizer = run.tokenizer if run.tokenizer.is_dir() else None
-            trainer = self._prepare(tokenizer, backend_of(run))
+            trainer = self._prepare(tokenizer, backend_of(run), has_begun=True)
             if not has_record:
                 record_run(run, self.config, trainer)
                 self.report(f"note: {run.run_file.name} was lost: written anew as the run is now")
@@ -439,7 +439,10 @@ class TrainingDeployment:
             self._beginning.end()
 
     def _prepare(
-        self, saved_tokenizer: Path | None = None, began_with: Backend | None = None
+        self,
+        saved_tokenizer: Path | None = None,
+        began_with: Backend | None = None,
+        has_begun: bool = False,
     ) -> EnhancedTrainer:
         """Model and data, read and checked, so that whatever is wrong with them is told now."""
         check_watching(self.config)
@@ -475,7 +478,7 @@ class TrainingDeployment:
         for line in [*unused_gpus(trainer), *data_lines, *trainer.adapter.notes()]:
             self.report(line)
         with self._stage("checks", "checking model, data and machine"):
-            self.checks = checked_before(config, trainer, self.report)
+            self.checks = checked_before(config, trainer, self.report, has_begun)
         return trainer
 
     def _train(

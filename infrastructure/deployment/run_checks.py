@@ -20,9 +20,15 @@ log = logging.getLogger(__name__)
 
 
 def checked_before(
-    config: DeploymentConfig, trainer: EnhancedTrainer, report: Callable[[str], None]
+    config: DeploymentConfig,
+    trainer: EnhancedTrainer,
+    report: Callable[[str], None],
+    has_begun: bool = False,
 ) -> list[CheckResult]:
     """The quick tier, where checks are on; what warns is shown, with the verdict.
+
+    Args:
+        has_begun: as of `preflight`.
 
     Raises:
         PreflightError: a check failed, so the run must not start.
@@ -35,7 +41,7 @@ def checked_before(
             " steps in one process, and the model is spread over several"
         )
         return []
-    results = preflight(trainer, Path(config.output_dir))
+    results = preflight(trainer, Path(config.output_dir), has_begun)
     worth_telling = [result for result in results if result.status == "warn"]
     for line in lines_of(worth_telling)[1:-1]:
         report(line)

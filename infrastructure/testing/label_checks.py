@@ -21,6 +21,7 @@ from infrastructure.training.data.encoding.chat_format import (
     marks_without_token,
     special_tokens,
 )
+from infrastructure.training.data.encoding.row_schema import TEXT
 from infrastructure.training.data.encoding.tokenization import (
     LAST_ANSWER,
     ConversationEncoder,
@@ -36,6 +37,7 @@ from infrastructure.training.models.packing_check import token_embeddings
 SHOWN_BEFORE = 8  # tokens
 NUM_PROMPTS = 8
 ROOM_FOR_END = 8  # tokens that a template may write after an answer
+END_OF_ANSWERS = "end of answers"
 NO_TEXT = "this model reads no text"
 PROMPT, ANSWER = Turn("user", "Ping 7391?"), Turn("assistant", "Pong 4826")
 PROBES: tuple[tuple[Turn, ...], ...] = (
@@ -130,7 +132,7 @@ def _learns_prompts(subject: Subject, examples: Sequence[TokenizedExample]) -> s
 def check_ends(subject: Subject) -> CheckResult:
     """The model learns to stop: the last token that is learnt is one that ends generation."""
     if not subject.reads_text:
-        return CheckResult("end of answers", "skipped", NO_TEXT)
+        return CheckResult(END_OF_ANSWERS, "skipped", NO_TEXT)
     examples: list[TokenizedExample] = subject.candidates
     stops = _stop_tokens(subject)
     ended = [e for e in examples if _learns_to_end(subject, e, stops)]
@@ -140,25 +142,43 @@ def check_ends(subject: Subject) -> CheckResult:
     if not ended and any(len(example.input_ids) < max_length for example in examples):
         text = f"no answer ends with a token that stops generation ({names})"
         remedy = "the model would never learn to stop: give data.chat_template its end-of-turn"
-        return CheckResult("end of answers", "fail", text, remedy, numbers=numbers)
+        return CheckResult(END_OF_ANSWERS, "fail", text, remedy, numbers=numbers)
+    if _none_ends(subject):
+        text = f"every answer is cut before its end ({names}) by data.max_length={max_length}"
+        remedy = (
+            "the model would never learn to stop: raise data.max_length, or shorten the answers"
+        )
+        return CheckResult(END_OF_ANSWERS, "fail", text, remedy, numbers=numbers)
     if len(ended) < len(examples):
         text = f"{len(examples) - len(ended)} of {len(examples)} answers end without {names}"
         remedy = "they were cut: raise data.max_length, or data.over_length quarantine"
-        return CheckResult("end of answers", "warn", text, remedy, numbers=numbers)
+        return CheckResult(END_OF_ANSWERS, "warn", text, remedy, numbers=numbers)
     if subject.objective is not None:
         if not np.isin(list(stops), subject.objective.vocabulary.ordinary).any():
             text = f"{names} ends every answer and is never hidden"
             remedy = "the model would never learn to stop: give data.chat_template its end-of-turn"
-            return CheckResult("end of answers", "fail", text, remedy, numbers=numbers)
+            return CheckResult(END_OF_ANSWERS, "fail", text, remedy, numbers=numbers)
         text = f"{_all_end(len(examples))} with {names}, and it is learnt"
-        return CheckResult("end of answers", "pass", text, numbers=numbers)
+        return CheckResult(END_OF_ANSWERS, "pass", text, numbers=numbers)
     wanted, reached = _targets(subject, ended[: len(subject.sample)])
     if np.isin(reached, list(stops)).sum() < np.isin(wanted, list(stops)).sum():
         text = f"{names} ends every answer and does not reach the loss"
         remedy = "usually the padding token is the same one, and was masked"
-        return CheckResult("end of answers", "fail", text, remedy, numbers=numbers)
+        return CheckResult(END_OF_ANSWERS, "fail", text, remedy, numbers=numbers)
     text = f"{_all_end(len(examples))} with {names}, and it is learnt"
-    return CheckResult("end of answers", "pass", text, numbers=numbers)
+    return CheckResult(END_OF_ANSWERS, "pass", text, numbers=numbers)
+
+
+def _none_ends(subject: Subject) -> bool:
+    """Whether of all the data no answer has its end left. Plain text, and what is learnt as if it
+    were, need none."""
+    data = subject.data
+    return (
+        isinstance(data, DataPipeline)
+        and data.report.shape != TEXT
+        and data.config.train_on != "all"
+        and not data.report.end_tokens
+    )
 
 
 def _examples(number: int) -> str:

@@ -16,6 +16,7 @@ from infrastructure.core.errors import PreflightError
 from infrastructure.core.hardware import detect
 from infrastructure.testing.doctor import Diagnosis, check_machine, examine
 from infrastructure.testing.label_checks import (
+    END_OF_ANSWERS,
     check_answers,
     check_ends,
     check_labels,
@@ -102,8 +103,14 @@ def run_check(check: Check, subject: Subject, group: Group) -> CheckResult:
     return replace(result, group=group, seconds=time.perf_counter() - started)
 
 
-def preflight(trainer: EnhancedTrainer, output_dir: Path) -> list[CheckResult]:
+def preflight(
+    trainer: EnhancedTrainer, output_dir: Path, has_begun: bool = False
+) -> list[CheckResult]:
     """The quick tier on a trainer that is about to train; it is left as it was.
+
+    Args:
+        has_begun: the run has trained before: how its answers end was judged then, and is a warning
+            now.
 
     Raises:
         PreflightError: a check failed; the text names each, and what to do.
@@ -113,12 +120,18 @@ def preflight(trainer: EnhancedTrainer, output_dir: Path) -> list[CheckResult]:
     results = [machine_check(output_dir), *own]
     if not has_failed(own):  # the others would say the same again
         results += run_checks(UNIT, subject)
+    if has_begun:
+        results = [_as_warning(r) if r.name == END_OF_ANSWERS else r for r in results]
     if failed := [result for result in results if result.status == "fail"]:
         raise PreflightError(
             f"this run would not succeed: {sentence(failed)}; temper check says more,"
             " --no-testing starts it all the same"
         )
     return results
+
+
+def _as_warning(result: CheckResult) -> CheckResult:
+    return replace(result, status="warn") if result.status == "fail" else result
 
 
 def machine_check(output_dir: Path) -> CheckResult:

@@ -404,6 +404,16 @@ DATA = [
         {"chats.jsonl": "\n".join([json.dumps({"chosen": CHAT, "rejected": CHAT})] * 9)},
     ),
     Wrong(
+        "answers that all lose their end",
+        "train long.jsonl --max-length 48",
+        ["every answer is cut before its end", "raise --max-length", "--no-testing"],
+        {
+            "long.jsonl": "".join(
+                json.dumps({"question": f"{n}?", "answer": f"{n} " * 99}) + "\n" for n in range(9)
+            )
+        },
+    ),
+    Wrong(
         "data folder empty", "train folder", ["folder"], {"folder/.keep": ""}, speaks=Language.WORDS
     ),
     Wrong(
@@ -2410,7 +2420,7 @@ SAME_CAUSE = {
     "broken pictures alone": "pictures that are not there",
     "a column of pictures that is not there": "a prompt column that is not there",
 }
-LEAST_CAUSES = 193
+LEAST_CAUSES = 194
 KEYS = [key for key in schema_of(DeploymentConfig).fields if "." in key]
 OF_A_FILE = re.compile(r"\.ya?ml\b")
 

@@ -11,12 +11,14 @@ from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import PreflightError
 from infrastructure.deployment import run_checks
+from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.run_checks import keep_round
 from infrastructure.monitoring.records.run_reader import read_rounds
+from infrastructure.run.directory import RunDirectory
 from infrastructure.testing.results import CheckResult
 from infrastructure.training.model_adapters.base_adapter import LossOutput
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
-from tests.deployment.runs import deploy, runs_of, small_settings
+from tests.deployment.runs import deploy, newest_step, runs_of, small_settings
 
 
 def small_config(folder: Path, **training: Any) -> DeploymentConfig:
@@ -67,6 +69,24 @@ def test_without_testing_it_starts_all_the_same(
     assert not (run / "checks.json").exists()
     assert not [line for line in lines if line.startswith("Checked")]
     assert "Checked before" not in (run / "report.html").read_text()
+
+
+def test_answers_that_all_lose_their_end_are_not_trained_unless_the_run_has_begun(
+    tmp_path: Path,
+) -> None:
+    rows = [{"prompt": f"{n}", "completion": "y z " * 40} for n in range(24)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    config = small_config(tmp_path, max_steps=2)
+    with pytest.raises(PreflightError, match=r"every answer is cut before its end .*--no-testing"):
+        deploy(config)
+    assert runs_of(tmp_path) == []
+    config.enable_testing = False
+    run, _ = deploy(config)
+    further = small_config(tmp_path, max_steps=3)
+    lines: list[str] = []
+    TrainingDeployment(further, say=lines.append, accept=["max_steps"]).resume(RunDirectory(run))
+    assert newest_step(run) == 3
+    assert any("every answer is cut before its end" in line for line in lines)
 
 
 def test_the_variable_of_the_specification_switches_it_off() -> None:

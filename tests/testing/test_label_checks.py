@@ -137,11 +137,37 @@ def test_answers_that_were_cut_are_reported(folder: Path, tmp_path: Path) -> Non
     assert "were cut and have no end" in answers.text
 
 
-def test_where_every_answer_was_cut_the_training_may_go_on(folder: Path, tmp_path: Path) -> None:
+def long_answers(turns: int = 1) -> list[dict[str, Any]]:
+    """Conversations whose last answer is long."""
+    question = {"role": "user", "content": "Go"}
+    before = [question, {"role": "assistant", "content": "y"}] * (turns - 1)
+    last = {"role": "assistant", "content": "y z " * 40}
+    return [{"messages": [*before, question, last], "number": n} for n in range(40)]
+
+
+def test_where_every_answer_was_cut_the_end_is_never_learnt(folder: Path, tmp_path: Path) -> None:
     rows = [{"prompt": f"{n}", "completion": "y z " * 40} for n in range(40)]
-    given = subject(folder, tmp_path, "plain", rows, max_length=32)
-    result = check_ends(given)
-    assert (result.status, result.numbers["ended_share"]) == ("warn", 0)
+    result = check_ends(subject(folder, tmp_path, "plain", rows, max_length=32))
+    assert (result.status, result.numbers["ended_share"]) == ("fail", 0)
+    assert result.text == "every answer is cut before its end ('</s>') by data.max_length=32"
+    assert "never learn to stop: raise data.max_length" in result.remedy
+
+
+@pytest.mark.parametrize(
+    ("rows", "data"),
+    [
+        ([{"text": f"{n} " + "y z " * 40} for n in range(40)], {}),
+        ([{"prompt": f"{n}", "completion": "y z " * 40} for n in range(40)], {"train_on": "all"}),
+        (long_answers(2), {"max_length": 64}),
+        ([{"prompt": f"{n}", "completion": "y z " * (40 if n else 2)} for n in range(40)], {}),
+    ],
+    ids=["plain text", "all learnt", "an answer before it ends", "one answer ends"],
+)
+def test_where_an_end_is_learnt_or_none_is_needed_cut_answers_only_warn(
+    folder: Path, tmp_path: Path, rows: list[dict[str, Any]], data: dict[str, Any]
+) -> None:
+    result = check_ends(subject(folder, tmp_path, "template", rows, **{"max_length": 32, **data}))
+    assert result.status == "warn", result
     assert "raise data.max_length" in result.remedy
 
 

@@ -67,7 +67,8 @@ class Encoded:
     """A tokenised conversation.
 
     Attributes:
-        end_token: the last learnt token that is no white space: what ends its last answer.
+        end_token: the last learnt token that is no white space: what ends its last answer. Of one
+            that was cut, what ends the answer before it, if that is a special token.
         is_truncated: tokens were cut off.
     """
 
@@ -379,7 +380,7 @@ class ConversationEncoder:
             detail = f"{len(ids)} tokens, and data.max_length={self.max_length} would cut a picture"
             return _bad(conversation, OVER_LONG, detail)
         example = TokenizedExample(tokens, mask, conversation.task, pictures)
-        return Encoded(example, self._end_token(tokens, mask), is_over_long)
+        return Encoded(example, self._end_token(tokens, mask, is_over_long), is_over_long)
 
     def _cuts_a_picture(self, whole: TokenIds, cut: TokenIds) -> bool:
         assert self.pictures is not None
@@ -397,8 +398,17 @@ class ConversationEncoder:
             mask[: last + 1], True
         )
 
-    def _end_token(self, ids: TokenIds, mask: Mask) -> int:
-        return int(ids[max(self._last_word(ids, mask), int(np.flatnonzero(mask)[0]))])
+    def _end_token(self, ids: TokenIds, mask: Mask, is_cut: bool) -> int:
+        last = self._last_word(ids, mask)
+        if is_cut and not self._is_special_at(ids, last):
+            ends = np.flatnonzero(mask[:-1] & ~mask[1:])  # of answers that the row goes on after
+            upto = int(ends[-1]) + 1 if ends.size else 0
+            earlier = self._last_word(ids[:upto], mask[:upto])
+            last = earlier if self._is_special_at(ids, earlier) else last
+        return int(ids[max(last, int(np.flatnonzero(mask)[0]))])
+
+    def _is_special_at(self, ids: TokenIds, position: int) -> bool:
+        return position >= 0 and self._is_special(int(ids[position]))
 
     def _last_word(self, ids: TokenIds, mask: Mask) -> int:
         """Position of the last learnt token that is not white space; -1: there is none."""
