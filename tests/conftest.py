@@ -150,6 +150,12 @@ def saved_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_llama(tmp_path_factory.mktemp("models") / "tiny-llama")
 
 
+@pytest.fixture
+def spawned_by_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `multiprocessing` starts is a fork: a new Python would import PyTorch anew."""
+    monkeypatch.setattr("multiprocessing.util.spawnv_passfds", forks.spawned_by_fork)
+
+
 @pytest.fixture(autouse=True)
 def restore_log_level() -> Iterator[None]:
     """A configuration that names a log level sets that of the process, and so of later tests."""

@@ -27,6 +27,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.util import spawnv_passfds  # type: ignore[attr-defined]
 from pathlib import Path
 from typing import Any
 
@@ -361,13 +362,17 @@ def _be(order: bytes, descriptors: list[int]) -> None:
         for number, descriptor in enumerate(ends):
             os.dup2(descriptor, number)
             os.close(descriptor)
-        for number in DEFAULT_SIGNALS:
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        _open_standard_files()
+        _begin_as_new()
         code = _exit_code_of(lambda: _do(pickle.loads(order), status))
     finally:
         os._exit(code)
+
+
+def _begin_as_new() -> None:
+    for number in DEFAULT_SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _open_standard_files()
 
 
 def _do(order: Order, status: int) -> object:
@@ -468,6 +473,39 @@ class OwnFork(ForkedPython):
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         return subprocess.Popen._try_wait(self, wait_flags)  # type: ignore[attr-defined,no-any-return]
+
+
+def spawned_by_fork(path: bytes, arguments: Sequence[str], descriptors: Sequence[int]) -> int:
+    """In place of `multiprocessing.util.spawnv_passfds`: a child of this very process becomes the
+    Python that a pool, or a fork server, would start. What it works on reaches it as it would reach
+    that one. The number of its process."""
+    *_, how, program = arguments[: arguments.index("-c") + 2]
+    if "resource_tracker" in program:  # which outlives the test
+        return spawnv_passfds(path, arguments, descriptors)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if (pid := os.fork()) != 0:
+        return pid
+    code = 1
+    try:
+        _keep_open(descriptors)
+        _begin_as_new()
+        sys.argv = [how, *arguments[arguments.index(program) + 1 :]]
+        code = _exit_code_of(lambda: run_program(program))
+    finally:
+        os._exit(code)
+
+
+def _keep_open(descriptors: Sequence[int]) -> None:
+    """Of all that this process has open, besides input, output and errors. The numbers of others
+    stay taken: their owners may still close them."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
+        if int(name) > 2 and int(name) not in {nowhere, *descriptors}:
+            with suppress(OSError):  # that of the list itself
+                os.fstat(int(name))
+                os.dup2(nowhere, int(name))
+    os.close(nowhere)
 
 
 def _run_module(name: str) -> None:

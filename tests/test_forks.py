@@ -5,11 +5,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from infrastructure.core.helper_process import worker_pool
 from tests import forks
 from tests.forks import Forked, forked_python, main_in_fork, outcome_of_forked, run_forked
 
@@ -115,3 +119,35 @@ def test_how_it_ended_is_known_whether_one_waits_or_looks() -> None:
             process.wait(0.05)
         process.kill()
     assert process.returncode == -signal.SIGKILL
+
+
+@pytest.fixture
+def pool(spawned_by_fork: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[ProcessPoolExecutor]:
+    monkeypatch.setattr(forks, "UNFLUSHED", 5)
+    with worker_pool(1, len, ("nothing",)) as processes:
+        yield processes
+
+
+def changed_here() -> tuple[int, int, list[str]]:
+    return os.getppid(), forks.UNFLUSHED, sys.argv
+
+
+def test_a_pool_of_forks_has_what_its_parent_has(pool: ProcessPoolExecutor) -> None:
+    parent, changed, arguments = pool.submit(changed_here).result()
+    assert (parent, changed) == (os.getpid(), 5)
+    assert arguments == sys.argv
+
+
+def test_a_pool_of_forks_holds_no_end_of_a_pipe_open(pool: ProcessPoolExecutor) -> None:
+    ours, its = os.pipe()
+    pool.submit(changed_here).result()
+    os.close(its)
+    with Path(f"/dev/fd/{ours}").open("rb", buffering=0) as pipe:
+        os.set_blocking(pipe.fileno(), False)
+        assert pipe.read() == b""
+    os.close(ours)
+
+
+def test_a_pool_of_forks_notices_a_death(pool: ProcessPoolExecutor) -> None:
+    with pytest.raises(BrokenProcessPool):
+        pool.submit(os._exit, 1).result()

@@ -4,6 +4,8 @@ How fast things are is for `make prove-durability`; here small states go through
 """
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from infrastructure.backup.format import store as store_module
 from infrastructure.backup.format.objects import ObjectFiles
 from infrastructure.backup.format.store import Store
 from infrastructure.training.checkpoints import checkpoint_manager
+from tests.forks import run_forked
 from tests.slow import slow
 
 SMALL_MEGABYTES = 12
@@ -41,7 +44,14 @@ def test_keeping_what_is_mostly_dead_would_show(
     assert pinned["disk_by_state"] > bounded["disk_by_state"]
 
 
-def test_loading_takes_no_more_memory_than_what_it_returns(tmp_path: Path) -> None:
+def run_in_fork(command: list[str], *, cwd: Path, text: bool, **_: Any) -> Any:
+    return run_forked(command, cwd=cwd, text=text)
+
+
+def test_loading_takes_no_more_memory_than_what_it_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restore_speed, "subprocess", SimpleNamespace(run=run_in_fork))
     found = restore_speed.measure(tmp_path, 150, rounds=1)
     assert found["extra_memory_of_largest_pack"] <= 1.1
     assert found["verify_of_hash"] > 0

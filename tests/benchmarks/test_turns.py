@@ -2,7 +2,9 @@
 
 import os
 import time
+from collections.abc import Iterator
 from functools import partial
+from multiprocessing.forkserver import _forkserver  # type: ignore[attr-defined]
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,13 @@ import pytest
 from benchmarks.turns import Clock, interval, take_turns
 
 NUM_STEPS = 3
+
+
+@pytest.fixture(autouse=True)
+def server_is_a_fork(spawned_by_fork: None) -> Iterator[None]:
+    """Which has imported what the systems of these tests need."""
+    yield
+    _forkserver._stop()
 
 
 def train(name: str, trace: Path, clock: Clock) -> int:
@@ -50,7 +59,7 @@ def test_each_does_one_step_in_its_turn(capsys: pytest.CaptureFixture[str], tmp_
         assert len(system.seconds) == NUM_STEPS
         assert system.speeds == [pytest.approx(10 / seconds) for seconds in system.seconds]
         assert system.peak_bytes > 1 << 20
-        assert sum(system.seconds) < sum(turns["slow"].seconds)
+        assert sum(system.seconds) < sum(turns["slow"].seconds) / 2
     assert len({os.getpid(), turns["a"].result, turns["b"].result}) == 3
     assert capsys.readouterr().err.count("tokens/s") == 3 * NUM_STEPS
 

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -23,6 +22,7 @@ from infrastructure.core.launcher import launched_process
 from infrastructure.core.stop_signals import StopSignal
 from infrastructure.training.distributed import launch, members, rank_watch
 from infrastructure.training.distributed.launch import LOOPBACK, Agent
+from tests.forks import forked_python
 from tests.training.distributed.stand_in import PATIENCE_SECONDS, STOPPED
 
 # Torch's agent leaves the files that ranks write to for Python to close.
@@ -201,7 +201,7 @@ def test_ranks_end_when_their_agent_is_killed(tmp_path: Path) -> None:
         "from infrastructure.training.distributed.launch import Agent; import sys\n"
         f"sys.exit(Agent([{str(tmp_path)!r}, '0@0:wait'], 2, module={STAND_IN!r}).run())"
     )
-    process = subprocess.Popen([sys.executable, "-c", script])
+    process = forked_python([sys.executable, "-c", script])
     _wait_for(tmp_path / "ready@0")
     rank_0 = psutil.Process(int((tmp_path / "rank-0@0").read_text()))
     process.kill()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from infrastructure.core.errors import DataError
-from infrastructure.core.process_memory import can_limit_hard
+from infrastructure.core.process_memory import can_limit_hard, resident_bytes
 from infrastructure.training.data.preparation import row_encoder as row_worker
 from infrastructure.training.data.preparation.row_encoder import (
     CHUNKS_PER_WORKER,
@@ -18,6 +18,8 @@ from infrastructure.training.data.preparation.row_encoder import (
     work_on,
 )
 from infrastructure.training.data.readers.rows import BadRow, Row
+
+pytestmark = pytest.mark.usefixtures("spawned_by_fork")
 
 
 class Counting:
@@ -139,7 +141,7 @@ class Hungry:
 
 @pytest.mark.skipif(not can_limit_hard(), reason="only Linux refuses memory to one process")
 def test_a_row_that_needs_more_than_a_worker_may_take_is_set_aside() -> None:
-    worker: Any = Hungry(max_bytes=400 * 10**6)
+    worker: Any = Hungry(max_bytes=resident_bytes() + 400 * 10**6)
     prepared = list(work_on(chunks_of(["1", "1", "500", "1"]), worker, 1))
     [rows] = [chunk.rows for chunk in prepared]
     assert [isinstance(row, BadRow) for row in rows] == [False, False, True, False]
