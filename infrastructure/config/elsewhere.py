@@ -151,6 +151,12 @@ SAME: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("quantize", "quantization_bit", "bits", "bnb"), ("model.quantization",)),
     "qlora": ("model.lora_config", "model.quantization=4bit"),
     "use_qlora": ("model.lora_config", "model.quantization=4bit"),
+    **dict.fromkeys(("use_dora", "dora"), ("model.lora_config.use_dora=true",)),
+    **dict.fromkeys(("use_rslora", "rslora"), ("model.lora_config.use_rslora=true",)),
+    **dict.fromkeys(("loftq", "pissa"), ("model.lora_config.init_lora_weights",)),
+    "qat": ("model.quantization_aware",),
+    **dict.fromkeys(("fsdp", "fsdp2", "fully_shard"), ("training.shard=yes",)),
+    **dict.fromkeys(("deepspeed", "zero", "zero3"), ("training.shard=yes",)),
     **dict.fromkeys(("gpu", "gpu_id", "gpu_ids", "gpus"), ("cuda_visible_devices",)),
     **dict.fromkeys(("cpu", "use_cpu", "no_cuda"), ("device=cpu",)),
     "cuda": ("device=cuda",),
@@ -183,9 +189,14 @@ SAME_WORDS = {
 }
 
 # The sentences name settings by their keys; a command line spells them as flags (`languages`).
-_WHOLE_MODELS = (
-    "a model is not split over GPUs here: num_processes trains a whole copy on each, and"
-    " model.lora_config with model.quantization = 4bit makes a larger one fit"
+_WHOLE_LAYERS = (
+    "a layer is not cut over GPUs here (tensor and pipeline parallelism), which pays where one is"
+    " larger than a GPU: num_processes with training.shard = yes spreads weights, gradients and"
+    " optimizer, layer by layer"
+)
+_WHOLE_ROWS = (
+    "a row is not cut over GPUs here (context parallelism): nothing in PyTorch keeps packed rows"
+    " apart then; training.gradient_checkpointing and training.shard = yes make room for long ones"
 )
 PREFERENCES = (
     "training.method = sft learns answers: training.method = dpo (or kto, orpo, reward) learns from"
@@ -208,16 +219,16 @@ _SHARED = (
 )
 _SHUFFLED = "training data is always shuffled, by training.seed"
 _RESUMED = "temper train-resume RUN@STEP goes on with a run"
-_ALL_LORA = "this variant of LoRA is not here: model.lora_config trains plain LoRA matrices"
 # name -> what to do: there is no such thing here.
 ABSENT: dict[str, str] = {
-    **dict.fromkeys(("fsdp", "fsdp2", "deepspeed", "zero", "zero3"), _WHOLE_MODELS),
-    **dict.fromkeys(("tensor_parallel", "pipeline_parallel", "tp", "pp"), _WHOLE_MODELS),
+    **dict.fromkeys(("tensor_parallel", "tensor_parallel_size", "tp", "tp_size"), _WHOLE_LAYERS),
+    **dict.fromkeys(("pipeline_parallel", "pipeline_parallel_size", "pp"), _WHOLE_LAYERS),
+    **dict.fromkeys(("context_parallel", "context_parallel_size", "cp_size"), _WHOLE_ROWS),
+    **dict.fromkeys(("sequence_parallel", "ring_attention"), _WHOLE_ROWS),
     **dict.fromkeys(("ppo", "rlhf"), _PPO),
     **dict.fromkeys(("gguf", "to_gguf", "llama_cpp"), GGUF),
     **dict.fromkeys(("mlflow", "comet", "swanlab", "neptune"), _OTHER_TRACKERS),
     **dict.fromkeys(("shuffle", "shuffle_dataset"), _SHUFFLED),
-    **dict.fromkeys(("use_dora", "dora", "use_rslora", "rslora", "loftq"), _ALL_LORA),
     "warmup_ratio": (
         "warm-up is counted in steps, not in a share: give training.warmup_steps, such as 30 of"
         " 1,000"
@@ -232,14 +243,10 @@ ABSENT: dict[str, str] = {
     "do_train": "temper train trains; temper train-eval measures",
     **dict.fromkeys(
         ("merge_lora", "merge"),
-        "a trained LoRA is saved as one: PEFT's merge_and_unload() merges it into its model",
+        "a trained LoRA is saved as one: temper export RUN FOLDER --as merged merges it",
     ),
     **dict.fromkeys(("push_to_hub", "hub_model_id", "hub_repo_id"), _SHARED),
     "hf_token": "the token is never a setting: set HF_TOKEN in the environment",
-    "qat": (
-        "quantization-aware training is not here: model.lora_config with model.quantization = 4bit"
-        " trains LoRA matrices on a quantised base"
-    ),
     **dict.fromkeys(("resume", "continue"), "temper train-resume goes on with a run"),
     "resume_from_checkpoint": _RESUMED,
     "checkpoint": _RESUMED,

@@ -178,7 +178,7 @@ CONFIGURATION = [
     Wrong("QLoRA of other tools", "train --qlora", ["--lora --quantization 4bit"]),
     Wrong("two LoRAs", "train --qlora-enabled --lora", ["--lora"]),
     Wrong("weights that cannot train", "train --quantization-enabled", ["--qlora-enabled"]),
-    Wrong("what there is not", "train --fsdp", ["not split over GPUs", "--num-processes"]),
+    Wrong("what there is not", "train --tensor-parallel", ["not cut over GPUs", "--num-processes"]),
     Wrong(
         "no command", "search", ["unknown command 'search'", "train-resume"], speaks=Language.WORDS
     ),
