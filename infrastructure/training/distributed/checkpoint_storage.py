@@ -137,8 +137,7 @@ def save_together(
     Raises:
         StorageError: the disk refuses; what was saved before is untouched.
     """
-    is_small = GATHERED_SHARE * sum(p.numel() * p.element_size() for p in model.parameters())
-    if size_bytes(snapshot) <= max(GATHERED_BYTES, is_small):
+    if is_gathered(size_bytes(snapshot), model):
         gathered = Snapshot(
             {
                 name: {key: whole(tensor) for key, tensor in members.items()}
@@ -180,6 +179,12 @@ def save_together(
     )
     if manager is not None and name is not None:
         manager.note_committed(name)
+
+
+def is_gathered(state_bytes: int, model: torch.nn.Module) -> bool:
+    """Whether a state of `model`, put together, is so small that rank 0 writes it alone."""
+    model_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+    return state_bytes <= max(GATHERED_BYTES, GATHERED_SHARE * model_bytes)
 
 
 def seen_by(group: Group, root: Path) -> tuple[bool, bool]:

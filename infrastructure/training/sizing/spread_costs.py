@@ -15,10 +15,16 @@ from infrastructure.core.process_memory import give_back_large_blocks
 from infrastructure.optimization.memory_prediction import MemoryPoint, fit_line
 from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimizer_state_bytes
 from infrastructure.optimization.peak_memory import PeakMemory, peak_memory
+from infrastructure.training.checkpoints.checkpoint_manager import BACKGROUND_BYTES
+from infrastructure.training.distributed.checkpoint_storage import is_gathered
 from infrastructure.training.distributed.shard import blocks_of
 from infrastructure.training.models.weights_on_disk import lies_in
 from infrastructure.training.sizing.batch_plan import BatchPlan
-from infrastructure.training.sizing.cost_measurement import CostMeasurement, StepCosts
+from infrastructure.training.sizing.cost_measurement import (
+    SAVING_BYTES,
+    CostMeasurement,
+    StepCosts,
+)
 from infrastructure.training.sizing.dry_run import dry_run
 
 BACKWARD_SECONDS = 2.0  # by those of a forward pass
@@ -116,11 +122,19 @@ def spread_costs(
         memory=replace(line, fixed_bytes=line.fixed_bytes + fixed),
         heaviest_units=measurement.heaviest_units(own.micro_batch_size),
         longest_units=measurement.units(measurement.longest(1)),
-        copy_bytes=0,
+        copy_bytes=_copy_bytes(model, state) if device.type == "cpu" else 0,
         step_seconds=own.gradient_accumulation * seconds * (1 + BACKWARD_SECONDS) * shared,
         evaluation_seconds=seconds / size * shared,  # all ranks evaluate all examples
         limit_bytes=measurement.budget.limit_bytes(device, num_ranks),
     )
+
+
+def _copy_bytes(model: torch.nn.Module, state: SpreadState) -> int:
+    """What rank 0 keeps of a state that it has gathered, such as that of a LoRA, while a process
+    writes it; what each rank writes of its own is not copied."""
+    saved_bytes = state.whole_bytes - _bytes(model)  # weights that train take what gradients do
+    is_kept = saved_bytes >= BACKGROUND_BYTES and is_gathered(saved_bytes, model)
+    return saved_bytes + SAVING_BYTES if is_kept else 0
 
 
 def _forward(measurement: CostMeasurement, count: int) -> None:

@@ -9,8 +9,10 @@ import torch
 
 from infrastructure.core.process_memory import resident_bytes
 from infrastructure.optimization.memory_prediction import MemoryBudget
+from infrastructure.training.distributed import checkpoint_storage
 from infrastructure.training.sizing import spread_costs as spread_costs_module
 from infrastructure.training.sizing.batch_plan import BatchPlan
+from infrastructure.training.sizing.cost_measurement import SAVING_BYTES
 from infrastructure.training.sizing.spread_costs import SpreadState, spread_costs, spread_state
 from tests.training.small_runs import small_trainer
 
@@ -83,6 +85,23 @@ def test_ranks_of_one_cpu_share_its_memory_and_its_time(saved_llama: Path, tmp_p
     # two forward ones; each evaluates every example.
     assert costs.step_seconds == pytest.approx(2 * 3 * 4 * costs.evaluation_seconds)
     assert all(parameter.grad is None for parameter in measurement.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("background", "gathered", "is_copied"),
+    [(1, 1 << 40, True), (1, 0, False), (1 << 40, 0, False)],
+)
+def test_what_rank_0_gathers_is_kept_while_it_is_written(
+    monkeypatch: pytest.MonkeyPatch, background: int, gathered: int, is_copied: bool
+) -> None:
+    monkeypatch.setattr(spread_costs_module, "BACKGROUND_BYTES", background)
+    monkeypatch.setattr(checkpoint_storage, "GATHERED_BYTES", gathered)
+    model = Model()
+    model.layers.requires_grad_(False)
+    state = state_of(model, on_gpu=False)
+    trained_bytes = 3 * 4 * 1000  # the embeddings, and two numbers of AdamW for each
+    found = spread_costs_module._copy_bytes(model, state)
+    assert found == pytest.approx((trained_bytes + SAVING_BYTES) * is_copied, abs=4)
 
 
 def test_large_blocks_go_back_at_once_while_it_is_measured(
