@@ -12,6 +12,7 @@ import pytest
 
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication import copier_client
+from infrastructure.backup.replication.apart import ApartSettings
 from infrastructure.backup.replication.status import BackupStatus, short_words
 from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.field_help import choices
@@ -26,6 +27,7 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.replication import (
     versions_kept,
 )
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from tests.deployment.runs import (
     deploy,
     end,
@@ -63,10 +65,23 @@ def lose(directory: Path) -> None:
     raise AssertionError(f"{directory} comes back")
 
 
-def test_every_view_shows_what_is_safe(tmp_path: Path, place: Path) -> None:
+def test_every_view_shows_what_is_safe_and_other_machines_learn_of_the_place(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places: list[ApartSettings | None] = []
+    close = CheckpointManager.close
+
+    def noted(self: CheckpointManager) -> None:
+        places.append(self.apart())
+        close(self)
+
+    monkeypatch.setattr(CheckpointManager, "close", noted)
     config = with_place(tmp_path, place, max_steps=4)
     config.verbose = True
     run, lines = deploy(config)
+    assert places[0] is not None
+    assert places[0].settings.run_id == run.name
+    assert places[0].link().place.url == str(place)
     summary = json.loads((run / "summary.json").read_text())
     assert summary["backup"]["confirmed_step"] == 4
     assert summary["backup"]["published"] == f"{place}/{run.name}/final"

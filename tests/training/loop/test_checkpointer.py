@@ -8,8 +8,11 @@ import pytest
 import torch
 
 from infrastructure.core.errors import CheckpointError
-from infrastructure.training.checkpoints.snapshot import take_snapshot
+from infrastructure.run.checkpoint_paths import step_of
+from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
+from infrastructure.training.checkpoints.snapshot import Snapshot, take_snapshot
 from infrastructure.training.extensions.extension_hooks import Extension
+from infrastructure.training.loop import checkpointer as module
 from tests.training.toy_training import Training
 
 
@@ -83,6 +86,30 @@ def test_without_a_good_one_the_state_stays(training: Training) -> None:
     with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be gone back to"):
         training.checkpointer.roll_back(training.state)
     assert (training.state.step, weights_after(training)) == (3, {2.0})
+
+
+@pytest.mark.parametrize("can_be_had", [True, False])
+def test_parts_of_other_machines_are_here_before_all_ranks_go_back(
+    training: Training, monkeypatch: pytest.MonkeyPatch, can_be_had: bool
+) -> None:
+    steps: list[str] = []
+
+    def fetch(checkpoint: Path) -> None:
+        steps.append(f"fetch {step_of(checkpoint)}")
+        if not can_be_had and step_of(checkpoint) == 2:
+            raise CheckpointError("the place does not answer")
+
+    def load(_: object, checkpoint: Path, *__: object) -> Snapshot:
+        steps.append(f"load {step_of(checkpoint)}")
+        return load_checkpoint(checkpoint)
+
+    save(training, 1)
+    save(training, 2)
+    monkeypatch.setattr(module, "is_sharded", lambda _: True)
+    monkeypatch.setattr(module, "load_together", load)
+    monkeypatch.setattr(training.checkpoints, "fetch_parts", fetch)
+    training.checkpointer.roll_back(training.state)
+    assert steps == ["fetch 2", *(["load 2"] if can_be_had else ["fetch 1", "load 1"])]
 
 
 def test_without_a_folder_nothing_is_saved_and_the_reason_is_given() -> None:
