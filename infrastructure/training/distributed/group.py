@@ -456,7 +456,9 @@ def _who_left(group: JoinedGroup, error: Exception) -> ProcessLostError:
                 if reason := group.reason_of(rank):
                     return ProcessLostError(f"{group.name_of(rank)} failed: {reason}")
             time.sleep(BEAT_SECONDS / 5)
-        silent = [rank for rank in others if group.pulse_of(rank) == pulses[rank]]
+        now = {rank: group.pulse_of(rank) for rank in others}
+        silent = [rank for rank in others if now[rank] == pulses[rank]]
+        stuck = [rank for rank in others if now[rank].progress == pulses[rank].progress]
         left = [rank for rank in others if group.reason_of(rank) is not None]
     except RuntimeError:  # the store is gone
         return ProcessLostError("the process that started this training is gone")
@@ -465,6 +467,11 @@ def _who_left(group: JoinedGroup, error: Exception) -> ProcessLostError:
             return ProcessLostError(f"{group.name_of(rank)} is gone: its connection broke")
     if left:
         return ProcessLostError(f"{group.name_of(left[0])} has left")
+    if "timed out" in str(error).lower() and stuck:
+        name = group.name_of(stuck[0]) if len(stuck) == 1 else "one of the processes"
+        return ProcessLostError(
+            f"{name} hangs: the others have waited in vain for its part of an exchange"
+        )
     return ProcessLostError(f"the exchange between the processes failed: {error}")
 
 

@@ -1,24 +1,36 @@
 """Ranks agree, decide, sum and broadcast; who is dead, stopped or stuck is named in time."""
 
 import functools
+import itertools
 import json
 import os
 import signal
 import subprocess
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.training.distributed import group as module
-from infrastructure.training.distributed.group import ALONE, Group, JoinedGroup, Status
+from infrastructure.training.distributed.group import (
+    ALONE,
+    Group,
+    JoinedGroup,
+    Pulse,
+    Status,
+    _who_left,
+)
 from tests.forks import Forked
 from tests.training.distributed.ranks import free_port, results_of, start_ranks, store_at
 
 LIMIT_SECONDS = 3.0
+TIMED_OUT = "[gloo] Timed out waiting 3000ms for recv operation to complete"
 
 
 def weights(value: int) -> list[torch.Tensor]:
@@ -203,3 +215,34 @@ def test_who_is_lost_while_all_are_connected_is_named_in_time() -> None:
         for process in [process for pair in pairs for process in pair]:
             process.kill()
             process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("size", "come_on", "message", "expected"),
+    [
+        (2, set(), TIMED_OUT, "the process of rank 1 (of 2) hangs: the others have waited in vain"),
+        (3, {2}, TIMED_OUT, "the process of rank 1 (of 3) hangs: the others have waited in vain"),
+        (3, set(), TIMED_OUT, "one of the processes hangs: the others have waited in vain"),
+        (3, {1, 2}, TIMED_OUT, "the exchange between the processes failed: [gloo] Timed out"),
+        (2, set(), "broken pipe", "the exchange between the processes failed: broken pipe"),
+    ],
+)
+def test_an_exchange_of_layers_that_is_waited_for_in_vain_names_who_hangs(
+    monkeypatch: pytest.MonkeyPatch, size: int, come_on: set[int], message: str, expected: str
+) -> None:
+    monkeypatch.setattr(module, "LAST_WORDS_SECONDS", 0.0)
+    beats = itertools.count()
+
+    def pulse_of(rank: int) -> Pulse:
+        beat = next(beats)
+        return Pulse(beat, beat if rank in come_on else 0, is_busy=False)
+
+    group: Any = SimpleNamespace(
+        rank=0,
+        size=size,
+        watch=do_nothing,
+        pulse_of=pulse_of,
+        reason_of=lambda _: None,
+        name_of=lambda rank: f"the process of rank {rank} (of {size})",
+    )
+    assert str(_who_left(group, RuntimeError(message))).startswith(expected)
