@@ -14,6 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from infrastructure.config.base import ConfigurationError
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.registries import EXTENSIONS, STRATEGIES
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
 from infrastructure.training.distributed.group import ALONE
@@ -60,6 +63,10 @@ QUICK = [
         "model",
     ),
     ("stack-wise", STACKS, "model"),
+]
+SLOW_STRATEGIES = [
+    ("end to end", {**STACKS, "training.strategy": "end_to_end"}, "model"),
+    ("finetune", {**LORA, "training.strategy": "finetune", "data.packing": True}, "model"),
 ]
 ALL_OF_THEM = [
     (
@@ -158,9 +165,24 @@ def test_two_ranks_learn_what_one_learns(name: str, found: dict[str, dict[str, A
 @slow
 def test_two_ranks_learn_what_one_learns_in_every_kind(tmp_path: Path, saved_llama: Path) -> None:
     """32 pairs of trainings."""
-    found = results(folder_of(tmp_path, saved_llama), pairs_of(ALL_OF_THEM))
-    for name, _, _ in ALL_OF_THEM:
+    kinds = [*SLOW_STRATEGIES, *ALL_OF_THEM]
+    found = results(folder_of(tmp_path, saved_llama), pairs_of(kinds))
+    for name, _, _ in kinds:
         check_same(found[f"{name} 1"], found[f"{name} 2"])
+
+
+def test_every_strategy_and_extension_is_compared_with_one_process_or_refused() -> None:
+    compared = [settings for _, settings, _ in [*QUICK, *SLOW_STRATEGIES]]
+    strategies = {settings.get("training.strategy", "standard") for settings in compared}
+    assert strategies == set(STRATEGIES.built_in)
+    extensions = {e for s in compared for e in s.get("training.enabled_extensions", ())}
+    extensions.add("multimodal")  # in test_ranks.py
+    for name in set(EXTENSIONS.built_in) - extensions:
+        config = DeploymentConfig(
+            num_processes=2, device="cpu", **{"training.enabled_extensions": [name]}
+        )
+        with pytest.raises(ConfigurationError, match=f"num_processes = 2: {name} "):
+            config.check_supported()
 
 
 def test_a_rank_that_lacks_memory_makes_the_pieces_of_all_smaller(

@@ -5,11 +5,12 @@ One pair of processes does all the quick cases, one after another.
 
 import json
 import os
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -20,6 +21,10 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.registries import ADAPTERS, EXTENSIONS, STRATEGIES
+from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.exit_codes import ExitCode
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
@@ -32,6 +37,7 @@ from infrastructure.training.distributed.shard import blocks_of, shard_model
 from tests.faults.pickle_scan import files_with_pickles
 from tests.forks import forked_python
 from tests.slow import slow
+from tests.training.data.builders import CHATML
 from tests.training.distributed import spread
 from tests.training.distributed.spread import CASES, NUM_STEPS, SAVED_AFTER
 from tests.training.distributed.test_replicate import SAVES, SHORT, check_same, folder_of
@@ -45,6 +51,7 @@ UNTIED: dict[str, Any] = {
     **{"training.optimizer": "sgd", "training.gradient_checkpointing": True},
 }
 TIED: dict[str, Any] = {"data.packing": True, "training.gradient_accumulation": 3}
+DIALOGUE: dict[str, Any] = {"model.adapter": "dialogue", "data.chat_template": CHATML}
 HELD_OUT: dict[str, Any] = {
     **{**LORA, "data.validation_split": 0.2, "training.strategy": "finetune"},
     "training.loss": "tests.training.models.test_token_functions:focal",
@@ -83,6 +90,8 @@ SLOW = [
     Case("tied, packed 1", {**SHORT, **TIED}, 1, model="tied"),
     Case("tied, packed 2", {**SPREAD, **TIED}, model="tied"),
     Case("tied, packed on disk", {**SPREAD, **TIED}, model="tied", planted=TOO_LARGE),
+    Case("dialogue 1", {**SHORT, **DIALOGUE}, 1),
+    Case("dialogue 2", {**SPREAD, **DIALOGUE}),
     Case(
         "one then on disk",
         {**SPREAD, **SAVES},
@@ -93,6 +102,19 @@ SLOW = [
     Case("failed", {**SPREAD, **SAVES}, planted={1: "an error"}, limit_seconds=12),
     *FIRST,
     *(WAYS_ON[name] for name in ("spread then spread", "spread then replicas")),
+]
+
+
+# In the exchanges of layers, and in a round of the group's own in a step.
+HUNG = [
+    Case(
+        f"rank {rank} {where if isinstance(where, str) else f'hangs in round {where}'}",
+        {**SPREAD, **SAVES, "training.max_steps": 2},
+        planted={rank: where},
+        limit_seconds=3.0,
+    )
+    for rank in (1, 0)
+    for where in ("hangs in a gather", "hangs in a reduction", 20)
 ]
 
 
@@ -121,6 +143,45 @@ def test_a_spread_model_learns_what_one_process_learns(
     check_same(one, two)
     assert two["evaluation"] == pytest.approx(one["evaluation"], abs=1e-5)
     assert ("eval_accuracy" in one["evaluation"]) == ("held out" in name)
+
+
+SPREAD_CASES = [case.settings for case in [*QUICK, *SLOW] if case.settings.get("training.shard")]
+CHOICES: list[tuple[str, Iterable[str]]] = [
+    ("training.strategy", STRATEGIES.built_in),
+    ("training.enabled_extensions", EXTENSIONS.built_in),
+    ("model.adapter", ADAPTERS.built_in),
+    *(
+        (f"training.{name}", get_args(TrainingConfig.model_fields[name].annotation))
+        for name in ("optimizer", "method")
+    ),
+]
+USUAL = {
+    "training.strategy": "standard",
+    "training.optimizer": "adamw",
+    "training.method": "sft",
+    "model.adapter": "standard",
+}
+# What says itself what else can be done than to keep all of the model in each process.
+NOT_SPREAD = r"leave .* out|with training.shard offload|set training\.shard no"
+
+
+@pytest.mark.parametrize("mode", ["yes", "offload"])
+@pytest.mark.parametrize(
+    ("key", "value"), [(key, value) for key, values in CHOICES for value in values]
+)
+def test_every_choice_is_compared_with_one_process_or_refused_by_name(
+    key: str, value: str, mode: str
+) -> None:
+    compared = {settings.get(key, USUAL.get(key)) for settings in SPREAD_CASES}
+    config = DeploymentConfig(
+        **{"num_processes": 2, "device": "cpu", "training.shard": mode},
+        **{key: [value] if key == "training.enabled_extensions" else value},
+    )
+    refusals = [text for text in config.problems() if text.startswith("training.shard")]
+    if value in compared:
+        assert refusals == []
+        return
+    assert any(f"{key} = {value}" in text and re.search(NOT_SPREAD, text) for text in refusals)
 
 
 def check_goes_on(case: dict[str, Any], one: dict[str, Any]) -> None:
@@ -163,6 +224,7 @@ def test_a_signal_an_error_and_other_modes(tmp_path: Path, saved_llama: Path) ->
     found = results(folder_of(tmp_path, saved_llama), SLOW)
     check_same(found["tied, packed 1"], found["tied, packed 2"])
     check_same(found["tied, packed 1"], found["tied, packed on disk"])
+    check_same(found["dialogue 1"], found["dialogue 2"])
     assert found["stopped"]["stop"] == ["signal", "ended from outside (SIGTERM)"]
     assert found["stopped"]["versions"][-1] == 3
     assert found["failed"]["error"].startswith(
@@ -170,6 +232,23 @@ def test_a_signal_an_error_and_other_modes(tmp_path: Path, saved_llama: Path) ->
     )
     for name in ("one then on disk", "spread then spread", "spread then replicas"):
         check_goes_on(found[name], found["one"])
+
+
+@slow
+def test_a_rank_that_hangs_where_a_layer_is_exchanged_ends_the_training(
+    tmp_path: Path, saved_llama: Path
+) -> None:
+    found = results(folder_of(tmp_path, saved_llama), HUNG)
+    for case in HUNG:
+        (rank,) = case.planted
+        result = found[case.name]
+        if rank == 1:
+            lost = "ProcessLostError: the process of rank 1 (of 2) hangs: the others have waited"
+            assert result["error"].startswith(lost), (case, result["error"])
+        else:
+            assert result["codes"] == [ExitCode.PROCESS_LOST], (case, result["error"])
+        assert result["seconds"] < 30 * case.limit_seconds
+        assert result["versions"][:1] == [0]
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.deployment.forecast import PeakObserver, costs_of
@@ -269,7 +270,40 @@ def hanging_in(number: int) -> Iterator[None]:
         yield
 
 
+def _hanging_in_layers(exchange: str, number: int) -> Callable[[], Any]:
+    """The rank lives and does nothing where FSDP exchanges what a layer has, from one time on."""
+
+    @contextmanager
+    def planted() -> Iterator[None]:
+        next_round, act = JoinedGroup._next_round, getattr(FSDPParamGroup, exchange)
+        groups: list[JoinedGroup] = []
+        count = [0]
+
+        def noted(self: JoinedGroup) -> int:
+            groups.append(self)
+            return next_round(self)
+
+        def counted(self: FSDPParamGroup, *parts: Any, **more: Any) -> Any:
+            count[0] += 1
+            if count[0] == number:
+                while not groups[-1].has_ended(1 - groups[-1].rank):
+                    time.sleep(0.05)
+                time.sleep(2.0)
+                raise ProcessLostError("it does not hang any more")
+            return act(self, *parts, **more)
+
+        with (
+            _replaced(JoinedGroup, "_next_round", noted),
+            _replaced(FSDPParamGroup, exchange, counted),
+        ):
+            yield
+
+    return planted
+
+
 PLANTS: dict[str, Callable[[], Any]] = {
+    "hangs in a gather": _hanging_in_layers("unshard", 8),
+    "hangs in a reduction": _hanging_in_layers("post_backward", 4),
     "no memory for two": no_memory_for_two,
     "no memory for all weights": no_memory_for_all_weights,
     "no memory in the update": no_memory_in_update,
