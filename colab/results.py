@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sources.languages import in_keywords
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import require
 from infrastructure.deployment.export import export_model
@@ -180,7 +181,7 @@ def evaluate(model: str | Path, data: str | Path, against: str | Path | None = N
     folder = Path(model).absolute().parent  # of a run's `final/`, the run
     config = DeploymentConfig(model_name=str(model), data_path=str(data), output_dir=str(folder))
     request = Request(against=None if against is None else str(against))
-    evaluation, lines = measure_model(config, request)
+    evaluation, lines = measure_model(config, request, in_keywords)
     print(*lines, sep="\n")
     return evaluation
 

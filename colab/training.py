@@ -152,6 +152,10 @@ def in_notebook_words(line: str) -> str:
     return line.replace("Ctrl-C", "interrupting the cell (■)") if in_notebook_kernel() else line
 
 
+def _show_in_notebook_words(line: str) -> None:
+    print(in_notebook_words(line))
+
+
 def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
     cell = _Cell()
     shown_elsewhere = ("console", RESULT) if in_notebook_kernel() else ()
@@ -177,8 +181,9 @@ def _look_on(what: Path | DetachedTraining) -> Summary:
     was_finished = run_path is not None and RunDirectory(run_path).is_finished()
     try:
         if isinstance(what, DetachedTraining):
-            run_path = detached_trainings.follow(what)
-            was_finished = what.was_finished_before
+            run_path = detached_trainings.follow(what, _show_in_notebook_words)
+            if what.was_finished_before:  # its process has told all there is, and is gone
+                return _summary_of(run_path)
         assert run_path is not None
         if _is_trained(run_path):
             print(f"Run {run_path.name} is trained by {read_trainer(run_path)}; looking on")
@@ -258,5 +263,5 @@ def _completed(run_path: Path, summary: Summary, was_finished: bool) -> Summary:
         if not was_finished:
             print(*closing_lines(run_path, summary, in_notebook_kernel()), sep="\n")
         return summary
-    deployment = TrainingDeployment(run.read_configuration())
+    deployment = TrainingDeployment(run.read_configuration(), _show_in_notebook_words)
     return deployment.complete(run, in_notebook_kernel(), was_finished=was_finished)

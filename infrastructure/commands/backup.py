@@ -27,7 +27,7 @@ from infrastructure.commands.arguments import (
 )
 from infrastructure.commands.checkpoints import NOTHING, describe, verify_versions
 from infrastructure.commands.output import show
-from infrastructure.commands.parser import CommandParser
+from infrastructure.commands.parser import CommandParser, as_sentence
 from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
@@ -36,7 +36,7 @@ from infrastructure.core.errors import StorageError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.kept_traceback import COPIER_TRACEBACK_FILE
 from infrastructure.core.redact import MASK, redact_urls
-from infrastructure.monitoring.drawing.formatting import format_bytes, format_number
+from infrastructure.monitoring.drawing.formatting import format_bytes, format_moment, format_number
 from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.monitoring.records.run_list import FINAL
 from infrastructure.monitoring.records.run_owner import read_trainer, was_stopped
@@ -50,7 +50,7 @@ def add_arguments(parser: CommandParser) -> None:
     actions = parser.add_actions()
     for action, (text, _) in ACTIONS.items():
         add = partial(_add_action_arguments, can_be_tried=action == "prune")
-        actions.add_parser(action, help=text, add_arguments=add)
+        actions.add_parser(action, help=text, description=as_sentence(text), add_arguments=add)
 
 
 def _add_action_arguments(parser: argparse.ArgumentParser, can_be_tried: bool) -> None:
@@ -121,7 +121,11 @@ def _list_runs(
     runs = [named_run(place, name)] if name else answer_of(place, lambda: runs_at(place))
     newest = {run: answer_of(place, partial(_newest, Store(Path(run), place))) for run in runs}
     rows = [
-        [run, NOTHING if row is None else f"step {row.step}", "" if row is None else row.created]
+        [
+            run,
+            NOTHING if row is None else f"step {row.step}",
+            "" if row is None else format_moment(row.created or ""),
+        ]
         for run, row in newest.items()
     ]
     facts = [{"run": run, "newest_step": row.step if row else None} for run, row in newest.items()]
@@ -388,7 +392,7 @@ def _table(entries: list[BackupEntry]) -> str:
     rows = [
         [
             f"step {entry.step}" if entry.problem is None else f"{entry.name[:12]} damaged",
-            entry.created or "",
+            format_moment(entry.created or ""),
             NOTHING if entry.score is None else format_number(entry.score),
             NOTHING if entry.size_bytes is None else format_bytes(entry.size_bytes),
             ", ".join(entry.places),

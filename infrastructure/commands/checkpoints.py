@@ -9,12 +9,12 @@ from infrastructure.backup.format.manifest import Manifest, Pack
 from infrastructure.backup.format.store import Store
 from infrastructure.commands.arguments import add_folder_flags, add_json, add_run
 from infrastructure.commands.output import show
-from infrastructure.commands.parser import CommandParser
+from infrastructure.commands.parser import CommandParser, as_sentence
 from infrastructure.commands.settings import configure
 from infrastructure.config.measures import LOSS
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.exit_codes import ExitCode
-from infrastructure.monitoring.drawing.formatting import format_bytes, format_number
+from infrastructure.monitoring.drawing.formatting import format_bytes, format_moment, format_number
 from infrastructure.monitoring.drawing.tables import HELD_OUT_LOSS, render_table
 from infrastructure.run.directory import RunDirectory, find_run
 from infrastructure.run.progress_bar import byte_bar
@@ -48,8 +48,13 @@ class VersionRow(TypedDict, total=False):
 def add_arguments(parser: CommandParser) -> None:
     """Declare what the command takes."""
     actions = parser.add_actions()
-    for action, text in (("list", "show them"), ("verify", "compare every byte with its hash")):
-        actions.add_parser(action, help=text, add_arguments=_add_action_arguments)
+    for action, text in (
+        ("list", "show the checkpoints of a run"),
+        ("verify", "compare every byte of checkpoints with its hash"),
+    ):
+        actions.add_parser(
+            action, help=text, description=as_sentence(text), add_arguments=_add_action_arguments
+        )
 
 
 def _add_action_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +152,7 @@ def checkpoint_table(rows: list[VersionRow], label: str = HELD_OUT_LOSS) -> str:
             [
                 f"step {row['step']}",
                 kind,
-                row["saved"],
+                format_moment(row["saved"]),
                 NOTHING if loss is None else format_number(loss),
                 format_bytes(row["size_bytes"]),
             ]

@@ -69,6 +69,8 @@ def words_of(parser: CommandParser, command: str = "") -> Iterator[Words]:
 def _values(action: argparse.Action) -> tuple[str, ...] | None:
     if action.nargs == 0:
         return None
+    if action.choices is not None:
+        return tuple(map(str, action.choices))
     metavar = str(action.metavar or "")
     if metavar.startswith("{"):
         return tuple(metavar.strip("{}").split(","))

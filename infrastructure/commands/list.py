@@ -17,7 +17,7 @@ from infrastructure.monitoring.records.run_reader import METRICS_FILE
 from infrastructure.monitoring.records.run_rows import RunRow, RunRows
 from infrastructure.monitoring.records.status_text import STATE_WORDS
 
-HEADINGS = ("run", "state", "step", HELD_OUT_LOSS, "written")
+HEADINGS = ("run", "state", "step", HELD_OUT_LOSS, "last written")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol, cast
 
-from infrastructure.commands.parser import PROGRAM, CommandParser, ShowVersion, parse
+from infrastructure.commands.parser import PROGRAM, CommandParser, ShowVersion, as_sentence, parse
 from infrastructure.core.agent import agent_folder, end_with_agent, left_to_agent
 from infrastructure.core.console import RED, styled, write_above_bar
 from infrastructure.core.console_log import start_console_log
@@ -103,9 +103,7 @@ def create_parser() -> CommandParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=CommandParser)
     for name, text in COMMANDS.items():
         add = partial(_add_arguments, name)
-        commands.add_parser(
-            name, help=text, description=f"{text[0].upper()}{text[1:]}.", add_arguments=add
-        )
+        commands.add_parser(name, help=text, description=as_sentence(text), add_arguments=add)
     commands.add_parser(HIDDEN, add_arguments=partial(_add_arguments, HIDDEN))
     return parser
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from infrastructure.commands.arguments import add_folder_flags, add_json, keys_of
+from infrastructure.commands.arguments import add_folder_flags, add_json
 from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
 from infrastructure.core.exit_codes import ExitCode
@@ -12,6 +12,12 @@ from infrastructure.core.hardware import processor
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.monitoring.drawing.tables import render_table
 from infrastructure.monitoring.records.run_list import run_or_model
+
+# What decides how a model answers; all else is of its training.
+SETTINGS = (
+    *("device", "model.dtype", "model.quantization", "model.attention"),
+    *("model.adapter", "model.trust_remote_code", "model.revision"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write a program: .pt2 torch.export, .ts TorchScript",
     )
     add_json(parser)
-    add_folder_flags(parser, *keys_of("model"))
+    add_folder_flags(parser, *SETTINGS)
 
 
 def run(options: argparse.Namespace) -> int:

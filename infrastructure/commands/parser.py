@@ -99,6 +99,11 @@ class CommandParser(argparse.ArgumentParser):
         )
 
 
+def as_sentence(text: str) -> str:
+    """What a list of commands says of one, as its own help says it."""
+    return f"{text[0].upper()}{text[1:]}."
+
+
 def _is_a_run(word: str) -> bool:
     """Whether a word that is no command is the path or, with its date first, the id of a run."""
     return "/" in word or "@" in word or word[:8].isdecimal()

@@ -13,7 +13,7 @@ from infrastructure.commands.arguments import (
     add_json,
 )
 from infrastructure.commands.output import progress, show
-from infrastructure.commands.parser import CommandParser
+from infrastructure.commands.parser import CommandParser, as_sentence
 from infrastructure.commands.settings import configure
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag, flags_given
 from infrastructure.core.exit_codes import ExitCode
@@ -32,7 +32,7 @@ def add_arguments(parser: CommandParser) -> None:
         ("list", "show what waits, and what became of the others", _add_folder),
         ("remove", "take trainings out of the queue; their runs stay", _add_numbers),
     ):
-        actions.add_parser(action, help=text, description=f"{text}.", add_arguments=add)
+        actions.add_parser(action, help=text, description=as_sentence(text), add_arguments=add)
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:

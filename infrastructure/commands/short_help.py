@@ -58,6 +58,8 @@ OF_COMMAND = {
     ),
     "temper train-resume": _SETTINGS - {"new_run", "run_name"},
 }
+# What holds where nobody gives it is what the model's run had.
+INHERITED = {"temper train-eval": ("data.max_length", "data.train_on")}
 EXAMPLES = {
     "temper train": (
         "temper train                                        sample tasks, a small model",
@@ -73,6 +75,7 @@ EXAMPLES = {
         "temper queue add chats.jsonl --epochs 3 --deadline 2h",
         "temper queue add more.jsonl --model ./llama --lora  then: temper queue run",
     ),
+    "temper sweep": ("temper sweep chats.jsonl --search learning_rate=1e-5..1e-3:log --trials 10",),
     "temper train-eval": ("temper train-eval runs/my-run questions.jsonl",),
     "temper check": ("temper check chats.jsonl --model ./llama --lora",),
     "temper tune": ("temper tune chats.jsonl --model ./llama --lora",),
@@ -103,9 +106,12 @@ def short_help(parser: argparse.ArgumentParser) -> str:
     lines += [line for word in words for line in _entry(str(word.metavar), str(word.help))]
     for title, settings in FAMILIAR.items():
         shown = {key: text for key, text in settings.items() if key in useful}
+        as_in_run = INHERITED.get(parser.prog, ())
         lines += ["", f"{title}:"] if shown else []
         for key, (value, text) in shown.items():
             default = f"default: {plain(fields[key].default)}"
+            if key in as_in_run:
+                default = "default: as in the model's run"
             name = f"{flag_names(key)[0]} {value}".rstrip()
             lines += _entry(name, text.replace(DEFAULT, default))
     lines += ["", "others:"]

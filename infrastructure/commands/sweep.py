@@ -48,13 +48,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trials", type=int, default=NUM_TRIALS, metavar="N", help="how many (default: 20)"
     )
     parser.add_argument(
-        "--sampler", choices=SAMPLERS, default="tpe", help="what draws the values (default: tpe)"
+        "--sampler",
+        choices=SAMPLERS,
+        default="tpe",
+        metavar="NAME",
+        help=f"what draws the values: {', '.join(SAMPLERS)} (default: tpe)",
     )
     parser.add_argument(
         "--pruner",
         choices=PRUNERS,
         default="median",
-        help="what ends a trial that is behind (default: median)",
+        metavar="NAME",
+        help=f"what ends a trial that is behind: {', '.join(PRUNERS)} (default: median)",
     )
     add_json(parser)
     add_preset_flag(parser)

@@ -10,7 +10,6 @@ from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import MEASURES
 from infrastructure.config.sources.flags import add_config_flags
-from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.records.run_list import naming_runs, run_or_model
 
@@ -81,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
         from infrastructure.deployment.one_call import evaluate_configured
 
     evaluation, lines = evaluate_configured(config, request)
-    show(options.json, evaluation.to_dict(), *map(in_flags, lines))
+    show(options.json, evaluation.to_dict(), *lines)
     return ExitCode.DONE
 
 

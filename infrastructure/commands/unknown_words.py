@@ -16,10 +16,15 @@ COMMANDS_ELSEWHERE = {
     **dict.fromkeys(("monitor", "logs", "tail", "status"), "watch"),
     **dict.fromkeys(("runs", "ls", "ps", "history"), "list"),
     **dict.fromkeys(("restore", "sync", "copy"), "backup"),
+    **dict.fromkeys(("plan", "estimate", "forecast", "preview", "validate", "dry-run"), "check"),
 }
 # What lies in a file, and needs no command.
 NO_COMMAND = {
-    "report": "report.html in the run's folder is the report; temper watch RUN shows a run as it is"
+    "report": "report.html in the run's folder is the report; temper watch RUN shows a run as it"
+    " is",
+    **dict.fromkeys(
+        ("compare", "diff"), "temper train-eval MODEL DATA --against OTHER compares two models"
+    ),
 }
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from infrastructure.config.types import Allowed, RegisteredName
+from infrastructure.core.comma_list import join_items
 from infrastructure.core.redact import redact
 
 _MAX_SHOWN = 80
@@ -31,7 +32,7 @@ def plain(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "none", True: "true", False: "false"}[value]
     if isinstance(value, list) and all(isinstance(item, str | int) for item in value):
-        return ",".join(map(str, value)) or "[]"
+        return join_items(value) or "[]"
     return json.dumps(value) if isinstance(value, dict) else str(value)
 
 

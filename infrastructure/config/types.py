@@ -16,6 +16,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
+from infrastructure.core.comma_list import split_items
 from infrastructure.core.files import is_utf8
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.lookup import nearest, unknown_name
@@ -213,13 +214,13 @@ def split_commas(value: Any) -> Any:
     """The items of a list that is written as a text: `a,b`, or JSON; anything else as it is.
 
     Raises:
-        ValueError: it begins as JSON does, and is none.
+        ValueError: it begins as JSON does, and is none; or quotes are not closed.
     """
     if not isinstance(value, str):
         return value
     if value.strip().startswith("["):
         return _from_json(value)
-    return [part.strip() for part in value.split(",") if part.strip()]
+    return split_items(value)
 
 
 def _from_json(value: object) -> object:

@@ -5,6 +5,7 @@ line names its logger.
 """
 
 import logging
+import os
 import sys
 import sysconfig
 from pathlib import Path
@@ -22,6 +23,8 @@ CHATTY_LOGGERS = (
 )
 # It tells of each request that is tried again, through a handler of huggingface_hub's own.
 RETRIES = "huggingface_hub.utils._http"
+# It warns through a handler of its own, made when it is imported, at the level of this variable.
+TRANSFORMERS, ITS_LEVEL = "transformers", "TRANSFORMERS_VERBOSITY"
 OURS = ("infrastructure", "colab", "temper", "__main__")
 LIBRARIES = tuple(
     {str(Path(sysconfig.get_path(name))) for name in ("stdlib", "purelib", "platlib")}
@@ -66,11 +69,21 @@ def start_console_log(level: str) -> None:
     else:
         handler.setFormatter(ForPeople())
         handler.addFilter(is_for_people)
+        _quiet_transformers()
     logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(True)
     quiet_libraries()
     if level == "DEBUG":
         logging.getLogger(RETRIES).setLevel(logging.NOTSET)
+
+
+def _quiet_transformers() -> None:
+    """What it warns of is shown to no person, as what other libraries warn of."""
+    handlers = logging.getLogger(TRANSFORMERS).handlers
+    for handler in handlers:
+        handler.addFilter(is_for_people)
+    if not handlers:
+        os.environ.setdefault(ITS_LEVEL, "error")
 
 
 def is_for_people(record: logging.LogRecord) -> bool:

@@ -32,7 +32,7 @@ from infrastructure.deployment.export_request import (
     refuse_scores,
     rounding_of,
 )
-from infrastructure.deployment.publish import BEGIN, CARD, END, written_by
+from infrastructure.deployment.publish import BEGIN, CARD, END, HERE, written_by
 from infrastructure.deployment.recorded_model import base_is_recorded, recorded_model
 from infrastructure.deployment.resuming import commit_of_base, configuration_of
 from infrastructure.run.checkpoint_paths import verify
@@ -152,8 +152,9 @@ def _write_card(
     """A README.md with the facts of the run, and how near the export is to what was trained."""
     card = folder / CARD
     text = card.read_text() if card.is_file() else f"---\ntags: [temper]\n---\n# {name}\n"
+    text, *_ = text.partition("\n```python")  # of a LoRA by itself: how it is used is told below
     exported = "\n".join(f"- {line}" for line in lines)
-    facts = written_by(run, name, folder, step)
+    facts = written_by(run, HERE, folder, step)
     write_text(card, f"{text}\n{BEGIN}\n{facts}\n{END}\n\n## Exported\n\n{exported}\n")
 
 

@@ -1,6 +1,6 @@
 """Train, go on and measure with one call each: what the commands do, from Python."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from infrastructure.config.merging.presets import PRESET
 from infrastructure.config.process_wide import take_effect
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import key_of_keyword
-from infrastructure.config.sources.languages import in_keywords
+from infrastructure.config.sources.languages import in_flags, in_keywords
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.console import ShowLine, show, show_beside, waiting_beside
 from infrastructure.core.error_place import error_place
@@ -211,9 +211,9 @@ def evaluate(
         refuse_flags_without_effect(config)
         request = Request(other, None if measures is None else tuple(measures), max_tokens)
         check_measured(config, other)
-        evaluation, _ = evaluate_configured(config, request)
+        evaluation, _ = evaluate_configured(config, request, in_keywords)
     for note in evaluation.notes:
-        show_beside(in_keywords(note))
+        show_beside(f"note: {note}")
     return evaluation
 
 
@@ -229,7 +229,9 @@ def evaluate_tasks(
 
 
 def evaluate_configured(
-    config: DeploymentConfig, request: Request | None = None
+    config: DeploymentConfig,
+    request: Request | None = None,
+    spell: Callable[[str], str] = in_flags,
 ) -> tuple[Evaluation, list[str]]:
     """As `evaluate`, with a whole configuration; also in lines to show."""
     models = [config.model.name, *([request.against] if request and request.against else [])]
@@ -237,4 +239,4 @@ def evaluate_configured(
         check_model(name)
         repair_model(Path(name))
     with interrupt_on_signals(), waiting_beside("measuring the model"):
-        return measure_model(config, request)
+        return measure_model(config, request, spell)

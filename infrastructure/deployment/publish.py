@@ -7,6 +7,7 @@ so that what people add to it stays.
 """
 
 import errno
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -90,13 +91,21 @@ LOADING_FILES = {  # in a folder that holds them; of temper export --format
 
 model = Llama("model.gguf")""",
     "model.onnx": """import onnxruntime
+from transformers import AutoTokenizer
 
+tokenizer = AutoTokenizer.from_pretrained(".")
+token_ids = tokenizer("your text", return_tensors="np")["input_ids"]  # int64, (rows, tokens)
 session = onnxruntime.InferenceSession("model.onnx")
-[logits] = session.run(["logits"], {"input_ids": token_ids})  # int64, (rows, tokens)""",
+[logits] = session.run(["logits"], {"input_ids": token_ids})""",
     "model.pt2": """import torch
+from transformers import AutoTokenizer
 
-logits = torch.export.load("model.pt2").module()(token_ids)  # int64, (rows, tokens)""",
+tokenizer = AutoTokenizer.from_pretrained(".")
+token_ids = tokenizer("your text", return_tensors="pt")["input_ids"]  # int64, (rows, tokens)
+logits = torch.export.load("model.pt2").module()(token_ids)""",
 }
+HERE = "."  # the folder of the card itself
+IN_THIS_FOLDER = "In the folder of this file:\n\n"
 LOADING_OWN = "# a module of its author's own: temper ask and temper train-eval load the folder"
 LOADING_ADDED = """# It has weights of its own beside a model of transformers ({names}), and plain
 # transformers would leave them out. Temper loads all of it, on a command line:
@@ -251,7 +260,7 @@ class ModelRepository:
 
 def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
     """The part of the card that is Temper's: how the model in `folder` was trained, what was
-    measured, and how it is loaded from the repository `name`.
+    measured, and how it is loaded from the repository `name`, or from where the card lies (HERE).
 
     Raises:
         ValueError: run.json is missing or damaged.
@@ -287,7 +296,10 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
             lines += ["", MEASURED_ROUNDED.format(kind=rounding)]
     else:
         lines.append("Nothing was held out, so nothing was measured.")
-    return "\n".join([*lines, "", "## Use it", "", "```python", _loading(run, name, folder), "```"])
+    where = IN_THIS_FOLDER if name == HERE else ""
+    return "\n".join(
+        [*lines, "", f"## Use it\n\n{where}```python", _loading(run, name, folder), "```"]
+    )
 
 
 def _settings(record: RunRecord, config: DeploymentConfig, total: object) -> JsonObject:
@@ -457,6 +469,8 @@ def _base_of_lora(name: str, folder: Path) -> str | None:
     settings = as_object(parse_json((folder / LORA_CONFIG).read_text()))
     where = as_text(settings["base_model_name_or_path"])
     is_of_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", where) and not Path(where).exists()
+    if name == HERE and not is_of_hub:
+        return json.dumps(str(Path(where).absolute()))
     return f'"{where}"' if is_of_hub else OF_ITS_AUTHOR
 
 

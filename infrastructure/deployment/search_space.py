@@ -4,7 +4,7 @@
     model.embedded.num_layers=2..8             whole numbers; 2..8:2 goes in steps of 2
     model.lora_config.r=4,8,16                 one of these
     model.lora_config.rank_pattern.0=4,8,16    an entry of a setting that is a mapping
-    model.lora_config.target_modules=[["q_proj"], "all-linear"]     JSON, for values with a comma
+    model.lora_config.target_modules=[["q_proj"], "all-linear"]     JSON, for values that are lists
 
 Loads neither torch nor Optuna.
 """
@@ -23,6 +23,7 @@ from infrastructure.config.fingerprint import affects_result
 from infrastructure.config.merging.precedence import Layer, Setting, Source, parse_truth
 from infrastructure.config.schema import FieldSpec, schema_of
 from infrastructure.config.sources.flags import key_of_flag
+from infrastructure.core.comma_list import join_items, split_items
 from infrastructure.core.json_text import parse_json
 from infrastructure.monitoring.drawing.formatting import format_number
 
@@ -108,7 +109,7 @@ class Dimension:
             how = ":log" if self.is_log else f":{plain(self.step)}" if self.step else ""
             return f"{self.name}={plain(self.low)}..{plain(self.high)}{how}"
         if all(isinstance(value, int | float | str | None) for value in self.choices):
-            return f"{self.name}={','.join(plain(value) for value in self.choices)}"
+            return f"{self.name}={join_items(map(plain, self.choices))}"
         return f"{self.name}={json.dumps(self.choices)}"
 
 
@@ -235,12 +236,12 @@ def _number(text: str, given: str) -> int | float:
 
 def _listed(values: str, text: str) -> list[Any]:
     """What is written with commas, or as a JSON list."""
-    if not values.startswith("["):
-        return [part.strip() for part in values.split(",") if part.strip()]
     try:
+        if not values.startswith("["):
+            return [*split_items(values)]
         listed = parse_json(values)
     except ValueError as error:
-        raise ConfigurationError(f"--search {text}: this JSON cannot be read: {error}") from error
+        raise ConfigurationError(f"--search {text}: this list cannot be read: {error}") from error
     assert isinstance(listed, list)  # it begins with a bracket
     return listed
 

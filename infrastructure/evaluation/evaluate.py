@@ -4,7 +4,7 @@ import gc
 import json
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -57,6 +57,7 @@ COLUMNS = (
     *("shape", "prompt_column", "answer_column", "context_column", "text_column"),
     *("image_column", "task_column"),
 )
+NOTE = "note: "  # begins the line of a note
 
 
 @dataclass
@@ -85,13 +86,18 @@ def evaluate_model(config: DeploymentConfig) -> list[str]:
 
 
 def measure_model(
-    config: DeploymentConfig, request: Request | None = None
+    config: DeploymentConfig,
+    request: Request | None = None,
+    spell: Callable[[str], str] = in_flags,
 ) -> tuple[Evaluation, list[str]]:
     """Measure `config.model.name` on `config.data.path` and write the numbers down.
 
     A LoRA folder is measured on its base. Where the model lies in a run, the run's way of making
     tokens is used, unless the configuration says otherwise; of a second model, that of its own. A
     model that lies in none is measured as the other one is.
+
+    Args:
+        spell: gives a note in the words of whoever reads it; see `config.sources.languages`.
 
     Returns:
         The numbers, and lines to show.
@@ -116,11 +122,10 @@ def measure_model(
     lengths = [each.data.max_length for each in (config, other) if each is not None]
     notes += _notes_of(models, config.training.validation_prompts, lengths)
     evaluation = _evaluation(models, compared)
-    # Its notes name flags of the command, too: so they name all settings.
-    html = evaluation_page(str(config.data.path), models, compared, [*map(in_flags, notes)])
-    evaluation.notes = notes
+    evaluation.notes = [spell(note.removeprefix(NOTE)) for note in notes]
+    html = evaluation_page(str(config.data.path), models, compared, evaluation.notes)
     _write(config, evaluation, models, html)
-    return evaluation, _lines(config, notes, evaluation, models, compared)
+    return evaluation, _lines(config, evaluation, models, compared)
 
 
 def _other(config: DeploymentConfig, name: str) -> DeploymentConfig:
@@ -224,7 +229,6 @@ def _scores(model: ModelRows) -> dict[str, dict[str, Any]]:
 
 def _lines(
     config: DeploymentConfig,
-    notes: Sequence[str],
     evaluation: Evaluation,
     models: Sequence[ModelRows],
     compared: Mapping[str, Sequence[Difference]],
@@ -251,7 +255,7 @@ def _lines(
     answered = f"({evaluation.num_questions} prompts answered)"
     written = [f"What was written is in {evaluation.page}"] if evaluation.page else []
     return [
-        *notes,
+        *(f"{NOTE}{note}" for note in evaluation.notes),
         measured_on,
         "\n\n".join(tables),
         answered,
@@ -276,7 +280,7 @@ def trained_on(config: DeploymentConfig) -> list[str]:
     if held_out_beside(discover(data, config.data.format, encoding=config.data.encoding)):
         return []  # what is measured is the part that was held out
     return [
-        f"note: this model was trained on rows of {data}: the numbers say how well it remembers"
+        f"this model was trained on rows of {data}: the numbers say how well it remembers"
         " them, not how well it answers what it has not seen (the run's report has the loss on the"
         " rows that were held out)"
     ]
@@ -320,7 +324,7 @@ def inherit_from_runs(configs: Sequence[DeploymentConfig]) -> list[str]:
     for config, other in zip(configs, reversed(configs), strict=True):
         if _data_of_run(config) is None and _data_of_run(other) is not None:
             _take(config, {f"data.{name}": getattr(other.data, name) for name in INHERITED})
-    taken = [f"note: {key} = {value}, as in the run" for each in own for key, value in each.items()]
+    taken = [f"{key} = {value}, as in the run" for each in own for key, value in each.items()]
     return [*dict.fromkeys(taken)]
 
 

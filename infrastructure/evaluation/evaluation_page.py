@@ -52,7 +52,7 @@ def evaluation_page(
         element("p", f"measured on {data}", css_class="lead"),
         *whole,
     )
-    items = [element("li", note.removeprefix("note: ")) for note in notes]
+    items = [element("li", note) for note in notes]
     parts = [
         section("What to know", element("ul", *items)) if items else NOTHING,
         _comparison(compared, short),

@@ -6,7 +6,6 @@ runs/<run_id>/run.json · metrics.jsonl · checkpoints/ · final/ · report.html
 import re
 import secrets
 import time
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +19,7 @@ from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.checksums import read_record
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.json_text import as_list, as_object, as_text, parse_json
+from infrastructure.core.transliteration import in_ascii
 from infrastructure.monitoring.records.run_list import RUN_FILE, TRAINER_KEY, find_run_path, runs_in
 from infrastructure.run.checkpoint_paths import best_of, by_step, is_checkpoint
 from infrastructure.run.output_dir import writable
@@ -200,8 +200,7 @@ def is_called(run: RunDirectory, name: str) -> bool:
 
 
 def _in_file_name(name: str) -> str:
-    letters = re.sub(r"[\u0300-\u036f]", "", unicodedata.normalize("NFKD", name))  # ü is u
-    readable = re.sub(r"[^A-Za-z0-9.]+", "-", letters).strip("-.") or "run"
+    readable = re.sub(r"[^A-Za-z0-9.]+", "-", in_ascii(name)).strip("-.") or "run"
     return readable[-40:]
 
 

@@ -281,7 +281,7 @@ def check_unsloth(installation: Installation) -> Iterator[Diagnosis]:
                 "warn", package, f"{version} asks for {', '.join(requirements)}", UNSLOTH_LINE
             )
         else:
-            yield Diagnosis("ok", package, f"{version}, all it needs is inside its bounds")
+            yield Diagnosis("ok", package, f"{version}, and all packages that it needs fit it")
 
 
 def unmet_requirements(

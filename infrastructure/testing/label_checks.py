@@ -435,7 +435,10 @@ def check_prompts(pipeline: DataPipeline) -> CheckResult:
     for ids, nearest in zip(prompts, _nearest_examples(pipeline, prompts), strict=True):
         if not begins_with(pipeline.tokenizer, nearest, ids):
             return _differ(pipeline, ids, nearest)
-    text = f"{len(prompts)} held-out prompts have the same tokens in training and in use"
+    which = f"{len(prompts)} held-out prompts have"
+    if len(prompts) == 1:
+        which = "the only held-out prompt has"
+    text = f"{which} the same tokens in training and in use"
     return CheckResult("prompts", "pass", text, numbers={"num_prompts": float(len(prompts))})
 
 

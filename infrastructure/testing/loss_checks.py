@@ -135,7 +135,10 @@ def check_isolation(subject: Subject) -> CheckResult:
         )
         remedy = "train with data.packing false" if layout == "packed" else ""
         return CheckResult(name, "fail", text, remedy, numbers=numbers)
-    text = f"{len(examples)} {layout} examples give the same logits as each by itself"
+    text = "the only example has no other one to see"
+    if len(examples) > 1:
+        where = "one row" if layout == "packed" else "one batch"
+        text = f"{len(examples)} examples in {where} do not see each other"
     return CheckResult(name, "pass", text, numbers=numbers)
 
 

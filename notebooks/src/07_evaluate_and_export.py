@@ -75,7 +75,9 @@ compared = colab.evaluate(model, data, against=half)
 
 # %% nbmake={"post_cell_execute": ["assert answer.strip() == answers[0]"]}
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
+disable_progress_bar()
 tokenizer = AutoTokenizer.from_pretrained(folder)
 question = [{"role": "user", "content": questions[0]}]
 prompt = tokenizer.apply_chat_template(

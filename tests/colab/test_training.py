@@ -156,6 +156,21 @@ def test_without_a_notebook_lines_show_the_same(
     assert "finished before" not in shown
 
 
+def test_the_closing_lines_of_a_finished_run_come_once_from_its_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, process = write_run(tmp_path / "runs", status="finished"), tmp_path / "process"
+    process.mkdir()
+    closing = f"Where everything lies\nRun {run.name} was finished before; --new-run trains again\n"
+    for name, text in (("output.txt", closing), ("finished_before", ""), ("run", str(run))):
+        (process / name).write_text(text)
+    detached = training.DetachedTraining(process)
+    monkeypatch.setattr(training.detached_trainings, "start", lambda *_: detached)
+    summary = train(small_config(tmp_path), detached=True)
+    assert summary["status"] == "finished"
+    assert capsys.readouterr().out == closing.replace("--new-run", "new_run=True")
+
+
 def test_a_training_ends_before_its_session(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ import shlex
 
 import pytest
 
+from infrastructure.commands.completion import words_of
 from infrastructure.commands.main import COMMANDS, create_parser
 from infrastructure.commands.parser import CommandParser, parse, subcommands
 from infrastructure.commands.short_help import EXAMPLES, FAMILIAR, OF_COMMAND
@@ -14,7 +15,7 @@ from infrastructure.config.sources.load import load_config
 
 FIELDS = schema_of(DeploymentConfig).fields
 SCREEN_LINES = 60
-LONG = ("train", "train-resume", "train-eval", "check", "tune", "config")
+LONG = ("train", "train-resume", "train-eval", "check", "tune", "config", "sweep")
 
 
 def parser_of(command: str) -> CommandParser:
@@ -35,6 +36,34 @@ def test_help_is_one_screen(command: str, capsys: pytest.CaptureFixture[str]) ->
     assert {key for key in familiar if flag_names(key)[0] in listed} == useful
     assert "{default}" not in shown
     assert "--batch-size N|auto        rows in one pass (default: 32)" in shown
+
+
+def test_the_help_of_a_measurement_names_its_own_defaults() -> None:
+    shown = " ".join(parser_of("train-eval").format_help().split())
+    assert "longest row, in tokens (default: as in the model's run)" in shown
+    assert "rows in one pass (default: 32)" in shown
+
+
+def test_the_help_of_an_action_begins_as_a_sentence() -> None:
+    shown = parser_of("queue").format_help()
+    assert "have a training wait; takes" in shown
+    add = subcommands(parser_of("queue"))["add"].complete()
+    assert "\nHave a training wait; takes what temper train takes.\n" in add.format_help()
+
+
+def test_the_values_of_a_word_are_named_in_the_help_and_offered() -> None:
+    parser = parser_of("sweep")
+    shown = " ".join(parser.format_help().split())
+    assert "--sampler NAME what draws the values: tpe, random, grid (default: tpe)" in shown
+    [words] = words_of(parser, "temper sweep")
+    assert words.flags["--sampler"] == ("tpe", "random", "grid")
+
+
+def test_what_a_model_answers_with_has_no_flags_of_a_training() -> None:
+    shown = parser_of("optimize").format_help()
+    assert "--attention" in shown
+    assert "--device" in shown
+    assert "--lora" not in shown
 
 
 def test_what_a_text_gives_as_a_value_is_one() -> None:

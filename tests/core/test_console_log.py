@@ -1,6 +1,7 @@
 """What logging shows to a person."""
 
 import logging
+import os
 import sys
 import sysconfig
 
@@ -36,6 +37,27 @@ def test_the_name_of_a_logger_is_no_secret_s_key(capsys: pytest.CaptureFixture[s
     assert second == "warning: api_key=*** was refused, not read again"
     assert third == "error: signing in failed"
     assert traceback[-1] == "ValueError: password=***"
+
+
+@pytest.mark.usefixtures("restore_logging")
+@pytest.mark.parametrize("is_imported", [True, False])
+def test_transformers_own_handler_shows_no_warning(
+    is_imported: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    library = logging.getLogger("transformers")
+    monkeypatch.setattr(library, "handlers", [handler] if is_imported else [])
+    monkeypatch.setattr(library, "propagate", False)
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "")
+    monkeypatch.delenv("TRANSFORMERS_VERBOSITY")
+    start_console_log("INFO")
+    assert os.environ.get("TRANSFORMERS_VERBOSITY") == (None if is_imported else "error")
+    if not is_imported:
+        return
+    place = f"{sysconfig.get_path('purelib')}/transformers/masking.py"
+    for level, text in ((logging.WARNING, "a mask is made"), (logging.ERROR, "no mask")):
+        library.handle(logging.LogRecord("transformers.x", level, place, 1, text, None, None))
+    assert capsys.readouterr().err == "no mask\n"
 
 
 @pytest.mark.usefixtures("restore_logging")

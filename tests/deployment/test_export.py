@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import time
@@ -203,7 +204,12 @@ def logits_of(folder: Path) -> list[float]:
     ],
 )
 def test_a_lora_is_exported_and_read_back(
-    request_of: dict[str, Any], by: str, files: list[str], lora: RunDirectory, tmp_path: Path
+    request_of: dict[str, Any],
+    by: str,
+    files: list[str],
+    lora: RunDirectory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     exported = export_model(lora, None, tmp_path / "out", ExportRequest(**request_of))
     facts = facts_of(tmp_path / "out")
@@ -220,6 +226,19 @@ def test_a_lora_is_exported_and_read_back(
     if request_of.get("bits") in (8, 4):
         config = json.loads((tmp_path / "out" / "config.json").read_text())
         assert config["quantization_config"][f"load_in_{request_of['bits']}bit"]
+    monkeypatch.chdir(tmp_path / "out")
+    assert run_card(tmp_path / "out").keys() & {"model", "logits"}
+
+
+def run_card(folder: Path) -> dict[str, Any]:
+    """What the card's code makes, run as it stands in the folder that the card names."""
+    [(where, code)] = re.findall(
+        r"\n\n([^\n]*)\n\n```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL
+    )
+    assert where == "In the folder of this file:"
+    names: dict[str, Any] = {}
+    exec(code.replace("max_new_tokens=256", "max_new_tokens=4"), names)
+    return names
 
 
 @pytest.fixture(scope="module")
@@ -317,11 +336,15 @@ def test_the_checkpoint_that_is_named_is_exported_and_else_the_newest(
 @slow
 @pytest.mark.skipif(not is_installed("onnxruntime"), reason="onnxruntime is not installed")
 @pytest.mark.filterwarnings("ignore", "error:Exporting a model while")  # it has many others
-def test_onnx_is_read_back_by_its_runtime(lora: RunDirectory, tmp_path: Path) -> None:
+def test_onnx_is_read_back_by_its_runtime(
+    lora: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     export_model(lora, None, tmp_path / "out", ExportRequest(form=Form.ONNX))
     [compared] = facts_of(tmp_path / "out")["compared"]
     assert compared["read_by"] == "onnxruntime"
     assert compared["logits_distance"] < 1e-4
+    monkeypatch.chdir(tmp_path / "out")
+    assert run_card(tmp_path / "out")["logits"].ndim == 3
 
 
 def test_what_is_another_model_is_not_kept(

@@ -56,7 +56,9 @@ def test_a_run_goes_on_and_is_measured(
     assert measured.metrics["eval_loss"] > 0
     assert measured.num_questions == 2
     shown = capsys.readouterr().err
-    assert "2 of 8 prompts were answered: validation_prompts=8 answers all of them" in shown
+    note = "2 of 8 prompts were answered: validation_prompts=8 answers all of them"
+    assert f"note: {note}\n" in shown
+    assert note in measured.notes
     [written] = (tmp_path / "runs/evaluations").glob("*.json")
     assert json.loads(written.read_text())["metrics"] == measured.metrics
 

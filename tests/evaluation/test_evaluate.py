@@ -77,7 +77,7 @@ def test_beside_a_run_the_model_that_it_began_with_is_measured_alike(
     """Rows that were cut at other lengths could not be compared."""
     trained, base = config_for(run / "final"), config_for(tmp_path, max_length=99)
     notes = inherit_from_runs([base, trained] if is_first else [trained, base])
-    assert notes == [f"note: data.{key}, as in the run" for key in ("max_length = 77", ALL_TOKENS)]
+    assert notes == [f"data.{key}, as in the run" for key in ("max_length = 77", ALL_TOKENS)]
     assert (base.data.max_length, base.data.train_on) == (99, "all"), "what was given stays"
     plain = config_for(tmp_path)
     inherit_from_runs([trained, plain])
@@ -181,9 +181,10 @@ def test_a_saved_model_is_measured_by_task(saved_llama: Path, rows: Path, tmp_pa
     assert numbers["num_questions"] == 4
     assert numbers["example"]["prompt"] == "Reverse 10"
     assert lines[-1] == f"The numbers are in {evaluation.file}"
-    assert any(line.startswith("4 of 9 prompts were answered:") for line in lines)
-    assert [*evaluation.notes] == lines[: len(evaluation.notes)]
-    assert any(note.startswith("4 of 9 prompts") for note in evaluation.notes)
+    [note] = [note for note in evaluation.notes if note.startswith("4 of 9 prompts were answered")]
+    assert note.endswith(": --validation-prompts 9 answers all of them")
+    assert numbers["notes"] == evaluation.notes
+    assert [f"note: {note}" for note in evaluation.notes] == lines[: len(evaluation.notes)]
     table = "\n".join(lines)
     assert "\ntokens right " in table  # a metric that was chosen stands under what always is
     assert "eval_loss" not in table  # which is "loss per token"
@@ -250,7 +251,7 @@ def test_two_models_are_compared_on_the_same_rows(
     )
     of_all = [line for line in table.splitlines()[1:] if line[0] not in " ─"]
     assert max(len(line) for line in of_all) <= 105
-    note = "note: data.train_on = last_answer, as in the run"
+    note = "note: --train-on last_answer, as in the run"
     assert lines.count(note) == 1  # both have it of their run
     page = Path(evaluation.page).read_text()
     assert "The second against the first" in page

@@ -52,7 +52,7 @@ def test_a_frame_shows_everything_that_matters_now(tmp_path: Path) -> None:
         "20260101-a",
         f"Being trained (process {os.getpid()} on ",
         "step 30 of 40 · 75.0 %",
-        "about 5.0 s left · trained for 15 s",
+        "about 5.0 s left · the steps took 15 s",
         "Held-out loss",
         "1.250",
         "GPU 0 memory",

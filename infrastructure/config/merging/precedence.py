@@ -22,7 +22,8 @@ from infrastructure.config.sections.training_config import EPOCHS_OR_STEPS
 from infrastructure.core.lookup import unknown_name
 
 _RHYTHMS = {f"training.{a}": f"training.{b}" for a, b in EPOCHS_OR_STEPS.items()}
-_PARTNERS = _RHYTHMS | {b: a for a, b in _RHYTHMS.items()}
+# Of each setting the one that it switches off, by key.
+EXCLUDING = _RHYTHMS | {b: a for a, b in _RHYTHMS.items()}
 _TRUTH = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -220,12 +221,12 @@ def _checked(setting: Setting, schema: Schema) -> Setting:
 
 def _switch_partners_off(settings: dict[str, Setting], problems: list[ConfigurationError]) -> None:
     """A rhythm in epochs and in steps is one thing: giving one switches the other off."""
-    for key in [key for key in _PARTNERS if key in settings]:
+    for key in [key for key in EXCLUDING if key in settings]:
         if settings[key].value is None:
             continue
-        partner = settings.get(_PARTNERS[key])
+        partner = settings.get(EXCLUDING[key])
         if partner is None:
-            off = Setting(_PARTNERS[key], None, settings[key].source)
+            off = Setting(EXCLUDING[key], None, settings[key].source)
             settings[off.key] = off
         elif partner.value is not None and key in _RHYTHMS:
             problems.append(_disagreement(settings[key], partner, "epochs and steps exclude"))

@@ -18,6 +18,7 @@ from infrastructure.config.types import (
     ShareBelowOne,
     UsedWhen,
 )
+from infrastructure.core.comma_list import split_items
 
 _EMBEDDED = UsedWhen(
     lambda config: config.model.name == "embedded",
@@ -40,7 +41,7 @@ def _modules(value: object) -> object:
     """A text other than "all-linear" is a list of module names."""
     if not isinstance(value, str) or value == "all-linear":
         return value
-    return [part.strip() for part in value.split(",") if part.strip()]
+    return split_items(value)
 
 
 def _text_keys(value: object) -> object:

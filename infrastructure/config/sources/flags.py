@@ -57,6 +57,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "training.validation_frequency": ("--eval-steps",),
 }
 PRESET_FLAG = f"--{PRESET}"
+SEVERAL = " Several: with commas, or the flag again; what has a comma itself in double quotes."
 _OWN_NAME = {"", "model", "data", "training"}
 _DEST = "config_flags"
 
@@ -201,8 +202,7 @@ class _Gather(_Remember):
             items = [item for text in (earlier, value) for item in split_commas(text)]
         except ValueError as error:
             raise argparse.ArgumentError(self, str(error)) from None
-        is_plain = not any("," in str(item) for item in items)
-        return ",".join(map(str, items)) if is_plain else json.dumps(items)
+        return plain(items) if all(isinstance(item, str) for item in items) else json.dumps(items)
 
 
 class _Once(_Remember):
@@ -233,8 +233,17 @@ def _add_flag(group: Any, spec: FieldSpec) -> None:
 
 
 def _action(spec: FieldSpec) -> type[_Remember]:
-    holds = {get_origin(leaf) for leaf in leaves(spec.info.annotation)}
-    return _Gather if list in holds else _Once if dict in holds else _Remember
+    if _is_list(spec):
+        return _Gather
+    return _Once if dict in _kinds_held(spec) else _Remember
+
+
+def _is_list(spec: FieldSpec) -> bool:
+    return list in _kinds_held(spec)
+
+
+def _kinds_held(spec: FieldSpec) -> set[Any]:
+    return {get_origin(leaf) for leaf in leaves(spec.info.annotation)}
 
 
 @cache
@@ -253,8 +262,8 @@ def _metavar(spec: FieldSpec) -> str:
 
 
 def help_text(spec: FieldSpec) -> str:
-    """Description, what it takes, and its default."""
+    """Description, what it takes, how several are typed, and its default."""
     default = "off" if spec.is_switch and spec.default is None else plain(spec.default)
     numeric = kinds(spec.info.annotation) & {int, float}
     takes = f" Takes {allowed_values(spec.info)}." if numeric and not is_truth(spec) else ""
-    return f"{spec.description}{takes} (default: {default})"
+    return f"{spec.description}{takes}{SEVERAL if _is_list(spec) else ''} (default: {default})"

@@ -4,6 +4,7 @@ Knows no terminal and no HTML. NaN and infinity are always written as such, neve
 """
 
 import math
+from datetime import datetime
 from typing import TypeGuard
 
 NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
@@ -85,6 +86,15 @@ def format_duration(seconds: float) -> str:
 def format_step_time(seconds: float) -> str:
     """Milliseconds below a second: 42 ms, 1.9 s."""
     return f"{1000 * seconds:.0f} ms" if seconds < 1 else format_duration(seconds)
+
+
+def format_moment(recorded: str) -> str:
+    """A recorded moment by this machine's clock: `2026-11-25 23:42`; what is none as it is."""
+    try:
+        moment = datetime.fromisoformat(recorded)
+    except ValueError:
+        return recorded
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def clip(text: str, max_characters: int) -> str:

@@ -85,10 +85,10 @@ def progress_words(run: LiveRun) -> str:
 
 
 def time_words(run: LiveRun) -> str:
-    """`about 5.0 s left · trained for 15 s`, of the steps alone."""
+    """`about 5.0 s left · the steps took 15 s`."""
     left, trained = run.seconds_left, run.seconds_trained
     parts = [] if left is None else [f"about {format_duration(left)} left"]
-    return " · ".join([*parts, *[f"trained for {format_duration(trained)}"] * bool(trained)])
+    return " · ".join([*parts, *[f"the steps took {format_duration(trained)}"] * bool(trained)])
 
 
 def safety_words(run: RunFacts, now: float) -> str:

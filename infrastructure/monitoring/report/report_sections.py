@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from infrastructure.config.merging.precedence import EXCLUDING
 from infrastructure.monitoring.drawing.curves import charts_of, curves, single_numbers
 from infrastructure.monitoring.drawing.downsampling import NUM_BUCKETS
 from infrastructure.monitoring.drawing.formatting import blank, clip
@@ -298,8 +299,9 @@ def _preview(html: str) -> Markup:
 def configuration(view: RunView) -> Markup:
     """What was set for this run in the open, all other values behind a click."""
     config = view["config"]
-    given = {key: pair for key, pair in config.items() if pair[1] != "default"}
-    rest = {key: pair for key, pair in config.items() if key not in given}
+    shown = {key: pair for key, pair in config.items() if not _is_switched_off(key, config)}
+    given = {key: pair for key, pair in shown.items() if pair[1] != "default"}
+    rest = {key: pair for key, pair in shown.items() if key not in given}
     parts = [element("pre", view["command"])] if view["command"] else []
     if given:
         parts.append(_config_table(given))
@@ -307,6 +309,13 @@ def configuration(view: RunView) -> Markup:
         label = f"{len(rest)} value{'s' * (len(rest) > 1)} by default"
         parts.append(element("details", element("summary", label), _config_table(rest)))
     return section("Configuration", *parts)
+
+
+def _is_switched_off(key: str, config: Mapping[str, tuple[object, str]]) -> bool:
+    """Whether nobody gave a setting: it has no value since another was given in its place."""
+    value, source = config[key]
+    other_value, other_source = config.get(EXCLUDING.get(key, ""), (None, ""))
+    return value is None and other_value is not None and source == other_source
 
 
 def _config_table(values: Mapping[str, tuple[object, str]]) -> Markup:

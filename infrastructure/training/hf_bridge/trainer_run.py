@@ -47,6 +47,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import CheckpointMan
 from infrastructure.training.hf_bridge.call_watchdog import LOOK_SECONDS
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.models.lora import count_parameters
+from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.models.saving import write_lora_card
 from infrastructure.training.resume.fingerprint import installed_versions
 
@@ -240,7 +241,8 @@ class TrainerRun:
                 if self.files.tokenizer.is_dir():
                     shutil.copytree(self.files.tokenizer, part, dirs_exist_ok=True)
                 if (save_pretrained := getattr(model, "save_pretrained", None)) is not None:
-                    save_pretrained(part, **_adapters_but_reference(model))
+                    with without_progress_bars():
+                        save_pretrained(part, **_adapters_but_reference(model))
                     if (part / "adapter_config.json").is_file():
                         write_lora_card(part)
                 else:

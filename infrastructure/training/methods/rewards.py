@@ -52,7 +52,7 @@ def reward_function(name: str) -> Reward:
         known = [EXACT, FORMAT, SCHEMA]
         raise ValueError(
             f"training.rewards: {unknown_name('reward', name, known)}, or one's own as"
-            " module:function"
+            " module:function; one with a comma stands in double quotes"
         )
     function = load_object("reward", name)
     if not callable(function):

@@ -7,6 +7,7 @@ exists nowhere else. A registered module: `temper_model.json` + `model.safetenso
 lies beside. Never pickle.
 """
 
+import json
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -205,14 +206,16 @@ def write_lora_card(folder: Path, sees: bool = False) -> None:
     """Write README.md beside a LoRA: how plain PEFT loads it on any machine, whatever became of
     the one that it was trained on. Replaces PEFT's template, which nobody has filled in."""
     base = str(read_json(folder / "adapter_config.json").get("base_model_name_or_path") or "?")
-    is_of_hub = not (base.startswith((".", "~", "?")) or Path(base).is_absolute())
+    is_path = base.startswith((".", "~", "?")) or Path(base).is_absolute() or Path(base).is_dir()
+    is_of_hub = not is_path
     if (folder / BASE / "config.json").is_file():
         where, place = f"in `{BASE}/` beside this file", f'f"{{folder}}/{BASE}"'
     elif is_of_hub:
         where, place = f"`{base}` on the Hugging Face Hub", f'"{base}"'
     else:
         where = f"not in this folder: it was `{base}` where this LoRA was trained"
-        place = '"BASE"  # the folder of the same model here'
+        path = str(Path(base).absolute()) if Path(base).is_dir() else base
+        place = f"{json.dumps(path)}  # elsewhere: the folder of the same model"
     auto = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
     front = f"base_model: {base}\n" if is_of_hub else ""
     write_text(

@@ -89,6 +89,7 @@ def test_the_last_of_one_flag_counts() -> None:
     [
         (["--reward=a", "--reward=b,c"], "training.rewards", ["a", "b", "c"]),
         (["--reward", '["format=a,b"]', "--reward=c"], "training.rewards", ["format=a,b", "c"]),
+        (["--reward", '"format=a,b"', "--reward=c"], "training.rewards", ["format=a,b", "c"]),
         (
             ["--lora-target-modules=q_proj", "--lora-target-modules=v_proj"],
             "model.lora_config.target_modules",
@@ -103,6 +104,11 @@ def test_a_list_gets_the_items_of_all_its_flags(words: list[str], key: str, hold
 
 def test_a_list_that_is_given_once_stays_as_it_was_typed() -> None:
     assert flags_given(parse("--reward", "a, b")) == {"--reward": "a, b"}
+
+
+def test_the_words_of_a_list_set_the_same_list_again() -> None:
+    words = flag_words({"training.rewards": [r"format=\d{1,3}", "exact_answer"]})
+    assert load(*words).training.rewards == [r"format=\d{1,3}", "exact_answer"]
 
 
 def test_a_mapping_is_given_once() -> None:
@@ -141,6 +147,11 @@ def help_text() -> str:
 def test_help_shows_description_and_default(key: str, help_text: str) -> None:
     flag, description = re.escape(flag_names(key)[0]), re.escape(FIELDS[key].description)
     assert re.search(rf" {flag}[ ,].{{0,400}}{description}.{{0,200}}? \(default: ", help_text)
+
+
+def test_the_help_of_a_list_shows_how_several_are_typed(help_text: str) -> None:
+    of_rewards = help_text.partition("one's own. ")[2].partition("(default: [])")[0]
+    assert "with commas, or the flag again; what has a comma itself in double quotes" in of_rewards
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_a_training_shows_how_far_it_is(tmp_path: Path) -> None:
     add(directory, *falling(1, 30), evaluation(10, 1.25), evaluation(30, 1.5))
     with opened(directory) as run:
         text = text_of(run)
-    assert text["progress"] == "step 30 of 40 · 75.0 % about 5.0 s left · trained for 15 s"
+    assert text["progress"] == "step 30 of 40 · 75.0 % about 5.0 s left · the steps took 15 s"
     assert "Held-out loss 1.500 best 1.250" in text["tiles"]
     assert "Time per step 500 ms" in text["tiles"]
     assert "Being trained (process " in text["head"]

@@ -1,4 +1,5 @@
 import math
+import time
 
 import pytest
 
@@ -7,6 +8,7 @@ from infrastructure.monitoring.drawing.formatting import (
     clip,
     format_bytes,
     format_duration,
+    format_moment,
     format_number,
     format_share,
     format_step_time,
@@ -72,6 +74,17 @@ def test_durations(seconds: float, shown: str) -> None:
 )
 def test_sizes(num_bytes: float, shown: str) -> None:
     assert format_bytes(num_bytes) == shown
+
+
+def test_a_moment_is_shown_by_the_clock_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        assert format_moment("2026-11-25T23:42:49+0000") == "2026-11-26 00:42"
+        assert format_moment("some day") == "some day"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_clipping_shows_how_much_is_missing() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from infrastructure.config.sources.load import load_config
 from infrastructure.monitoring.drawing.metrics_file import encode_record
 from infrastructure.monitoring.report.report import write_report
 from tests.slow import slow
@@ -154,6 +155,20 @@ def test_a_narrow_screen_breaks_names_of_settings_between_their_words(tmp_path: 
     write_run(tmp_path, run=RUN, summary=SUMMARY)
     page_of(tmp_path)
     assert "<td>training.<wbr>learning_<wbr>rate</td>" in (tmp_path / "report.html").read_text()
+
+
+def test_a_setting_that_nobody_gave_is_not_listed_beside_the_one_that_excludes_it(
+    tmp_path: Path,
+) -> None:
+    config = load_config(environment={}, flags={"--checkpoint-frequency": "20"})
+    sources = config.sources()
+    keys = ("training.checkpoint_interval", "training.checkpoint_frequency")
+    listed = {k: {"value": config.value(k), "source": sources[k].place} for k in keys}
+    assert listed[keys[0]] == {"value": None, "source": "--checkpoint-frequency"}
+    write_run(tmp_path, run=RUN | {"config": listed}, summary=SUMMARY)
+    shown = page_of(tmp_path).all_text
+    assert "training.checkpoint_frequency 20 --checkpoint-frequency" in shown
+    assert "checkpoint_interval" not in shown
 
 
 def test_the_page_needs_nothing_but_itself(tmp_path: Path) -> None:

@@ -133,10 +133,16 @@ def test_a_lora_on_a_base_that_is_nowhere_else(
     assert torch.equal(logits(plain, input_ids), expected)
 
 
-def loaded_by_card(folder: Path, base: str = "BASE") -> Any:
-    """What the code in the README.md of a LoRA gives, run as it is typed by somebody elsewhere."""
+def loaded_by_card(folder: Path, base: str | None = None) -> Any:
+    """What the code in the README.md of a LoRA gives, run as it is typed by somebody elsewhere.
+
+    Args:
+        base: where its base lies, in place of the one that the card names; None: as it stands.
+    """
     [code] = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.S)
-    code = code.replace('folder = "."', f"folder = {str(folder)!r}").replace('"BASE"', repr(base))
+    code = code.replace('folder = "."', f"folder = {str(folder)!r}")
+    if base is not None:
+        code = re.sub(r"^base = .*$", f"base = {base!r}", code, flags=re.M)
     names: dict[str, Any] = {}
     exec(code, names)
     return names["model"]
@@ -152,6 +158,7 @@ def test_the_copy_of_a_lora_is_loaded_where_its_base_lies_elsewhere(
     train_a_little(loaded.model)
     save_model(loaded.model, loaded.tokenizer, dead / "final")
     expected = logits(loaded.model, input_ids)
+    assert torch.equal(logits(loaded_by_card(dead / "final"), input_ids), expected)
     shutil.copytree(dead / "final", here / "final")
     shutil.copytree(dead / "llama", here / "my base")
     shutil.rmtree(dead)

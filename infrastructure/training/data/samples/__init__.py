@@ -6,7 +6,7 @@ from infrastructure.config.auto import trains_from_scratch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.quantum_config import DATA_SELECTION
-from infrastructure.config.sections.training_config import QUANTUM
+from infrastructure.config.sections.training_config import QUANTUM, SFT
 
 SAMPLE_TRAIN = Path(__file__).parent / "train.jsonl"
 SAMPLE_HELDOUT = Path(__file__).parent / "heldout.jsonl"
@@ -19,8 +19,10 @@ PLACE = "by the samples"  # where the settings came from that fit them
 
 def use_sample_data(config: DeploymentConfig) -> None:
     """The embedded model without a data path trains on the sample tasks that come with it, chosen
-    by a small quantum step unless somebody has said which extensions there are."""
-    if config.data.path is None and trains_from_scratch(config.model):
+    by a small quantum step unless somebody has said which extensions there are. A method of TRL
+    has rows of its own."""
+    is_sft = config.training.method == SFT
+    if config.data.path is None and trains_from_scratch(config.model) and is_sft:
         config.data.path = str(SAMPLE_TRAIN)
         config.came_from("data.path", PLACE)
         if not config.data.eval_path:
