@@ -13,6 +13,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sections.quantum_config import (
+    AT_ANY_COST,
     BLOCK_SELECTION,
     DATA_SELECTION,
     RANK_ALLOCATION,
@@ -37,7 +38,6 @@ PLAIN = {
     RANK_ALLOCATION: ("diagonal_fisher", "random"),
 }
 BOUND = "quantum.max_overhead_percent"
-UNBOUNDED = 1e6  # percent: a comparison wants the steps, and shows what they took
 # What means nothing where no sampler is asked.
 OF_A_SAMPLER = tuple(f"quantum.{name}" for name in ("solver", "fallback", "timeout"))
 SCATTER = "One run each: a difference that another training.seed would turn around says nothing."
@@ -81,7 +81,7 @@ def compared(
     config = with_quantum_step(config)
     if config.source(BOUND).layer is Layer.DEFAULT:
         report(f"{BOUND} is lifted here: the table shows what the steps take")
-        config = config.changed([Setting(BOUND, UNBOUNDED, COMPARED)])
+        config = config.changed([Setting(BOUND, AT_ANY_COST, COMPARED)])
     config.check_supported()  # before an answer that nobody can give is replaced
     rows: list[Row] = []
     steps: int | None = None

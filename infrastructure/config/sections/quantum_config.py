@@ -24,6 +24,7 @@ DATA_SELECTION, BLOCK_SELECTION, RANK_ALLOCATION = (
     "block_selection",
     "rank_allocation",
 )
+AT_ANY_COST = 1e6  # percent of max_overhead_percent: no bound at all
 SAMPLER = "sampler"  # what answers, where no baseline was chosen
 # What solves each problem without a sampler.
 BASELINES = {
@@ -90,7 +91,7 @@ class QuantumConfig(ConfigSection):
         default=0.5, description="Share of the LoRA components that stays, from 0 to 1."
     )
     max_overhead_percent: Annotated[
-        float, Gt(0), Le(1e6), Allowed("a percentage above 0, such as 2")
+        float, Gt(0), Le(AT_ANY_COST), Allowed("a percentage above 0, such as 2")
     ] = Field(default=2.0, description="Share of the training's time that quantum steps may take.")
     background: Annotated[bool, _SAMPLED] = Field(
         default=False,

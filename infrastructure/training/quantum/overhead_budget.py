@@ -1,9 +1,11 @@
 """What a quantum step may cost: a share of the time of the steps that its answer is for."""
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from infrastructure.config.sections.quantum_config import AT_ANY_COST
 from infrastructure.monitoring.drawing.formatting import format_duration
 
 NUM_STEPS = 20  # that a step's time is the mean of
@@ -51,11 +53,14 @@ class OverheadBudget:
         return sum(warm) / len(warm) if warm else None
 
     def allowed_seconds(self, num_steps: int, step_seconds: float) -> float:
-        """What a question may cost whose answer is for `num_steps` steps."""
-        return self.allowed_steps(num_steps) * step_seconds
+        """What a question for `num_steps` steps may cost; infinite where there is no bound."""
+        steps = self.allowed_steps(num_steps)
+        return steps if math.isinf(steps) else steps * step_seconds
 
     def allowed_steps(self, num_steps: int) -> float:
         """The same in training steps, whose time need not be known for it."""
+        if self.percent >= AT_ANY_COST and num_steps > 0:
+            return math.inf
         return self.percent / 100 * num_steps
 
     def pay(self, seconds: float) -> None:

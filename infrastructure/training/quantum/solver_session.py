@@ -7,6 +7,7 @@ checkpoint, so a training that goes on does what it would have done.
 
 import copy
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -194,7 +195,7 @@ class SolverSession:
         """
         record = self._record(state)
         record["foretold_seconds"] = predicted_seconds
-        record["allowed_seconds"] = allowed_seconds
+        record["allowed_seconds"] = None if math.isinf(allowed_seconds) else allowed_seconds
         if self.config.background and self.config.answer == SAMPLER:
             background = AsyncSolve(problem, self.config, self.seed)
             self.waiting = Waiting(background, step, record)

@@ -42,7 +42,8 @@ class Record(TypedDict, total=False):
 
     Attributes:
         began: on the session's clock; never kept.
-        foretold_seconds, allowed_seconds: the predicted cost of the step, and its limit.
+        foretold_seconds, allowed_seconds: the predicted cost of the step, and its limit
+            (None: it has none).
         used_at_step: where the answer of another process was applied.
         why: the reason where there is no answer, and what the training does without one.
         seconds, solver_seconds: of all of the step; of the samplers in it.
@@ -63,7 +64,7 @@ class Record(TypedDict, total=False):
     outcome: str
     began: float
     foretold_seconds: float
-    allowed_seconds: float
+    allowed_seconds: float | None
     used_at_step: int
     why: str
     energy: float

@@ -7,7 +7,7 @@ import torch
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
-from infrastructure.config.sections.quantum_config import QuantumConfig
+from infrastructure.config.sections.quantum_config import AT_ANY_COST, QuantumConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.core.state import TrainingState
@@ -18,7 +18,6 @@ from infrastructure.training.quantum.step_records import Record
 from tests.training.small_runs import write_rows
 
 NUM_ROWS = 22  # at most 20 to choose from: answered exactly, and at once
-AT_ANY_COST = 1e6  # percent: no clock decides in a test that is not about clocks
 
 
 def quantum_trainer(
@@ -48,6 +47,7 @@ def quantum_trainer(
         DataConfig(path=str(data), max_length=128, num_workers=0, validation_split=0.2),
         device="cpu",
         cache_config=CacheConfig(directory=str(folder / "cache")),
+        # no clock decides in a test that is not about clocks
         quantum_config=QuantumConfig(**{"max_overhead_percent": AT_ANY_COST, **(quantum or {})}),
         checkpoint_directory=checkpoints,
         hooks=hooks,

@@ -73,6 +73,7 @@ def test_a_sampler_that_does_not_answer(
     assert record["is_fallback"]
     assert record["answered_by"] == next(iter(record["alternatives"]))
     assert record["solver_seconds"] < timeout + 0.5
+    assert record["allowed_seconds"] is None  # and no large number that means nothing
     assert trainer.state is not None
     (noted,) = trainer.state.recoveries
     assert noted["kind"] == "quantum_step"

@@ -1,7 +1,10 @@
 """What is kept of quantum steps, and how it is told."""
 
+import math
+
 import numpy as np
 
+from infrastructure.config.sections.quantum_config import AT_ANY_COST
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.training.quantum.decisions import Decisions, packed, unpacked
 from infrastructure.training.quantum.overhead_budget import OverheadBudget, over_budget
@@ -95,5 +98,7 @@ def test_what_a_step_may_cost() -> None:
     bound.step_has_ended()
     assert bound.step_seconds == 2.0
     assert bound.allowed_seconds(100, 2.0) == 10.0
+    assert OverheadBudget(AT_ANY_COST).allowed_seconds(100, 2.0) == math.inf
+    assert OverheadBudget(AT_ANY_COST).allowed_seconds(0, 2.0) == 0.0
     assert "max_overhead_percent 5 allows 10 s: 20 would be needed" in over_budget(40.0, 10.0, 5.0)
     assert "allows 21 ms: 2,340 would be needed" in over_budget(10.0, 0.02137, 5.0)
