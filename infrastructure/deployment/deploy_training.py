@@ -56,7 +56,7 @@ from infrastructure.evaluation.held_out import (
 )
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_reader import data_words, model_words
-from infrastructure.run.checkpoint_paths import step_of, verify
+from infrastructure.run.checkpoint_paths import verify
 from infrastructure.run.configuration_judge import canonical_name
 from infrastructure.run.directory import RunDirectory, default_name, is_called, plan_run
 from infrastructure.run.finalize import complete_finished, record_running
@@ -100,6 +100,7 @@ from infrastructure.training.strategies.stackwise_strategy import StackwiseStrat
 from infrastructure.training.trainer_factory import TrainerFactory
 
 MOST_NAMED = 4  # settings in one line
+HOW_TO_BEGIN_ANEW = "; --new-run starts a new one"
 HOW_TO_STOP = "; Ctrl-C saves and stops"
 
 log = logging.getLogger(__name__)
@@ -148,6 +149,7 @@ class TrainingDeployment:
         self._place_id: str | None = None
         self.stages = Stages()
         self._beginning: Beginning | None = None
+        self._how_to_begin_anew = ""  # of a run that nobody has named
 
     def run(self) -> Summary:
         """Train to the end: go on with the newest run of this purpose if it is not finished, or
@@ -213,7 +215,7 @@ class TrainingDeployment:
             return self._begin(run)
         choose_device(self.config.device)  # what is wrong with it, or the place, is told first
         self._check_place(run)
-        self.report(f"Run {run.run_id} is not finished and goes on; --new-run starts a new one")
+        self._how_to_begin_anew = HOW_TO_BEGIN_ANEW  # told when it is certain that it can go on
         return self.resume(run)
 
     def resume(self, run: RunDirectory, checkpoint: Path | None = None) -> Summary:
@@ -405,6 +407,7 @@ class TrainingDeployment:
                 progress,
                 self.observers,
                 is_result_shown=RESULT in self.shown_elsewhere,
+                how_to_begin_anew=self._how_to_begin_anew,
             ).train()
 
     def _measure(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
@@ -580,11 +583,11 @@ class TrainingDeployment:
 
     def _restore(self, run: RunDirectory, trainer: EnhancedTrainer, checkpoint: Path) -> None:
         agreed = trainer.restore(checkpoint, self.accepted)
-        self.report(f"Run {run.run_id}: going on from step {step_of(checkpoint)}")
-        for line in describe_differences(agreed):
-            self.report(line)
         assert trainer.state is not None
         step = trainer.state.step
+        self.report(f"Run {run.run_id}: going on from step {step}{self._how_to_begin_anew}")
+        for line in describe_differences(agreed):
+            self.report(line)
         record_accepted(run, agreed, step, lambda: describe_data(self.config, trainer))
 
     def _observers(self, run: RunDirectory, copies: RunReplication) -> list[Hook]:

@@ -47,6 +47,7 @@ class MethodTraining:
         begun: is told the run's directory when it trains.
         observers: further ones of this training.
         is_result_shown: somebody else shows a person the result.
+        how_to_begin_anew: said behind the step that it goes on from.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class MethodTraining:
         observers: Collection[Observer] = (),
         *,
         is_result_shown: bool = False,
+        how_to_begin_anew: str = "",
     ) -> None:
+        self.how_to_begin_anew = how_to_begin_anew
         self.observers, self.is_result_shown = observers, is_result_shown
         self.files, self.config, self.report = run, config, report
         self.accepted, self.make_progress = accepted, make_progress
@@ -132,6 +135,7 @@ class MethodTraining:
 
         callback.run.describe_model = training.describe_model
         callback.run.more_of_summary = more_of_summary
+        callback.run.how_to_begin_anew = self.how_to_begin_anew
         short = copies.short
         callback.hooks = [
             self.measured,

@@ -198,7 +198,7 @@ def begin_training(
             run.report(f"Run {run.name} was finished before: nothing is trained")
             return FinishedTraining(run, parts, resumed.checkpoint, stack.pop_all())
         if resumed.checkpoint is not None:
-            run.report(f"Run {run.name}: going on from step {state.step}")
+            run.report(f"Run {run.name}: going on from step {state.step}{run.how_to_begin_anew}")
         if processing_class is not None and not run.files.tokenizer.is_dir():
             run.save_tokenizer(processing_class)
         run.record(parts, facts["data"]["num_examples"])

@@ -82,6 +82,7 @@ class TrainerRun:
         copies: of them, at `backup.place`.
         describe_model: gives what run.json says of the model.
         more_of_summary: gives what summary.json says besides, when the training has ended.
+        how_to_begin_anew: said behind the step that it goes on from.
 
     Raises:
         ValueError: the name cannot be a folder's, or `backup.place` names no place.
@@ -111,6 +112,7 @@ class TrainerRun:
         self.copies = RunReplication(self.files, config, report)
         self.describe_model: Callable[[torch.nn.Module], JsonObject] = name_and_size
         self.more_of_summary: Callable[[], Summary] = no_more
+        self.how_to_begin_anew = ""
         self._is_place_checked = False
 
     @property
