@@ -4,7 +4,6 @@ import argparse
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from infrastructure.backup.replication.status import age_words
 from infrastructure.backup.run_backup import RunBackup, last_place, place_options
 from infrastructure.commands.arguments import (
     A_RUN_HELP,
+    RUN_HELP,
     add_folder_flags,
     add_json,
     add_run,
@@ -32,29 +32,52 @@ from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.backup_config import BackupConfig
+from infrastructure.config.sources.environment import variable_of
 from infrastructure.core.errors import StorageError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.kept_traceback import COPIER_TRACEBACK_FILE
 from infrastructure.core.redact import MASK, redact_urls
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_moment, format_number
 from infrastructure.monitoring.drawing.tables import render_table
-from infrastructure.monitoring.records.run_list import FINAL
+from infrastructure.monitoring.records.run_list import (
+    FINAL,
+    MAX_NAMED,
+    ONE_VERSION,
+    RUN_FILE,
+    NoSuchRunError,
+    find_run_path,
+    run_folders,
+    split_version,
+)
 from infrastructure.monitoring.records.run_owner import read_trainer, was_stopped
 from infrastructure.run.checkpoint_paths import step_of
-from infrastructure.run.directory import RunDirectory, RunStatus, find_run
-from infrastructure.run.restore import answer_of, named_run, restore_run, why_empty
+from infrastructure.run.directory import RunDirectory, RunStatus
+from infrastructure.run.restore import (
+    answer_of,
+    check_version,
+    folder_of,
+    named_run,
+    restore_run,
+    step_at_place,
+    why_empty,
+)
+
+RESTORE, PLACE = "restore", "backup.place"
 
 
 def add_arguments(parser: CommandParser) -> None:
     """Declare what the command takes."""
     actions = parser.add_actions()
     for action, (text, _) in ACTIONS.items():
-        add = partial(_add_action_arguments, can_be_tried=action == "prune")
+        run_help = RUN_HELP if action == RESTORE else A_RUN_HELP
+        add = partial(_add_action_arguments, run_help, can_be_tried=action == "prune")
         actions.add_parser(action, help=text, description=as_sentence(text), add_arguments=add)
 
 
-def _add_action_arguments(parser: argparse.ArgumentParser, can_be_tried: bool) -> None:
-    add_run(parser, A_RUN_HELP)
+def _add_action_arguments(
+    run_help: str, parser: argparse.ArgumentParser, can_be_tried: bool
+) -> None:
+    add_run(parser, run_help)
     parser.add_argument("--place", metavar="TEXT", help="the same as --backup-place")
     if can_be_tried:
         parser.add_argument("--dry-run", action="store_true", help="only say what would go")
@@ -63,9 +86,17 @@ def _add_action_arguments(parser: argparse.ArgumentParser, can_be_tried: bool) -
 
 
 def run(options: argparse.Namespace) -> int:
-    """What is given now goes before what the run recorded."""
+    """What is given now goes before what the run recorded.
+
+    Raises:
+        ValueError: one version is named, and the action is about a whole run.
+    """
+    if options.action != RESTORE and options.run is not None:
+        name, version = split_version(options.run)
+        if version is not None and not (Path(options.run) / RUN_FILE).is_file():
+            raise ValueError(ONE_VERSION.format(name=options.run, run=name))
     _, act = ACTIONS[options.action]
-    return act(options, configure(options, {"backup.place": options.place}))
+    return act(options, configure(options, {PLACE: options.place}))
 
 
 def create(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
@@ -75,7 +106,7 @@ def create(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     run, backup = _backup_of_run(options.run, config)
     if not backup.store.versions():
         raise ValueError(f"run {run.run_id} has no checkpoint yet: there is nothing to copy")
-    if "backup.place" in _given(config):
+    if PLACE in _given(config):
         backup.adopt_place()
     is_finished = run.is_finished()
     backup.forget_status()  # what was told before does not count
@@ -180,16 +211,18 @@ def _published_rows(place: Place, run_id: str) -> Iterator[dict[str, object]]:
 
 def restore(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     """Bring a run from the place into `output_dir`, verified."""
-    name, _, step = (options.run or "").partition("@")
-    if step and not step.isdecimal():
-        raise ValueError(f"{options.run!r}: a step is a number, as in RUN@120")
-    name, backup = _to_restore(name or None, config)
-    run, checkpoint = restore_run(
-        name, backup, Path(config.output_dir), int(step) if step else None
-    )
+    name, version = split_version(options.run or "")
+    check_version(name, version)
+    run_name, backup = _to_restore(name or None, config)
+    place = open_place(str(backup.place))
+    run_id = named_run(place, run_name)
+    step = None if version is None else step_at_place(place, run_id, version)
+    run, checkpoint = restore_run(run_id, backup, _folder_for(name, config), step)
     number = step_of(checkpoint)
     path = run.path.resolve()
-    command = f"temper train-resume {shlex.quote(str(path))}"
+    is_newest = checkpoint.stem == Store(run.checkpoints).versions()[0]
+    named = str(path) if is_newest else f"{path}@{number}"
+    command = f"temper train-resume {shlex.quote(named)}"
     is_finished = run.is_finished()
     facts = {"run": run.run_id, "path": str(path), "step": number}
     facts["go_on"] = None if is_finished else command
@@ -272,7 +305,7 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     elif loss.seconds is not None:
         lines.append(f"If this machine died now, {age_words(loss.seconds)} of work would be lost")
     show(options.json, {**facts, "text": loss.text, "missing": missing}, *lines)
-    is_given = "backup.place" in _given(config)
+    is_given = PLACE in _given(config)
     return ExitCode.WRONG_INPUT if missing is not None and is_given else ExitCode.DONE
 
 
@@ -308,7 +341,7 @@ ACTIONS: dict[str, tuple[str, Action]] = {
         list_backups,
     ),
     "verify": ("compare every byte, here and at the place, with its hash", verify),
-    "restore": ("bring a run from the place into the output folder", restore),
+    RESTORE: ("bring a run from the place into the output folder", restore),
     "prune": ("remove versions that newer ones replace", prune),
     "status": ("show what is safe at the place, and what would be lost now", status),
 }
@@ -328,7 +361,7 @@ def _backup_of_run(
     Args:
         opens: whether the place is looked into.
     """
-    run, _ = find_run(name, Path(config.output_dir))
+    run = RunDirectory(find_run_path(name, Path(config.output_dir)))
     recorded = run.read_settings()
     changes = {
         key.rpartition(".")[2]: config.value(key)
@@ -373,11 +406,37 @@ def _to_restore(name: str | None, config: DeploymentConfig) -> tuple[str | None,
     if config.backup.place is not None:
         return name, config.backup
     if name is not None:
-        with suppress(ValueError):  # nothing of it is here
-            run, _ = find_run(name, Path(config.output_dir))
-            _, backup = _backup_of_run(name, config)
+        try:
+            run, backup = _backup_of_run(name, config)
+        except NoSuchRunError:
+            pass  # nothing of it is here
+        except ValueError as error:
+            error.add_note("--place brings it back from there")
+            raise
+        else:
             return run.run_id, backup.options
-    raise ValueError("where is the backup? give --place, as in --place /mnt/disk/temper")
+    whose = "" if name is None else f" of {name}"
+    known = " or ".join(_places_of_runs(Path(config.output_dir)))
+    others = f"; runs in {config.output_dir} were copied to {known}" if known else ""
+    raise ValueError(
+        f"where is the backup{whose}? give --place, as in --place /mnt/disk/temper, or name it"
+        f" once for all commands with {variable_of(PLACE)}{others}"
+    )
+
+
+def _places_of_runs(output_dir: Path) -> list[str]:
+    """Where the runs of a folder were copied to, the newest first."""
+    runs = map(RunDirectory, reversed(run_folders(output_dir)))
+    places = (last_place(run.checkpoints) for run in runs)
+    return [*dict.fromkeys(place for place in places if place is not None)][:MAX_NAMED]
+
+
+def _folder_for(name: str, config: DeploymentConfig) -> Path:
+    """The folder of runs that a run comes back into: the one of its path, where that was given and
+    no other one."""
+    path = folder_of(name)
+    is_path = len(path.parts) > 1 and "output_dir" not in _given(config)
+    return path.parent if is_path else Path(config.output_dir)
 
 
 def _versions(store: Store) -> list[tuple[Store, str]]:

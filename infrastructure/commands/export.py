@@ -15,12 +15,14 @@ from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import refuse_what_is_there
 from infrastructure.core.json_text import JsonObject, as_integer, as_list
 
+RUN_TO_EXPORT = "a run, RUN@step, RUN@best, or the path of a run or of a checkpoint"
+
 log = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what the command takes."""
-    parser.add_argument("run", metavar="RUN", help="a run, RUN@step, or a checkpoint's path")
+    parser.add_argument("run", metavar="RUN", help=RUN_TO_EXPORT)
     parser.add_argument("folder", nargs="?", metavar="FOLDER", help="an empty folder, or none yet")
     parser.add_argument(
         "--push-to-hub",

@@ -27,10 +27,12 @@ from infrastructure.monitoring.records.run_list import (
     finished_model,
     naming_runs,
     run_named,
+    split_version,
 )
 from infrastructure.monitoring.watching.alert_sinks import check_alert_sinks
 from infrastructure.run.configuration_judge import canonical_name
 from infrastructure.run.output_dir import no_empty_folder_left, writable
+from infrastructure.run.restore import folder_of
 from infrastructure.training.data.defaults import num_positions
 from infrastructure.training.data.preparation.plan import (
     first_rows,
@@ -168,10 +170,11 @@ def check_paths(config: DeploymentConfig) -> None:
     path = Path(config.model.name).expanduser()
     if not path.exists():
         recover_directory(path)  # a saved model whose replacement was killed half-way
+    if not path.is_dir():
+        _refuse_checkpoint(config)
     if path.exists():
         refuse_file(path)
     else:
-        _refuse_checkpoint(config)
         refuse_missing(config.model.name)
         if config.model.adapter in ("auto", *ADAPTERS.built_in):  # one's own may load otherwise
             _refuse_name_of_run(config)
@@ -193,14 +196,15 @@ def check_paths(config: DeploymentConfig) -> None:
 
 def _refuse_checkpoint(config: DeploymentConfig) -> None:
     """A checkpoint of a run is no model yet."""
-    name, at, step = config.model.name.rpartition("@")
-    if not at:
+    name, version = split_version(config.model.name)
+    if version is None:
         return
-    run = next(_runs_called(name, Path(config.output_dir)), None)
+    run = next(_runs_called(str(folder_of(name)), Path(config.output_dir)), None)
     if run is not None:
+        given = f"{run}@{version}" if "@" in Path(config.model.name).name else config.model.name
         raise ValueError(
             f"model {config.model.name!r}: is a checkpoint, and a training begins with a model:"
-            f" write it with temper export {shlex.quote(f'{run}@{step}')} FOLDER, and give FOLDER"
+            f" write it with temper export {shlex.quote(given)} FOLDER, and give FOLDER"
         )
 
 

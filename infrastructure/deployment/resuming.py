@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from infrastructure.backup.backends import Place, open_place
+from infrastructure.backup.backends import open_place
 from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import (
@@ -18,14 +18,19 @@ from infrastructure.config.fingerprint import (
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError, StorageError
-from infrastructure.monitoring.records.run_list import NoSuchRunError
-from infrastructure.run.checkpoint_paths import best_of
+from infrastructure.monitoring.records.run_list import NoSuchRunError, split_version
 from infrastructure.run.compatibility import Difference, Verdict
 from infrastructure.run.configuration_judge import canonical_name, shown_name
-from infrastructure.run.directory import BEST, RunDirectory, find_run
+from infrastructure.run.directory import RunDirectory, find_run
 from infrastructure.run.find import settings_in, settings_now
 from infrastructure.run.repair import repair_records
-from infrastructure.run.restore import answer_of, named_run, restore_run
+from infrastructure.run.restore import (
+    check_version,
+    folder_of,
+    named_run,
+    restore_run,
+    step_at_place,
+)
 from infrastructure.training.data.readers.sources import data_files_hash
 
 if TYPE_CHECKING:
@@ -110,11 +115,12 @@ def _from_place(
         StorageError: the place does not answer.
     """
     place = open_place(str(options.place))
-    run_name, _, version = (name or "").partition("@")
-    path = Path(run_name)
+    run_name, version = split_version(name or "")
+    check_version(run_name, version)
+    path = folder_of(run_name)
     output_dir = path.parent if len(path.parts) > 1 else output_dir
     try:
-        run_id = named_run(place, path.name or None)
+        run_id = named_run(place, run_name or None)
     except StorageError as error:
         error.add_note(f"where the run may lie: it is not in {output_dir}")
         raise
@@ -124,23 +130,10 @@ def _from_place(
                 f"no run in {output_dir}, and {error}; start one with: temper train DATA"
             ) from None
         raise ValueError(f"run {path.name!r} is not in {output_dir}, and {error}") from None
-    step = _step_there(place, run_id, version) if version else None
+    step = None if version is None else step_at_place(place, run_id, version)
     show_line(f"Run {run_id} is not in {output_dir} and lies at {place.url}: bringing it back")
     run, checkpoint = restore_run(run_id, options, output_dir, step, show_line)
-    return run, checkpoint if version else None
-
-
-def _step_there(place: Place, run_id: str, version: str) -> int:
-    """The step of `RUN@version` at a place."""
-    if version != BEST:
-        if not version.isdecimal():
-            raise ValueError(f"{run_id}@{version}: a step is a number, as in {run_id}@120")
-        return int(version)
-    store = Store(Path(run_id), place)
-    best = answer_of(place, lambda: best_of(store))
-    if best is None:
-        raise ValueError(f"run {run_id} has no checkpoint there that was measured on held-out rows")
-    return store.read(best.stem).step
+    return run, None if version is None else checkpoint
 
 
 def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentConfig) -> None:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import cast
 
+from infrastructure.backup.format.manifest import VersionName
 from infrastructure.backup.format.store import Store
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -20,14 +21,19 @@ from infrastructure.core.checksums import read_record
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.json_text import as_list, as_object, as_text, parse_json
 from infrastructure.core.transliteration import in_ascii
-from infrastructure.monitoring.records.run_list import RUN_FILE, TRAINER_KEY, find_run_path, runs_in
+from infrastructure.monitoring.records.run_list import (
+    RUN_FILE,
+    TRAINER_KEY,
+    find_run_path,
+    runs_in,
+    split_version,
+)
 from infrastructure.run.checkpoint_paths import best_of, by_step, is_checkpoint
 from infrastructure.run.output_dir import writable
 from infrastructure.run.record_types import RunRecord
 
 BEST = "best"  # RUN@best
 _OWN_NAME = re.compile(r"\d{8}-\d{6}-(.+)-[0-9a-f]{4}")
-_NUMBERED = re.compile(r"checkpoint-(\d+)")
 
 
 class RunStatus(StrEnum):
@@ -189,14 +195,24 @@ def default_name(model: str, method: str) -> str:
     if path.is_dir():
         path = path.resolve()
         folder = path.parent if path.name == "final" else path
-        own = _OWN_NAME.fullmatch(folder.name)
-        name = own[1] if own else folder.name
+        name = name_within(folder.name)
     return name if method == SFT else f"{name.removesuffix(f'-{method}')}-{method}"
 
 
 def is_called(run: RunDirectory, name: str) -> bool:
     """Whether a new run of this name would get such a directory."""
     return run.run_id == name or _in_file_name(name) in run.run_id
+
+
+def name_within(run_id: str) -> str:
+    """What a run is called between the time and the sign of its id; the id of one without them."""
+    own = _OWN_NAME.fullmatch(run_id)
+    return own[1] if own else run_id
+
+
+def is_named_in_id(run_id: str, name: str) -> bool:
+    """Whether the id is that of a run that a person has given this name."""
+    return name_within(run_id) == _in_file_name(name)
 
 
 def _in_file_name(name: str) -> str:
@@ -220,11 +236,11 @@ def find_run(name: str | None, output_dir: Path) -> tuple[RunDirectory, Path | N
         return RunDirectory(path.resolve().parent.parent.parent), path.resolve()
     if name is None or (path / RUN_FILE).is_file():
         return RunDirectory(find_run_path(name, output_dir)), None
-    if (numbered := _NUMBERED.fullmatch(path.name)) is not None:
-        return _numbered_checkpoint(path, numbered[1])
-    run_name, at, step = name.partition("@")
+    run_name, version = split_version(name)
+    if version is not None and path.name == f"checkpoint-{version}":
+        return _numbered_checkpoint(path, version)
     run = RunDirectory(find_run_path(run_name, output_dir))
-    return run, _checkpoint_at(run, step) if at else None
+    return run, None if version is None else _checkpoint_at(run, version)
 
 
 def _numbered_checkpoint(path: Path, step: str) -> tuple[RunDirectory, Path]:
@@ -251,5 +267,6 @@ def _checkpoint_at(run: RunDirectory, step: str) -> Path:
         return best
     if not step.isdecimal() or int(step) not in manifests:
         steps = ", ".join(map(str, sorted(manifests))) or "none"
-        raise ValueError(f"run {run.run_id} has no checkpoint at step {step!r}; it has: {steps}")
+        which = step if VersionName.parse(step) is not None else f"at step {step!r}"
+        raise ValueError(f"run {run.run_id} has no checkpoint {which}; it has: {steps}")
     return manifests[int(step)]

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from infrastructure.backup.backends import Place, open_place
 from infrastructure.backup.finished_run import finished_at
-from infrastructure.backup.format.manifest import Manifest
+from infrastructure.backup.format.manifest import Manifest, VersionName
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.inventory import runs_at
 from infrastructure.backup.repair.run_files_repair import RunFileRepair
@@ -21,9 +21,9 @@ from infrastructure.core.errors import CheckpointError, DamagedFileError, Storag
 from infrastructure.core.files import make_directory
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.redact import redact
-from infrastructure.monitoring.records.run_list import MAX_NAMED, RUN_FILE
+from infrastructure.monitoring.records.run_list import FINAL, MAX_NAMED, RUN_FILE
 from infrastructure.run.checkpoint_paths import best_of
-from infrastructure.run.directory import RunDirectory
+from infrastructure.run.directory import BEST, RunDirectory, is_named_in_id
 from infrastructure.run.find import is_same, settings_in, wanted_beside
 from infrastructure.run.output_dir import writable
 from infrastructure.run.progress_bar import byte_bar
@@ -142,22 +142,67 @@ def _restore_end(place: Place, run: RunDirectory, step: int, report: Callable[[s
         log.warning("the end of run %s is not brought back: %s", run.run_id, redact(str(error)))
 
 
-def named_run(place: Place, run_id: str | None) -> str:
-    """The run at a place that a person named; None: the newest.
+def named_run(place: Place, name: str | None) -> str:
+    """The run at a place that a person named, as it was called here: by its id, its path, that of
+    its model, or the name that it was given; None: the newest.
 
     Raises:
         ValueError: there is none of that name, or none at all.
         StorageError: the place does not answer.
     """
     known = answer_of(place, lambda: runs_at(place))
+    run_id = folder_of(name).name if name else None
     if not known:
         named = "" if run_id is None else f", so none that is called {run_id!r}"
         raise ValueError(f"there is no run at {place.url}{named}{why_empty(place)}")
     if run_id is None:
         return known[-1]
-    if run_id not in known:
+    if run_id in known:
+        return run_id
+    called = [known_id for known_id in known if is_named_in_id(known_id, run_id)]
+    if not called:
         raise ValueError(f"at {place.url}: {unknown_name('run', run_id, known, MAX_NAMED)}")
-    return run_id
+    return called[-1]
+
+
+def folder_of(name: str) -> Path:
+    """The folder of the run that a path names, or its trained model."""
+    path = Path(name)
+    return path.parent if path.name == FINAL and len(path.parts) > 1 else path
+
+
+def step_at_place(place: Place, run_id: str, version: str) -> int:
+    """The step of a version at a place; see `split_version` and `check_version`.
+
+    Raises:
+        ValueError: none was measured.
+        CheckpointError: its manifest is not there, or damaged.
+        StorageError: the place does not answer.
+    """
+    store = Store(Path(run_id), place)
+    if version == BEST:
+        best = answer_of(place, lambda: best_of(store))
+        if best is None:
+            raise ValueError(
+                f"run {run_id} has no checkpoint there that was measured on held-out rows"
+            )
+        version = best.stem
+    if VersionName.parse(version) is not None:
+        return answer_of(place, lambda: store.read(version).step)
+    return int(version)
+
+
+def check_version(run: str, version: str | None) -> None:
+    """Refuse what no version is called, before anybody asks a place.
+
+    Raises:
+        ValueError: says how one is called.
+    """
+    if version in (None, BEST) or version.isdecimal() or VersionName.parse(version) is not None:
+        return
+    raise ValueError(
+        f"{run}@{version}: a step is a number, as in RUN@120; RUN@{BEST} is the best one"
+    )
 
 
 def why_empty(place: Place) -> str:

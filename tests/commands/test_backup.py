@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.status import ENDED, live_status
 from infrastructure.backup.run_backup import STATUS_FILE
@@ -24,6 +25,7 @@ from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment.resuming import find_to_resume
 from infrastructure.monitoring.records.run_owner import announce_stop, read_trainer
 from infrastructure.run.checkpoint_paths import best_of, step_of
+from infrastructure.run.restore import named_run
 from tests.deployment.runs import deploy, end_copiers, newest_step, runs_of, small_config
 
 pytestmark = pytest.mark.usefixtures("restore_logging")
@@ -344,6 +346,50 @@ def test_a_restored_run_does_not_lose_what_is_newer_here(
     (run / "metrics.jsonl").write_text("newer\n")
     assert temper("restore", run.name, "--place", str(place))[0] == ExitCode.DONE
     assert (run / "metrics.jsonl").read_text() == "newer\n"
+
+
+def test_a_run_comes_back_by_whatever_it_was_called_here(
+    run: Path, place: Path, temper: Temper
+) -> None:
+    version = Store(run / "checkpoints").manifest_path(Store(run / "checkpoints").versions()[0])
+    shutil.rmtree(run.parent)
+    names = ["@best", "@3", "/final", "/final@best", "/checkpoint-3", ""]
+    for name in [f"{run.name}{end}" for end in names] + [str(version), f"elsewhere/{run.name}"]:
+        code, output = temper("restore", name, "--place", str(place))
+        assert (code, output["step"]) == (ExitCode.DONE, 3)
+        folder = Path("elsewhere") if name.startswith("elsewhere") else run.parent
+        assert Path(output["path"]) == (folder / run.name).resolve()
+        shutil.rmtree(folder)
+
+
+def test_a_run_that_is_called_comes_back_by_its_name(place: Path) -> None:
+    at = FolderPlace(place)
+    names = ["20260101-000000-my-run-aaaa", "20260102-000000-my-run-bbbb", "20260103-000000-a-cccc"]
+    for name in names:
+        Store(Path(name), at).commit({}, {}, step=1)
+    assert named_run(at, "my-run") == named_run(at, "runs/my-run/final") == names[1]
+    with pytest.raises(ValueError, match="unknown run 'my'"):
+        named_run(at, "my")
+
+
+@pytest.mark.parametrize("action", ["create", "list", "verify", "prune", "status"])
+def test_an_action_on_a_whole_run_refuses_one_checkpoint(
+    tmp_path: Path, action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It would have been left out of account."""
+    place = ["--place", str(tmp_path)]
+    assert main(["backup", action, "a-run@best", *place]) == ExitCode.WRONG_INPUT
+    assert "a-run@best is a checkpoint" in capsys.readouterr().err
+
+
+def test_where_no_place_is_named_those_of_other_runs_are(
+    run: Path, place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert main(["backup", "restore", "lost"]) == ExitCode.WRONG_INPUT
+    line = capsys.readouterr().err
+    assert "where is the backup of lost? give --place" in line
+    assert f"with TEMPER_BACKUP__PLACE; runs in runs were copied to {place}" in line
 
 
 @pytest.mark.parametrize("how", ["flag", "environment", "path"])

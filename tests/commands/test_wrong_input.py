@@ -2401,7 +2401,7 @@ SAME_CAUSE = {
     "5,000 nested brackets in tokenizer.json": "5,000 nested brackets in a flag",
     "UTF-16 without a mark": "data file empty",
     "no whole checkpoint": "a run without checkpoints",
-    "a checkpoint that is not there": "a run that is not there",
+    "a checkpoint that is not there": "a step that was not saved",
     "a run.json of 5,000 nested brackets": "5,000 nested brackets in a flag",
     "a quantum problem of 5,000 nested brackets": "5,000 nested brackets in a flag",
     "no checkpoint to verify": "no run to go on with",

@@ -14,11 +14,14 @@ RUN_FILE = "run.json"
 MAX_NAMED = 3  # runs that a wrong name may have meant
 FINAL = "final"  # in a finished run: the trained model
 ROUNDED = ("final-int4", "final-int8_int4")  # the same, rounded, of model.quantization_aware
+ONE_VERSION = "{name} is a checkpoint, and this is about a whole run: give {run}"
 NOT_HERE = "no folder of that name here"  # how a refusal of a model begins
+VERSIONS, VERSION_SUFFIX = "versions", ".json"  # a checkpoint's manifest: checkpoints/versions/NAME
 TRAINER_KEY: Final = "trainer"  # in run.json where a Trainer of transformers trained
 _KEPT_NAME = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9.-]{0,38}"
 )  # which stands in a folder's name as it is
+_NUMBERED = re.compile(r"checkpoint-(\d+)")  # as transformers names them
 _BEGINS_WITH_TIME = re.compile(r"20\d\d")
 
 
@@ -85,6 +88,19 @@ def _given_name(run: Path) -> object:
         return None
 
 
+def split_version(name: str) -> tuple[str, str | None]:
+    """A run and its version, as a person writes them: `RUN@120`, `RUN@best`, or the path of a
+    checkpoint (`RUN/checkpoint-120`, `RUN/checkpoints/versions/NAME.json`, of which it is NAME);
+    None: the run alone is named. Looks at no file."""
+    path = Path(name)
+    if path.parent.name == VERSIONS and path.suffix == VERSION_SUFFIX:
+        return str(path.parents[2]), path.stem
+    if (numbered := _NUMBERED.fullmatch(path.name)) is not None:
+        return str(path.parent), numbered[1]
+    run, at, version = name.rpartition("@")
+    return (run, version) if version and at and "/" not in version else (name, None)
+
+
 def model_of_run(name: str, output_dir: Path) -> str:
     """Of the id of a run, the path of its trained model, or that of the run where it has none yet.
     Any other name stays as it is: one that a person has given means another run some day."""
@@ -103,16 +119,15 @@ def run_or_model(name: str, output_dir: Path) -> str:
         ValueError: it names a checkpoint, which is no model yet.
     """
     name = finished_model(name)
-    if Path(name).exists():
+    run, version = split_version(name)
+    if Path(name).exists() and (version is None or Path(name).is_dir()):
         return name
-    run, at, _ = name.rpartition("@")
-    places = (Path(run), output_dir / run, run_named(run, output_dir) if at else None)
-    if at and any(place is not None and (place / RUN_FILE).is_file() for place in places):
+    if version is not None and _is_run(run, output_dir):
         raise ValueError(
             f"{name} is a checkpoint, and this takes a model: write its model with"
             f" temper export {name} FOLDER, and name FOLDER"
         )
-    if at and "@" in Path(name).name:  # which no name of the hub has
+    if version is not None and "@" in Path(name).name:  # which no name of the hub has
         raise ValueError(
             f"{name}: there is no run {run!r} in {output_dir}; give its path, as in"
             f" {output_dir / 'RUN'}@best"
@@ -124,6 +139,15 @@ def run_or_model(name: str, output_dir: Path) -> str:
     if named is None:
         return name
     return str(named / FINAL if is_model else named)
+
+
+def _is_run(name: str, output_dir: Path) -> bool:
+    """Whether a run, or its trained model, is called so."""
+    try:
+        find_run_path(name, output_dir)
+    except NoSuchRunError:
+        return False
+    return True
 
 
 @contextmanager
@@ -151,6 +175,7 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
 
     Raises:
         NoSuchRunError: there is none; says which there are, or how a copy comes back.
+        ValueError: it names a checkpoint.
     """
     runs = runs_in(output_dir)
     if name is None:
@@ -169,7 +194,11 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
         for path in (given, *of_model):
             if (named := run_named(str(path), output_dir)) is not None:
                 return named.resolve()
-        known = unknown_name("run or checkpoint", name, by_name, MAX_NAMED)
+        run, version = split_version(name)
+        if version is not None and _is_run(run, output_dir):
+            raise ValueError(ONE_VERSION.format(name=name, run=run))
+        wrong = run if "@" in given.name else name
+        known = unknown_name("run or checkpoint", wrong, by_name, MAX_NAMED)
         restore = "; a copy comes back with: temper backup restore RUN --place PLACE"
         raise NoSuchRunError(f"in {output_dir}: {known}{'' if by_name else restore}")
     return by_name[name].resolve()

@@ -10,11 +10,13 @@ import pytest
 from infrastructure.monitoring.records.run_list import (
     NOT_HERE,
     RUN_FILE,
+    NoSuchRunError,
     find_run_path,
     naming_runs,
     run_named,
     run_or_model,
     runs_in,
+    split_version,
 )
 from tests.monitoring.written_run import write_run
 
@@ -62,8 +64,27 @@ def test_a_name_is_known_alone_and_after_the_folder_of_runs(tmp_path: Path) -> N
     assert run_or_model(f"{runs}/my-run/final", runs) == str(newer / "final")
     for name in ("owner/my-run", "my-run/other", f"{runs}/my"):
         assert run_or_model(name, runs) == name
-    with pytest.raises(ValueError, match="is a checkpoint, and this takes a model"):
-        run_or_model(f"{runs}/my-run@4", tmp_path / "others")
+    versions = newer / "checkpoints/versions"
+    versions.mkdir(parents=True)
+    (versions / "000000000001-sha256-ab.json").write_text("")
+    ends = ("@4", "@best", "/final@best", "/checkpoint-4")
+    for name in (
+        *(f"{runs}/my-run{end}" for end in ends),
+        f"{versions}/000000000001-sha256-ab.json",
+    ):
+        with pytest.raises(ValueError, match="is a checkpoint, and this takes a model"):
+            run_or_model(name, tmp_path / "others")
+        with pytest.raises(ValueError, match="is a checkpoint, and this is about a whole run"):
+            find_run_path(name, tmp_path / "others")
+    with pytest.raises(NoSuchRunError, match="unknown run or checkpoint 'my-rum'"):
+        find_run_path("my-rum@4", runs)
+
+
+def test_a_version_is_what_stands_behind_the_last_at_sign() -> None:
+    assert split_version("a@b") == ("a", "b")
+    assert split_version("/mnt/me@host/runs/a@best") == ("/mnt/me@host/runs/a", "best")
+    for name in ("", "a", "a@", "/mnt/me@host/runs/a"):
+        assert split_version(name) == (name, None)
 
 
 def test_a_wrong_letter_is_answered_with_the_run_that_was_meant(tmp_path: Path) -> None:
