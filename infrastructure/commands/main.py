@@ -221,9 +221,19 @@ def _fail(error: BaseException, code: ExitCode) -> ExitCode:
     if is_own:
         text = f"{described(error)}{_notes(error)}{_hint(error, shown)}"
     else:
-        text = _in_flags(f"{error}{_notes(error)}")
+        text = _in_flags(f"{_sentence(error)}{_notes(error)}")
     _print_error(text)
     return code
+
+
+def _sentence(error: BaseException) -> str:
+    """What an error says; where the system refuses a file, which one."""
+    if isinstance(error, PermissionError) and error.filename is not None and error.errno:
+        return (
+            f"permission denied: {error.filename}; this user may not use it, or not a folder that"
+            " it lies in"
+        )
+    return str(error)
 
 
 def _print_error(text: str) -> None:

@@ -121,6 +121,7 @@ def damaged_files(directory: Path, sums: Mapping[str, str] | None = None) -> lis
 
     Raises:
         DamagedFileError: SHA256SUMS itself cannot be read.
+        PermissionError: a file may not be read, which says nothing of what it holds.
     """
     known = read_sums(directory) if sums is None else sums
     return [name for name, digest in known.items() if not _holds(directory / name, digest)]
@@ -129,5 +130,7 @@ def damaged_files(directory: Path, sums: Mapping[str, str] | None = None) -> lis
 def _holds(path: Path, digest: str) -> bool:
     try:
         return path.is_file() and file_sha256(path) == digest
+    except PermissionError:
+        raise
     except OSError:  # a disk that cannot read it back
         return False

@@ -1,6 +1,7 @@
 """Files that are either whole or not there: atomic writes, hashes, directory syncs."""
 
 import ctypes
+import errno
 import fcntl
 import hashlib
 import json
@@ -38,6 +39,16 @@ def make_directory(directory: Path, mode: int = 0o777) -> None:
     if not directory.is_dir():
         directory.mkdir(mode, exist_ok=True)
         sync_directory(directory.parent)
+
+
+def require_listable(directory: Path) -> None:
+    """Refuse a folder that may not be looked into: `glob` takes it for an empty one.
+
+    Raises:
+        PermissionError: names it.
+    """
+    if not os.access(directory, os.R_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(directory))
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """`temper list`: a line for each run of a folder, for people and for programs."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,14 @@ def test_the_runs_of_a_folder_are_listed_the_newest_first(
     assert "No run in elsewhere" in capsys.readouterr().out
     assert main(["runs"]) == ExitCode.WRONG_INPUT
     assert "did you mean temper list?" in capsys.readouterr().err
+
+
+def test_a_folder_that_may_not_be_looked_into_is_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a user who may do everything, as that of the tests, never meets."""
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    for command in ("list", "watch", "train-resume"):
+        assert main([command, "--output", str(tmp_path)]) == ExitCode.FAILED
+        refusal = f"temper: permission denied: {tmp_path}; this user may not use it"
+        assert capsys.readouterr().err.startswith(refusal)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from infrastructure.core import checksums
 from infrastructure.core.checksums import (
     SUMS,
     damaged_files,
@@ -80,3 +81,17 @@ def test_sums_that_are_damaged_are_named(tmp_path: Path, text: str) -> None:
 def test_a_folder_without_sums_is_not_compared(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert damaged_files(tmp_path) == []
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("a")
+    write_sums(tmp_path)
+
+    def refuse(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(checksums, "file_sha256", refuse)
+    with pytest.raises(PermissionError):
+        damaged_files(tmp_path)

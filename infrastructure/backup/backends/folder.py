@@ -21,8 +21,8 @@ OLD_PART_SECONDS = 86400.0
 ADVICE = {
     errno.ENOSPC: "make room on that disk, or name another place",
     errno.EDQUOT: "your quota there is used up: make room, or name another place",
-    errno.EACCES: "check that you may write there",
-    errno.EPERM: "check that you may write there",
+    errno.EACCES: "check that you may read and write there",
+    errno.EPERM: "check that you may read and write there",
     errno.EROFS: "it is mounted read-only: mount it for writing",
     errno.ENOTCONN: "check the path, mount the disk, or name another place",
     errno.ESTALE: "mount the disk again, or name another place",

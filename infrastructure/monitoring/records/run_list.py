@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from infrastructure.core.files import require_listable
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.lookup import unknown_name
 
@@ -30,9 +31,14 @@ class NoSuchRunError(ValueError):
 
 
 def runs_in(output_dir: Path) -> list[Path]:
-    """The run directories in `output_dir`, the oldest first: most names begin with the time."""
+    """The run directories in `output_dir`, the oldest first: most names begin with the time.
+
+    Raises:
+        PermissionError: nobody may look into it, so it may hold some.
+    """
     if not output_dir.is_dir():
         return []
+    require_listable(output_dir)
     return sorted((path.parent for path in output_dir.glob(f"*/{RUN_FILE}")), key=_began)
 
 
@@ -40,6 +46,7 @@ def run_folders(output_dir: Path) -> list[Path]:
     """As `runs_in`, with those that have checkpoints and have lost their run.json."""
     if not output_dir.is_dir():
         return []
+    require_listable(output_dir)
     by_file = {path.parent for path in output_dir.glob(f"*/{RUN_FILE}")}
     by_checkpoints = {path.parents[1] for path in output_dir.glob("*/checkpoints/versions")}
     return sorted(by_file | by_checkpoints, key=_began)

@@ -132,6 +132,7 @@ def weight_files(folder: Path, stem: str = "model") -> list[Path]:
 
     Raises:
         ValueError: none there, a shard missing, pickled weights only, or a damaged file.
+        PermissionError: one may not be read.
     """
     files = _named_weight_files(folder, stem)
     for file in files:
@@ -165,6 +166,8 @@ def _named_weight_files(folder: Path, stem: str) -> list[Path]:
 
 
 def _check_safetensors(file: Path) -> None:
+    with file.open("rb"):  # of one that may not be read, safetensors says that it is not there
+        pass
     try:
         with safe_open(file, framework="np") as tensors:
             tensors.keys()

@@ -93,6 +93,19 @@ def test_missing_weights(llama_folder: Path) -> None:
         weight_files(llama_folder)
 
 
+def test_weights_that_may_not_be_read_are_not_missing(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As safetensors says."""
+
+    def refuse(path: Path, *_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(PermissionError, match=r"model\.safetensors"):
+        weight_files(llama_folder)
+
+
 def test_pickled_weights_are_refused_with_the_remedy(llama_folder: Path) -> None:
     (llama_folder / "model.safetensors").rename(llama_folder / "pytorch_model.bin")
     with pytest.raises(ValueError, match=r"only pickled weights \(pytorch_model.bin\).*save it"):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from infrastructure.config import registries
 from infrastructure.config.sections.data_config import DataConfig
-from infrastructure.core.files import file_sha256, readable_path
+from infrastructure.core.files import file_sha256, readable_path, require_listable
 from infrastructure.core.hub import data_sets_folder, hub_is_reachable
 from infrastructure.core.lookup import nearest, unknown_name
 from infrastructure.core.named_object import is_address
@@ -234,6 +234,13 @@ def discover(
     _check_format(data_format)
     if ADDRESS.match(place):
         raise ValueError(_no_address(place, what))
+    try:
+        return _files_at(place, data_format, what, encoding)
+    except PermissionError as error:
+        raise ValueError(f"{what}: {error.filename} cannot be read: {error.strerror}") from error
+
+
+def _files_at(place: str, data_format: str, what: str, encoding: str) -> list[DataFile]:
     path = Path(place)
     where, _ = split_place(place)
     if Path(where).is_dir() and is_saved_dataset(Path(where)):
@@ -363,11 +370,10 @@ def _not_found(path: Path, what: str) -> str:
 
 def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> list[DataFile]:
     """All data files in a folder and below; loose texts only where there is nothing else."""
-    everything = sorted(
-        p
-        for p in folder.rglob("*")
-        if (p.is_file() or (p.is_symlink() and not p.exists())) and not _is_hidden(p, folder)
-    )
+    inside = [p for p in folder.rglob("*") if not _is_hidden(p, folder)]
+    for directory in (folder, *filter(Path.is_dir, inside)):
+        require_listable(directory)  # nothing of it would be read, and nobody told
+    everything = sorted(p for p in inside if p.is_file() or (p.is_symlink() and not p.exists()))
     if data_format == "auto":
         known = [p for p in everything if _format_by_name(p)]
         tables = [p for p in known if _format_by_name(p) != "text"]

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -471,6 +472,24 @@ def test_a_folder_without_data_is_named_with_what_it_holds(tmp_path: Path) -> No
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
     with pytest.raises(ValueError, match=r"no data file in .*picture\.png.*\.jsonl"):
         discover(str(tmp_path))
+
+
+def test_what_may_not_be_read_is_neither_missing_nor_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = tmp_path / "more"
+    inside.mkdir()
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    monkeypatch.setattr(os, "access", lambda path, mode: path != inside)
+    with pytest.raises(ValueError, match=f"training data: {inside} cannot be read: Permission"):
+        discover(str(tmp_path))
+
+    def refuse(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    with pytest.raises(ValueError, match=r"held-out data: .*a\.jsonl cannot be read: Permission"):
+        discover(str(tmp_path / "a.jsonl"), what="held-out data")
 
 
 def test_what_is_not_there_gets_the_nearest_name(tmp_path: Path) -> None:
