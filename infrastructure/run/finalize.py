@@ -15,7 +15,8 @@ from infrastructure.core.stop_signals import StopSignal
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.report.report import write_report
 from infrastructure.run.directory import RunDirectory, RunStatus
-from infrastructure.run.record_types import Summary
+from infrastructure.run.record import read_run_record
+from infrastructure.run.record_types import BaseRunRecord, Continuation, Summary
 from infrastructure.run.repair import hash_or_none
 from infrastructure.run.replication import RunReplication
 from infrastructure.run.summary_text import paths_of
@@ -80,6 +81,9 @@ def record_running(run: RunDirectory, total_steps: int, first_step: int = 0) -> 
     """Write what summary.json says until the run ends, or for ever where it is killed; what the
     sessions before have cost, and where they ended, stays in it.
 
+    Where it went on is written to run.json, too, which travels with the versions: a run that is
+    brought back from a place has no summary.json of the sessions before.
+
     Args:
         first_step: steps done, where it goes on.
     """
@@ -87,13 +91,26 @@ def record_running(run: RunDirectory, total_steps: int, first_step: int = 0) -> 
     summary: Summary = {"status": RunStatus.RUNNING, "total_steps": total_steps}
     if cost := earlier.get("cost"):
         summary["cost"] = cost
-    went_on = list(earlier.get("went_on", []))
-    if first_step and "status" in earlier:
-        killed = earlier["status"] == RunStatus.RUNNING
-        went_on.append({"step": first_step, "was_killed": killed})
+    record = read_run_record(run)
+    went_on = max(earlier.get("went_on", []), record.get("went_on", []), key=len)
+    newest = _continuation(earlier, record, first_step)
+    if newest is not None:
+        went_on = [*went_on, newest]
     if went_on:
         summary["went_on"] = went_on
     write_record(run.summary_file, summary)
+    if newest is not None and record:
+        kept = {key: value for key, value in record.items() if key != "brought_back"}
+        write_record(run.run_file, {**kept, "went_on": went_on})
+
+
+def _continuation(earlier: Summary, record: BaseRunRecord, first_step: int) -> Continuation | None:
+    """That a run goes on now; None where it begins."""
+    if (back := record.get("brought_back")) is not None:
+        return {"step": first_step, "was_killed": back["was_killed"], "place": back["place"]}
+    if first_step and "status" in earlier:
+        return {"step": first_step, "was_killed": earlier["status"] == RunStatus.RUNNING}
+    return None
 
 
 def write_summary(run: RunDirectory, summary: Summary) -> None:

@@ -5,16 +5,19 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from typing import cast
 
 from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.hardware import detect
 from infrastructure.core.json_text import JsonValue
-from infrastructure.core.redact import redact
+from infrastructure.core.redact import redact, redact_urls
 from infrastructure.monitoring.records.run_reader import objects_in
 from infrastructure.run.compatibility import Difference, Verdict
 from infrastructure.run.directory import RunDirectory
-from infrastructure.run.record_types import AcceptedRecord, BaseRunRecord
+from infrastructure.run.record_types import AcceptedRecord, BaseRunRecord, BroughtBack
 
 DATA = "data"  # the name of the difference that is other data
 
@@ -71,6 +74,24 @@ def record_accepted(
         entry["data"] = describe_data()
     earlier = objects_in(record.get("accepted"))
     write_record(run.run_file, {**record, "accepted": [*earlier, entry]})
+
+
+def read_run_record(run: RunDirectory) -> BaseRunRecord:
+    """What run.json says, whoever trains; nothing where it is missing or damaged."""
+    try:
+        return cast(BaseRunRecord, read_record(run.run_file))
+    except (OSError, DamagedFileError):
+        return {}
+
+
+def record_brought_back(run: RunDirectory, place: str, was_killed: bool) -> None:
+    """Note in run.json that a run, which is not finished, was brought back from a place."""
+    record = read_run_record(run)
+    if not record:
+        return
+    back: BroughtBack = {"place": redact_urls(place), "was_killed": was_killed}
+    with suppress(OSError):  # it is a note for people
+        write_record(run.run_file, {**record, "brought_back": back})
 
 
 def shown(value: object) -> JsonValue:

@@ -16,6 +16,32 @@ class SettingRecord(TypedDict):
     source: str
 
 
+class Continuation(TypedDict):
+    """That a run went on from a checkpoint.
+
+    Attributes:
+        step: of the checkpoint.
+        was_killed: nobody had stopped it in order.
+        place: where it was brought back from; missing where it had never been away.
+    """
+
+    step: int
+    was_killed: bool
+    place: NotRequired[str]
+
+
+class BroughtBack(TypedDict):
+    """That a run was brought back from a place, and has not gone on since.
+
+    Attributes:
+        place: without a password.
+        was_killed: nobody had stopped it in order, as far as its version tells.
+    """
+
+    place: str
+    was_killed: bool
+
+
 class BaseRunRecord(TypedDict, total=False):
     """What run.json says whatever trains.
 
@@ -23,6 +49,8 @@ class BaseRunRecord(TypedDict, total=False):
         created: local time with its offset, as ISO 8601.
         command: the command line, without secrets.
         hardware: of the machine, with `device` and `processes` of the run.
+        went_on: as in summary.json, and travels with the versions.
+        brought_back: until it goes on.
     """
 
     run_id: str
@@ -31,6 +59,8 @@ class BaseRunRecord(TypedDict, total=False):
     config: dict[str, SettingRecord]
     versions: dict[str, str]
     hardware: dict[str, object]
+    went_on: list[Continuation]
+    brought_back: BroughtBack
 
 
 AcceptedChange = TypedDict("AcceptedChange", {"name": str, "was": object, "is": object})
@@ -167,18 +197,6 @@ class CostRecord(TypedDict):
     seconds: float
     amount: float
     text: str
-
-
-class Continuation(TypedDict):
-    """That a run went on from a checkpoint.
-
-    Attributes:
-        step: of the checkpoint.
-        was_killed: nobody had stopped it in order.
-    """
-
-    step: int
-    was_killed: bool
 
 
 class ExampleRecord(TypedDict, total=False):

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from infrastructure.backup.backends import Place, open_place
 from infrastructure.backup.finished_run import finished_at
-from infrastructure.backup.format.manifest import Manifest, VersionName
+from infrastructure.backup.format.manifest import Manifest, SaveKind, VersionName
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.inventory import runs_at
 from infrastructure.backup.repair.run_files_repair import RunFileRepair
@@ -23,10 +23,11 @@ from infrastructure.core.lookup import unknown_name
 from infrastructure.core.redact import redact
 from infrastructure.monitoring.records.run_list import FINAL, MAX_NAMED, RUN_FILE
 from infrastructure.run.checkpoint_paths import best_of
-from infrastructure.run.directory import BEST, RunDirectory, is_named_in_id
+from infrastructure.run.directory import BEST, RunDirectory, RunStatus, is_named_in_id
 from infrastructure.run.find import is_same, settings_in, wanted_beside
 from infrastructure.run.output_dir import writable
 from infrastructure.run.progress_bar import byte_bar
+from infrastructure.run.record import record_brought_back
 
 T = TypeVar("T")
 
@@ -102,7 +103,8 @@ def restore_run(
     with byte_bar("restoring") as move_bar:
         checkpoint = backup.restore_run(step, on_progress=move_bar)
     store = Store(run.checkpoints)
-    if not run.run_file.is_file() or not before or checkpoint.stem > before[0]:
+    is_brought = not run.run_file.is_file() or not before or checkpoint.stem > before[0]
+    if is_brought:
         for problem in restore_run_files(store, store.read(checkpoint.stem), run.path):
             log.warning("%s", problem)
         stores = [store, Store(Path(run_id), place)]
@@ -112,7 +114,23 @@ def restore_run(
         _restore_best(backup, Store(Path(run_id), place), store)
     if step is None and not run.is_finished():
         _restore_end(place, run, store.read(checkpoint.stem).step, report)
+    if is_brought and not run.is_finished():
+        record_brought_back(run, place.url, _was_killed(run, place))
     return run, checkpoint
+
+
+def _was_killed(run: RunDirectory, place: Place) -> bool:
+    """Whether nobody had ended the run in order: as its summary.json says it where that is here,
+    else as its newest version at the place does, and what a finished run has there."""
+    if run.summary_file.is_file():
+        return run.status() is RunStatus.RUNNING
+    try:
+        newest = next(readable(Store(Path(run.run_id), place)), None)
+        if newest is None or newest.kind in (SaveKind.STOPPED, SaveKind.EMERGENCY):
+            return False
+        return finished_at(place, run.run_id, newest.step) is None
+    except (OSError, DamagedFileError):
+        return True
 
 
 def _restore_best(backup: RunBackup, remote: Store, store: Store) -> None:

@@ -145,7 +145,12 @@ def test_a_new_machine_goes_on_with_what_lies_at_the_place(
     again, lines = deploy(with_place(tmp_path, place))
     assert again == run
     assert f"Run {run.name} of this training lies at {place}: bringing it back" in lines
-    assert f"Run {run.name}: going on from step 4" in lines
+    assert f"Run {run.name}: going on from step 4; --new-run starts a new one" in lines
+    went_on = [{"step": 4, "was_killed": False, "place": str(place)}]
+    assert json.loads((run / "summary.json").read_text())["went_on"] == went_on
+    page = (run / "report.html").read_text()
+    words = "gone on once, after a stop, from its checkpoint of step 4; brought back from"
+    assert f"in all; {words} {place}." in page
     fresh = small_config(tmp_path)
     fresh.new_run = True
     assert losses(again) == losses(deploy(fresh)[0])

@@ -1,12 +1,13 @@
 """What a run leaves when it ends, whoever trained it."""
 
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infrastructure.core.checksums import read_record
+from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.stop_signals import StopSignal
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.status_text import state_words
@@ -19,6 +20,7 @@ from infrastructure.run.finalize import (
     summary_of,
     write_summary,
 )
+from infrastructure.run.record import record_brought_back
 
 
 @dataclass
@@ -98,6 +100,11 @@ def test_a_disk_that_refuses_the_seal_costs_nothing(
     assert "was not written again" in caplog.text
 
 
+def words_of(run: RunDirectory) -> str:
+    with closing(LiveRun(run.path)) as shown:
+        return state_words(shown)
+
+
 def test_where_a_killed_run_went_on_stays_known_to_its_end(run: RunDirectory) -> None:
     record_running(run, 100)
     assert "went_on" not in read_summary(run)
@@ -107,7 +114,31 @@ def test_where_a_killed_run_went_on_stays_known_to_its_end(run: RunDirectory) ->
     write_summary(run, {"status": "finished", "steps": 100, "seconds": 9.3})
     went_on = [{"step": 60, "was_killed": True}, {"step": 80, "was_killed": False}]
     assert read_summary(run)["went_on"] == went_on
-    assert state_words(LiveRun(run.path)) == (
-        "Finished at step 100, 9.3 s after it last went on; went on after a stop from its"
-        " checkpoint of step 80, and 1 time before."
+    words = "; gone on 2 times, last after a stop, from its checkpoint of step 80."
+    last = f"Finished at step 100, 9.3 s after it last went on{words}"
+    assert words_of(run) == last
+    steps = [f'{{"step": {step}, "loss": 1.0, "seconds": 30}}\n' for step in (40, 100)]
+    (run.path / "metrics.jsonl").write_text("".join(steps))
+    assert words_of(run) == (f"Finished at step 100, trained for 1 min 00 s in all{words}")
+
+
+def test_a_run_that_was_brought_back_knows_its_earlier_sessions(run: RunDirectory) -> None:
+    """Its folder was lost, and with it summary.json; run.json has come with the checkpoint."""
+    write_record(run.run_file, {"run_id": "a"})
+    record_running(run, 100)
+    record_running(run, 100, first_step=40)
+    for step, place in ((60, "ftp://me:secret@host/temper"), (80, "/mnt/disk")):
+        run.summary_file.unlink()
+        record_brought_back(run, place, was_killed=True)
+        with closing(LiveRun(run.path)) as shown:
+            assert shown.state == "interrupted"
+            assert "brought back from" in state_words(shown)
+        record_running(run, 100, first_step=step)
+    assert "secret" not in run.run_file.read_text()
+    assert "brought_back" not in read_record(run.run_file)
+    assert read_summary(run)["went_on"] == read_record(run.run_file)["went_on"]
+    write_summary(run, {"status": "finished", "steps": 100, "seconds": 9.3})
+    assert words_of(run).endswith(
+        "; gone on 3 times, last after a kill, from its checkpoint of step 80; brought back from"
+        " ftp://***@host/temper, /mnt/disk."
     )

@@ -24,6 +24,7 @@ from infrastructure.monitoring.records.run_reader import (
     METRICS_FILE,
     SMALL_FILES,
     RunFacts,
+    brought_back_from,
     read_small_files,
 )
 from infrastructure.monitoring.training_monitor import ALERTS_FILE, PERFORMANCE_FILE, SYSTEM_FILE
@@ -293,6 +294,8 @@ def state_of(facts: RunFacts, trainer: TrainerProcess | None) -> str:
         return facts.status
     if trainer is not None and trainer.is_alive is False:
         return "stopped" if was_stopped(facts.directory, trainer) else "interrupted"
+    if trainer is None and brought_back_from(facts.run) is not None:
+        return "interrupted"
     return "running" if facts.summary else "starting"
 
 

@@ -90,6 +90,17 @@ class RunFacts:
         return {**known, **(ended if isinstance(ended, Mapping) else {})}
 
 
+def brought_back_from(run: Mapping[str, object]) -> str | None:
+    """The place that a run was brought back from which has not gone on since, from its run.json."""
+    back = run.get("brought_back")
+    return str(back["place"]) if isinstance(back, Mapping) and "place" in back else None
+
+
+def continuations(facts: RunFacts) -> list[JsonObject]:
+    """Where a run went on, the first time first; run.json knows it of one that was brought back."""
+    return objects_in(facts.summary.get("went_on") or facts.run.get("went_on"))
+
+
 def config_of(run: Mapping[str, object]) -> dict[str, tuple[object, str]]:
     """The configuration in run.json: key → (value, where it came from)."""
     config = run.get("config")

@@ -38,6 +38,7 @@ from infrastructure.monitoring.records.run_reader import (
     STACKWISE_FILE,
     RunFacts,
     config_of,
+    continuations,
     data_words,
     format_moment,
     model_words,
@@ -162,6 +163,7 @@ class RunView(TypedDict):
         paths: name, path, and what lies there.
         data: what it trains on now; earlier_data: the last step with other data, and that data.
         accepted: what was accepted when it went on, or rounds otherwise since.
+        stages: of the last of its sessions; num_sessions: one more than it went on.
         next_steps: what to do, and the command for it; "" where it is no command.
     """
 
@@ -203,6 +205,7 @@ class RunView(TypedDict):
     forecast: list[JsonObject]
     decided: JsonObject
     stages: list[JsonObject]
+    num_sessions: int
     command: str
     config: dict[str, tuple[object, str]]
     hardware: dict[str, object]
@@ -284,6 +287,7 @@ def view_of(run: LiveRun) -> RunView:
         "forecast": objects_in(summary.get("forecast")),
         "decided": json_object(record.get("decided")),
         "stages": objects_in(summary.get("stages")),
+        "num_sessions": 1 + len(continuations(facts)),
         "command": _command(record.get("command")),
         "config": config,
         "hardware": hardware,

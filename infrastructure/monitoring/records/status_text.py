@@ -8,7 +8,7 @@ from infrastructure.core.json_text import JsonObject
 from infrastructure.monitoring.drawing.formatting import clip, format_duration, format_share
 from infrastructure.monitoring.drawing.metrics_file import Record
 from infrastructure.monitoring.records.live_run import LiveRun
-from infrastructure.monitoring.records.run_reader import RunFacts, objects_in
+from infrastructure.monitoring.records.run_reader import RunFacts, brought_back_from, continuations
 
 HERE_ONLY = "Checkpoints lie on this machine only; backup.place copies them elsewhere"
 MAX_CHARACTERS, MAX_STATE_CHARACTERS = 300, 600
@@ -43,35 +43,54 @@ def writes_text(model: Path) -> bool:
 
 
 def state_words(run: LiveRun) -> str:
-    """How it stands: `Finished at step 40`, with how long it took and why it ended."""
-    text = STATE_WORDS[run.state]
+    """How it stands: `Finished at step 40`, with how long it took and why it ended; of a run that
+    went on, the time of all its sessions, and how often and after what."""
+    text, went_on = STATE_WORDS[run.state], continuations(run.facts)
     if not run.has_ended:
         text += f" ({run.trainer})" if run.trainer is not None else ""
         text += "; nothing new was written for long" if run.is_silent else ""
-        return f"{text}."
-    summary = run.facts.summary
-    seconds, reason = summary.get("seconds"), summary.get("reason")
+        return clip(text + _went_on_words(went_on), MAX_STATE_CHARACTERS) + "."
     text += f" at step {run.step:,}" if run.step is not None else ""
-    if isinstance(seconds, int | float):
-        went_on = objects_in(summary.get("went_on"))
-        duration = format_duration(seconds)
-        text += f", {duration} after it last went on" if went_on else f", after {duration}"
-    if run.state == "interrupted":
-        reason = "the process that trained it is gone"
+    text += _duration_words(run, is_first=not went_on)
+    reason = _reason(run)
     text += f": {reason}" if reason else ""
-    text += _went_on_words(objects_in(summary.get("went_on")))
+    text += _went_on_words(went_on)
     return clip(text, MAX_STATE_CHARACTERS).rstrip(".") + "."
 
 
+def _reason(run: LiveRun) -> object:
+    """Why a run has ended, if that is known."""
+    if run.state != "interrupted":
+        return run.facts.summary.get("reason")
+    if place := brought_back_from(run.facts.run):
+        return f"it was brought back from {place}, and has not gone on yet"
+    return "the process that trained it is gone"
+
+
+def _duration_words(run: LiveRun, is_first: bool) -> str:
+    """How long the training took: of several sessions its steps, those that a kill has cost left
+    out."""
+    seconds = run.facts.summary.get("seconds")
+    if not is_first and run.seconds_trained:
+        return f", trained for {format_duration(run.seconds_trained)} in all"
+    if not isinstance(seconds, int | float):
+        return ""
+    duration = format_duration(seconds)
+    return f", after {duration}" if is_first else f", {duration} after it last went on"
+
+
 def _went_on_words(continuations: list[JsonObject]) -> str:
-    """`; went on after a kill at step 60`: the newest, and how many there were before."""
+    """`; gone on 2 times, last after a kill, from its checkpoint of step 60; brought back from
+    /mnt/disk`: nothing of a run that never did."""
     if not continuations:
         return ""
-    newest = continuations[-1]
+    newest, times = continuations[-1], len(continuations)
     what = "a kill" if newest.get("was_killed") else "a stop"
-    earlier = len(continuations) - 1
-    more = f", and {earlier} time{'s' * (earlier > 1)} before" if earlier else ""
-    return f"; went on after {what} from its checkpoint of step {newest.get('step')}{more}"
+    often = "once," if times == 1 else f"{times} times, last"
+    places = dict.fromkeys(str(each["place"]) for each in continuations if "place" in each)
+    back = f"; brought back from {', '.join(places)}" if places else ""
+    step = newest.get("step")
+    return f"; gone on {often} after {what}, from its checkpoint of step {step}{back}"
 
 
 def progress_words(run: LiveRun) -> str:

@@ -37,4 +37,5 @@ def stages(view: RunView) -> Markup:
         (one.name, format_duration(one.seconds), f"{100 * one.seconds / total:.0f} %", one.what)
         for one in whole
     ]
-    return section("What took how long", table(COLUMNS, rows, "stages"))
+    since = ", since it last went on" if view["num_sessions"] > 1 else ""
+    return section(f"What took how long{since}", table(COLUMNS, rows, "stages"))

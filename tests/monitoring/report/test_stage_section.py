@@ -25,6 +25,11 @@ def test_times_and_shares_are_shown(tmp_path: Path) -> None:
     assert "loaded" in found
 
 
+def test_of_several_sessions_the_last_one_is_meant(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"went_on": [{"step": 4, "was_killed": True}]}))
+    assert "What took how long, since it last went on" in page(tmp_path, RECORDS)
+
+
 def test_a_stage_that_ended_the_run_is_named(tmp_path: Path) -> None:
     assert "ended by OSError" in page(
         tmp_path, [{"name": "save", "seconds": 1, "error": "OSError"}]
