@@ -41,6 +41,7 @@ CHECKS: dict[str, Callable[[Bench], Figures]] = {
         memory.memory_is_predicted,
         memory.out_of_memory_is_recovered,
         several.two_gpus_equal_one,
+        several.two_gpus_spread_equal_one,
         speed.checkpoint_stall,
         speed.monitor_overhead,
         speed.speed_llama,

@@ -36,9 +36,18 @@ class _Steps(Observer):
 
 def two_gpus_equal_one(bench: Bench) -> Figures:
     """The same batches in fp32 on one device and on two: the losses, and how much faster it is."""
+    return _compared(bench, "no")
+
+
+def two_gpus_spread_equal_one(bench: Bench) -> Figures:
+    """As `two_gpus_equal_one`, with the model spread over the two."""
+    return _compared(bench, "yes")
+
+
+def _compared(bench: Bench, shard: str) -> Figures:
     if bench.has_gpu and torch.cuda.device_count() < 2:
         raise SkippedError("there is one GPU")
-    alone, together = _trained(bench, 1), _trained(bench, 2)
+    alone, together = _trained(bench, 1, "auto"), _trained(bench, 2, shard)
     difference = largest_difference(together.losses, alone.losses)
     return {
         "passed": difference < MOST_DIFFERENCE,
@@ -48,8 +57,9 @@ def two_gpus_equal_one(bench: Bench) -> Figures:
     }
 
 
-def _trained(bench: Bench, num_processes: int) -> _Steps:
+def _trained(bench: Bench, num_processes: int, shard: str) -> _Steps:
     steps, settings = _Steps(), _settings(bench)
+    settings["training"] |= {"shard": shard}
     trainer = TrainerFactory().for_run(DeploymentConfig(num_processes=num_processes, **settings))
     trainer.add_hooks([steps])
     trainer.train()

@@ -45,22 +45,27 @@ def test_what_needs_a_gpu_is_skipped_without_one(name: str, tmp_path: Path) -> N
     assert found == {"verdict": "skipped", "why": "there is no GPU"}
 
 
+TWO_GPUS = pytest.mark.parametrize("check", ["two_gpus_equal_one", "two_gpus_spread_equal_one"])
+
+
+@TWO_GPUS
 def test_two_gpus_are_skipped_with_a_word_where_there_is_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, check: str
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    found = gpu_check.run_here("two_gpus_equal_one", Bench(tmp_path, "cuda"))
+    found = gpu_check.run_here(check, Bench(tmp_path, "cuda"))
     assert found == {"verdict": "skipped", "why": "there is one GPU"}
 
 
 @slow
+@TWO_GPUS
 def test_two_processes_of_a_cpu_are_compared_as_two_gpus_are(
-    small: Bench, monkeypatch: pytest.MonkeyPatch
+    small: Bench, monkeypatch: pytest.MonkeyPatch, check: str
 ) -> None:
-    found = gpu_check.run_here("two_gpus_equal_one", small)
+    found = gpu_check.run_here(check, small)
     assert (found["verdict"], found["devices"]) == ("pass", ["cpu", "cpu"])
     monkeypatch.setattr(several, "largest_difference", lambda *_: 0.01)
-    assert gpu_check.run_here("two_gpus_equal_one", small)["verdict"] == "fail"
+    assert gpu_check.run_here(check, small)["verdict"] == "fail"
 
 
 @slow
