@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from infrastructure.backup.run_backup import RunBackup
+from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
@@ -55,6 +57,7 @@ CASES = [
     Case("full, untied, accumulation 3", False, False, False, 2, "shards"),
     Case("lora, untied, packed, accumulation 3", False, True, True, 2, "gathered"),
     Case("full, untied, kept in main memory", False, False, True, 6, "by parts", offload=True),
+    Case("full, tied, no common disk", True, False, False, 6, "apart"),
 ]
 
 
@@ -146,6 +149,13 @@ def store_of_case(folder: Path, case: Case, size: int) -> Path:
     return folder / f"store {CASES.index(case)} of {size}"
 
 
+def backup_of(folder: Path, case: Case, size: int) -> RunBackup:
+    """What copies the checkpoints of a case."""
+    (folder / "place").mkdir(exist_ok=True)
+    root = store_of_case(folder, case, size)
+    return RunBackup(root, BackupConfig(place=str(folder / "place")), run_id=root.name)
+
+
 def train_alone(folder: Path, case: Case) -> list[list[float]]:
     """All steps in this process; what is there after some of them is saved."""
     trainer = trainer_of(folder, case)
@@ -176,7 +186,11 @@ def train_spread(folder: Path, case: Case, group: Group) -> dict[str, Any]:
     checkpoint_storage.GATHERED_SHARE = 0
     checkpoint_storage.PIECE_BYTES = 1 << 14
     seen_by = checkpoint_storage.seen_by
-    if case.saving == "by parts":  # as where the ranks have no common disk
+    if case.saving == "apart" and manager is not None:
+        backup = backup_of(folder, case, group.size)
+        backup.check_place()
+        manager.apart = backup.apart
+    if case.saving in ("by parts", "apart"):  # as where the ranks have no common disk
         checkpoint_storage.seen_by = lambda *_: (group.is_first, False)
     save_together(group, manager, take_snapshot(state, loop.optimizer_step), state.model)
     checkpoint_storage.seen_by = seen_by
@@ -193,8 +207,10 @@ def go_on_spread(folder: Path, case: Case, group: Group, of: int) -> list[list[f
     loop, state = trainer.prepare(), trainer.state
     assert state is not None
     step = loop.optimizer_step
-    manager = CheckpointManager(store_of_case(folder, case, of)) if group.is_first else None
-    newest = None if manager is None else manager.newest()
+    newest = None
+    if group.is_first:
+        backup_of(folder, case, of).repair()  # as before a run goes on
+        newest = CheckpointManager(store_of_case(folder, case, of)).newest()
     restore_snapshot(load_together(group, newest, state.model, step.optimizer), state, step)
     return steps(trainer, group, SAVED_AFTER, NUM_STEPS)
 

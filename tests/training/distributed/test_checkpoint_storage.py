@@ -150,6 +150,48 @@ def test_each_machine_copies_what_it_holds_where_none_sees_the_disk_of_another(
     assert remote.versions() == []  # which rank 0's copier writes, when all is there
 
 
+def save_on_full_disks(group: JoinedGroup, folder: str) -> list[str]:
+    """What each rank learns where the disk of rank 1 is full for a while, and then its place."""
+    checkpoint_storage.GATHERED_BYTES = checkpoint_storage.GATHERED_SHARE = 0
+    model = torch.nn.Sequential(torch.nn.Linear(6, 10))
+    shard_model(model, mesh_of(group))
+    tensors: dict[str, torch.Tensor] = dict(model.state_dict())
+    manager = CheckpointManager(Path(folder, "run/checkpoints")) if group.is_first else None
+    if manager is not None:
+        backup = RunBackup(manager.store.root, BackupConfig(place=f"{folder}/place"), run_id="run")
+        backup.check_place()
+        manager.apart = backup.apart
+    place, place_apart = Store.place, checkpoint_storage.place_apart
+
+    def full(*_: Any) -> Any:
+        raise StorageError("no space left on rank 1")
+
+    outcomes = []
+    for step in range(4):
+        if group.rank == 1:
+            Store.place = full if step == 1 else place  # type: ignore[method-assign]
+            checkpoint_storage.place_apart = full if step == 2 else place_apart
+        if step == 2:
+            checkpoint_storage.seen_by = lambda *_: (group.is_first, False)
+        try:
+            save_together(group, manager, Snapshot({"model": tensors}, {"step": step}), model)
+            outcomes.append("saved")
+        except StorageError as error:
+            outcomes.append(str(error).rpartition(": rank ")[2])
+    return outcomes
+
+
+def test_what_refuses_one_rank_is_an_error_of_all_and_the_next_save_counts(tmp_path: Path) -> None:
+    (tmp_path / "place").mkdir()
+    outcomes = results_of(
+        start_ranks(2, functools.partial(save_on_full_disks, folder=str(tmp_path)))
+    )
+    full = "1: no space left on rank 1"
+    assert outcomes == [["saved", full, full, "saved"]] * 2
+    store = Store(tmp_path / "run/checkpoints")
+    assert [store.read(name).step for name in store.versions()] == [3, 0]
+
+
 def test_where_a_rank_cannot_reach_the_place_rank_0_gathers_all(tmp_path: Path) -> None:
     ranks = start_ranks(2, functools.partial(ways_apart, folder=str(tmp_path)))
     assert results_of(ranks) == [[False, False, True], [False, False, True]]
