@@ -51,7 +51,10 @@ UNTIED: dict[str, Any] = {
     **{"training.optimizer": "sgd", "training.gradient_checkpointing": True},
 }
 TIED: dict[str, Any] = {"data.packing": True, "training.gradient_accumulation": 3}
-DIALOGUE: dict[str, Any] = {"model.adapter": "dialogue", "data.chat_template": CHATML}
+DIALOGUE: dict[str, Any] = {
+    "model.adapter": "dialogue",
+    "data.chat_template": CHATML.replace("{", "{{").replace("}", "}}"),  # a case formats it
+}
 HELD_OUT: dict[str, Any] = {
     **{**LORA, "data.validation_split": 0.2, "training.strategy": "finetune"},
     "training.loss": "tests.training.models.test_token_functions:focal",
@@ -289,9 +292,12 @@ def test_one_process_goes_on_from_two_ranks(
 ) -> None:
     folder, alone = trained
     root = spread.store_of_case(folder, case, 2)
+    spread.backup_of(folder, case, 2).repair()
     manager = CheckpointManager(root)
     newest = manager.newest()
-    assert (KEY in manager.store.read(newest.stem).values) == (case.saving == "shards")
+    manifest = manager.store.read(newest.stem)
+    assert (KEY in manifest.values) == (case.saving in ("shards", "apart"))
+    assert bool(manifest.copied_apart) == (case.saving == "apart")
     trainer = spread.trainer_of(folder, case)
     loop, state = trainer.prepare(), trainer.state
     assert state is not None
