@@ -126,8 +126,19 @@ class Store:
             CheckpointError: one is missing, cut or changed; the text names it.
         """
         packs = manifest.packs if run_files else manifest.needed_packs
-        for _ in _each(lambda pack: self.objects.verify(pack, manifest.hash_name), packs):
+        for _ in _each(lambda pack: self._verify(pack, manifest), packs):
             pass
+
+    def _verify(self, pack: Pack, manifest: Manifest) -> None:
+        try:
+            self.objects.verify(pack, manifest.hash_name)
+        except CheckpointError as error:
+            if pack.hash not in manifest.copied_apart:
+                raise
+            raise CheckpointError(
+                f"{error} here: another machine has written it to the place of the run's copies,"
+                " from where temper backup restore brings it"
+            ) from error
 
     def load(
         self,

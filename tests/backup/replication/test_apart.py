@@ -108,6 +108,8 @@ def test_what_other_machines_wrote_is_no_damage_here_and_is_fetched_to_go_on(
 ) -> None:
     name = commit_with_parts(store, link)
     assert [found.problem for found in verify_all(HERE, store)] == [None]
+    reason = store.newest()[1][0].reason
+    assert "is missing here: another machine has written it to the place" in reason
     (done,) = StoreRepair(store, link.store, place.url).steps()
     assert done.outcome is Outcome.REPAIRED
     assert done.text.startswith("parts of the checkpoint of step 1 that other machines wrote were")
