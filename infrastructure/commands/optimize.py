@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.commands.arguments import add_folder_flags, add_json
-from infrastructure.commands.output import show
+from infrastructure.commands.output import loading_torch, show
 from infrastructure.commands.settings import configure
+from infrastructure.core.console import waiting_beside
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.hardware import processor
 from infrastructure.core.stop_signals import interrupt_on_signals
@@ -44,9 +45,10 @@ def run(options: argparse.Namespace) -> int:
     _refuse_wrong(options)
     check_device(config)
     check_model(config.model.name)
-    from infrastructure.deployment.inference import find_fastest_inference
+    with loading_torch(options.json):
+        from infrastructure.deployment.inference import find_fastest_inference
 
-    with interrupt_on_signals():
+    with interrupt_on_signals(), waiting_beside("trying each way to answer"):
         fastest = find_fastest_inference(config, options.rows, options.length, options.save)
     result, program = fastest.result, fastest.program
     facts = {

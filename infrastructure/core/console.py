@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.redact import redact
@@ -76,12 +76,17 @@ def _show_on(stream: TextIO, line: str) -> None:
 def write_above_bar(line: str, stream: TextIO) -> None:
     """Write a line on `stream`; what is drawn on the terminal's last line makes room for it."""
     _WAITING.erase()
-    bars = sys.modules.get("tqdm")
-    if bars is not None and getattr(bars.tqdm, "_instances", None):
-        bars.tqdm.write(line, file=stream)
+    bar = _bar_class()
+    if getattr(bar, "_instances", None):
+        bar.write(line, file=stream)
     else:
         stream.write(f"{line}\n")
     stream.flush()
+
+
+def _bar_class() -> Any:
+    """The bars of tqdm; None where nothing has imported it, or another thread is just doing so."""
+    return getattr(sys.modules.get("tqdm"), "tqdm", None)
 
 
 class Report:
@@ -162,8 +167,7 @@ class _LastLine:
 
     def draw(self, text: str, stream: TextIO) -> None:
         with self._lock:
-            bars = sys.modules.get("tqdm")
-            if bars is not None and getattr(bars.tqdm, "_instances", None):
+            if getattr(_bar_class(), "_instances", None):
                 return  # a bar is drawn there
             if self._stream is stream and self._text == text:
                 return

@@ -1,8 +1,10 @@
 """Lines for a person: above a bar, in colour where that is wanted, and never long silent."""
 
 import io
+import sys
 import threading
 import time
+import types
 
 import pytest
 from tqdm import tqdm
@@ -41,6 +43,14 @@ def test_a_line_goes_above_a_progress_bar(
     before, _, after = screen.getvalue().partition("note: something\n")
     assert before.endswith("\r"), "the bar is gone from the line"
     assert "training" in after, "it is drawn again below"
+
+
+def test_a_line_is_written_while_the_bars_are_being_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", types.ModuleType("tqdm"))  # half of it
+    show("note: something")
+    assert capsys.readouterr().out == "note: something\n"
 
 
 def test_details_are_for_those_who_want_them() -> None:
