@@ -70,8 +70,18 @@ def overall_table(title: str, measured: Mapping[str, Measured]) -> Table:
 
 
 def task_table(tables: Mapping[str, Mapping[str, Measured]], with_intervals: bool) -> Table:
-    """A line for each task; nothing where rows name none."""
-    names = [name for name in MEASURES if any(name in of_task for of_task in tables.values())]
+    """A line for each task; nothing where rows name none.
+
+    Args:
+        with_intervals: and with the perplexity, which says the same as the loss. A terminal has no
+            space for either.
+    """
+    names = [
+        name
+        for name in MEASURES
+        if any(name in of_task for of_task in tables.values())
+        and (with_intervals or name != PERPLEXITY)
+    ]
     headings = ["task", "rows", *(LABELS[name] for name in names)]
     rows = []
     for task, of_task in tables.items():

@@ -186,6 +186,10 @@ def test_a_saved_model_is_measured_by_task(saved_llama: Path, rows: Path, tmp_pa
     assert numbers["notes"] == evaluation.notes
     assert [f"note: {note}" for note in evaluation.notes] == lines[: len(evaluation.notes)]
     table = "\n".join(lines)
+    assert "perplexity" in table
+    [of_tasks] = [line for line in table.splitlines() if line.startswith("task ")]
+    assert "loss per token" in of_tasks
+    assert "perplexity" not in of_tasks  # it says the same, and a terminal is narrow
     assert "\ntokens right " in table  # a metric that was chosen stands under what always is
     assert "eval_loss" not in table  # which is "loss per token"
     of_all = evaluation.scores["all"]
