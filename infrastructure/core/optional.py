@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import sys
 from types import ModuleType
 
 from infrastructure.core.errors import MissingPackageError
@@ -59,3 +60,18 @@ def require(module: str, needed_for: str) -> ModuleType:
     """
     refuse_missing(module, needed_for)
     return importlib.import_module(module)
+
+
+def import_without(module: str, unused: str) -> None:
+    """Import `module` as it is where `unused`, a package that it can do without, is not installed.
+
+    Whoever imports `unused` itself afterwards gets it. Does nothing where one of them is there
+    already, or cannot be.
+    """
+    if module in sys.modules or unused in sys.modules or not is_installed(module):
+        return
+    sys.modules[unused] = None  # type: ignore[assignment] # which is how Python marks it as missing
+    try:
+        importlib.import_module(module)
+    finally:
+        del sys.modules[unused]

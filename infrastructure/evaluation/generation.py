@@ -3,7 +3,8 @@
 Greedy decoding, so that the same model gives the same answers. For models that have `generate`.
 """
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 
 ANSWER_MARGIN_TOKENS = 8
+LOOKED_AT_EVERY = 4  # tokens of an answer that has to be exact
+UNSURE_CHARACTERS = 4  # at the end of what is written so far: the next token may change them
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ def generate_answers(
     max_tokens: int | None = None,
     poll: Callable[[], None] = do_nothing,
     pictures: PictureTokens | None = None,
+    only_exact: bool = False,
 ) -> list[Answer]:
     """One greedy answer to each question, in the order of the questions.
 
@@ -58,18 +62,25 @@ def generate_answers(
         max_tokens: the longest answer instead.
         poll: is called between two batches, and may raise.
         pictures: what makes pixels of those of the questions; None: they have none.
+        only_exact: nothing else is asked of the answers but whether they are exact: one that
+            cannot become so any more ends there. The first one is whole, to be shown.
     """
     questions = list(questions)
     by_length = sorted(range(len(questions)), key=lambda i: len(questions[i].prompt_ids))
     answers: dict[int, Answer] = {}
     was_training = model.training
     model.eval()
-    for start in range(0, len(by_length), batch_size):
+    whole = [0] if only_exact and questions and _can_be_stopped(model) else []
+    others = [number for number in by_length if number not in whole]
+    starts = range(0, len(others), batch_size)
+    for batch in filter(None, [whole, *(others[start : start + batch_size] for start in starts)]):
         poll()
-        batch = by_length[start : start + batch_size]
         of_batch = [questions[i] for i in batch]
         length = max_tokens or max(q.expected_length for q in of_batch) + ANSWER_MARGIN_TOKENS
-        written = _generate_batch(model, tokenizer, of_batch, stop_token_ids, length, pictures)
+        is_judged = bool(whole) and batch != whole
+        written = _generate_batch(
+            model, tokenizer, of_batch, stop_token_ids, length, pictures, is_judged
+        )
         answers.update(zip(batch, written, strict=True))
     model.train(was_training)
     return [answers[number] for number in range(len(questions))]
@@ -82,6 +93,7 @@ def _generate_batch(
     stop_token_ids: list[int],
     max_tokens: int,
     pictures: PictureTokens | None,
+    is_judged: bool,
 ) -> list[Answer]:
     device = next(model.parameters()).device
     width = max(len(question.prompt_ids) for question in questions)
@@ -92,9 +104,12 @@ def _generate_batch(
         length = len(question.prompt_ids)
         ids[row, width - length :] = torch.tensor(list(question.prompt_ids))
         mask[row, width - length :] = 1
-    given: dict[str, torch.Tensor] = {}
+    given: dict[str, Any] = {}
     if pictures is not None:
-        given = pictures.inputs(ids, [p for question in questions for p in question.pictures])
+        inputs = pictures.inputs(ids, [p for question in questions for p in question.pictures])
+        given = {name: value.to(device) for name, value in inputs.items()}
+    if is_judged:
+        given["stopping_criteria"] = [WrongAnswers(tokenizer, questions, width)]
     output = model.generate(
         input_ids=ids.to(device),
         attention_mask=mask.to(device),
@@ -102,7 +117,7 @@ def _generate_batch(
         do_sample=False,
         pad_token_id=pad,
         eos_token_id=stop_token_ids,
-        **{name: value.to(device) for name, value in given.items()},
+        **given,
     )
     rows = [(row, before_stop(row, stop_token_ids)) for row in output[:, width:].tolist()]
     texts = tokenizer.batch_decode([written for _, written in rows], skip_special_tokens=True)
@@ -110,6 +125,48 @@ def _generate_batch(
         Answer(question, text, is_cut=len(written) == len(row))
         for question, text, (row, written) in zip(questions, texts, rows, strict=True)
     ]
+
+
+class WrongAnswers:
+    """Ends the answers of a batch that no further token can make exact: one of transformers'
+    stopping criteria.
+
+    White space is left out of the comparison, and so are the last characters, since how a token is
+    spelled may depend on the next one.
+
+    Args:
+        width: tokens of the prompts.
+    """
+
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        questions: Sequence[GenerationPrompt],
+        width: int,
+    ) -> None:
+        self.tokenizer, self.width = tokenizer, width
+        self.expected = ["".join(question.expected.split()) for question in questions]
+        self.is_wrong = torch.zeros(len(questions), dtype=torch.bool)
+
+    def __call__(self, input_ids: torch.Tensor, _scores: object, **_more: object) -> torch.Tensor:
+        """Which answers end, (B,) bool."""
+        if (input_ids.shape[1] - self.width) % LOOKED_AT_EVERY == 0:
+            written = self.tokenizer.batch_decode(
+                input_ids[:, self.width :].tolist(), skip_special_tokens=True
+            )
+            for row, (text, expected) in enumerate(zip(written, self.expected, strict=True)):
+                self.is_wrong[row] |= not expected.startswith(_sure_part(text))
+        return self.is_wrong.to(input_ids.device)
+
+
+def _sure_part(text: str) -> str:
+    return "".join(text.split())[:-UNSURE_CHARACTERS]
+
+
+def _can_be_stopped(model: Any) -> bool:
+    """Whether the model's own way of writing takes stopping criteria."""
+    parameters = inspect.signature(model.generate).parameters.values()
+    return any(p.name == "stopping_criteria" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def before_stop(ids: list[int], stop_token_ids: list[int]) -> list[int]:

@@ -83,7 +83,8 @@ def measure(trainer: EnhancedTrainer) -> HeldOut:
         return HeldOut({} if trainer.state is None else dict(trainer.state.evaluation))
     training = trainer.training_config
     metrics = trainer.evaluate()
-    answers = answer_questions(trainer, training.validation_prompts)
+    only_exact = not training.best_needs_answers or training.best_metric == EXACT_MATCH
+    answers = answer_questions(trainer, training.validation_prompts, only_exact=only_exact)
     if training.best_needs_answers and training.best_metric != EXACT_MATCH:  # which comes anyway
         metrics |= best_of_answers(trainer, answers)
     held_out = HeldOut(metrics, exact_match_by_task(answers), len(answers))
@@ -119,12 +120,17 @@ def best_of_answers(trainer: EnhancedTrainer, answers: Sequence[Answer]) -> dict
 
 
 def answer_questions(
-    trainer: EnhancedTrainer, max_questions: int, poll: Callable[[], None] = do_nothing
+    trainer: EnhancedTrainer,
+    max_questions: int,
+    poll: Callable[[], None] = do_nothing,
+    *,
+    only_exact: bool = False,
 ) -> list[Answer]:
     """Greedy answers, if the model can write and the held-out data has answers to compare with.
 
     Args:
         poll: is called between two batches, and may raise.
+        only_exact: see `generate_answers`.
     """
     model, data = trainer.initialize_model(), trainer.initialize_data()
     tokenizer = trainer.adapter.tokenizer
@@ -135,7 +141,13 @@ def answer_questions(
     questions = affordable(data.questions(max_questions))
     with trainer.precision.autocast():
         return generate_answers(
-            model, tokenizer, questions, data.stop_token_ids, poll=poll, pictures=data.pictures
+            model,
+            tokenizer,
+            questions,
+            data.stop_token_ids,
+            poll=poll,
+            pictures=data.pictures,
+            only_exact=only_exact,
         )
 
 

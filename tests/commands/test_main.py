@@ -1,5 +1,6 @@
 """The `temper` command: fast help, exit codes, what must be set before torch is imported."""
 
+import gc
 import importlib.metadata
 import json
 import logging
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from infrastructure.commands import main as main_module
 from infrastructure.commands import train, train_resume
 from infrastructure.commands.main import (
     COMMANDS,
@@ -83,6 +85,19 @@ def test_help_loads_no_configuration_and_that_of_a_command_no_torch() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_command_spends_little_on_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a process that imports so much, most objects stay."""
+    seen: list[tuple[int, int, int]] = []
+    before = gc.get_threshold()
+    monkeypatch.setattr(main_module, "main", lambda: seen.append(gc.get_threshold()))
+    monkeypatch.setattr(main_module, "leave_the_rest", lambda: None)
+    try:
+        main_module.main_of_process()
+    finally:
+        gc.set_threshold(*before)
+    assert seen == [main_module.COLLECTED_AFTER]
 
 
 def test_only_the_command_that_is_called_gets_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,19 @@
 """Greedy answers: batches, padding and stopping do not change them."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from infrastructure.evaluation.generation import Answer, exact_match_by_task, generate_answers
+from infrastructure.evaluation.generation import (
+    Answer,
+    WrongAnswers,
+    exact_match_by_task,
+    generate_answers,
+)
 from infrastructure.training.data.store.examples import GenerationPrompt
 
 
@@ -32,6 +39,60 @@ def test_answers_come_in_the_order_of_the_questions_whatever_the_batch(
     together = [a.text for a in generate_answers(*loaded, QUESTIONS, [2], batch_size=3)]
     assert together == alone
     assert len(set(together)) > 1
+
+
+def test_an_answer_that_cannot_be_exact_ends_and_no_other_does(loaded: tuple[Any, Any]) -> None:
+    """The first one is whole, because it is shown."""
+    whole = generate_answers(*loaded, QUESTIONS, [2])
+    expected = ["no", whole[1].text, "no", "no"]
+    questions = [replace(q, expected=text) for q, text in zip(QUESTIONS, expected, strict=True)]
+    answers = generate_answers(*loaded, questions, [2], only_exact=True)
+    assert [answer.text for answer in answers[:2]] == [answer.text for answer in whole[:2]]
+    assert [answer.is_exact for answer in answers] == [False, True, False, False]
+    for ended, all_of_it in zip(answers[2:], whole[2:], strict=True):
+        assert all_of_it.text.startswith(ended.text)
+        assert len(ended.text) < len(all_of_it.text)
+
+
+@pytest.mark.parametrize(
+    ("expected", "written", "is_wrong"),
+    [
+        ("one two three", "one t", False),
+        ("one two three", " one two three", False),
+        ("one two three", "one two three four five", True),
+        ("one two three", "one six three", True),
+        ("one two three", "one two f\ufffd", False),
+        ("one", "two", False),  # the last characters may still change
+        ("", "", False),
+    ],
+)
+def test_what_may_still_change_is_not_judged(expected: str, written: str, is_wrong: bool) -> None:
+    tokenizer: Any = SimpleNamespace(batch_decode=lambda ids, **_: [written])
+    judge = WrongAnswers(tokenizer, [question([1], expected)], width=1)
+    assert not judge(torch.zeros(1, 4), None).any()  # it looks at every fourth token
+    assert judge(torch.zeros(1, 5), None).tolist() == [is_wrong]
+    assert judge(torch.zeros(1, 6), None).tolist() == [is_wrong]
+
+
+def test_a_model_with_a_way_of_its_own_to_write_is_not_stopped(loaded: tuple[Any, Any]) -> None:
+    _, tokenizer = loaded
+
+    class OwnModel(torch.nn.Module):
+        def generate(
+            self,
+            input_ids: torch.Tensor,
+            attention_mask: torch.Tensor,
+            max_new_tokens: int,
+            do_sample: bool,
+            pad_token_id: int,
+            eos_token_id: list[int],
+        ) -> torch.Tensor:
+            return torch.cat([input_ids, input_ids.new_full((len(input_ids), 1), 7)], dim=1)
+
+    own = OwnModel()
+    own.weight = torch.nn.Parameter(torch.zeros(1))
+    answers = generate_answers(own, tokenizer, QUESTIONS, [2], only_exact=True)
+    assert len({answer.text for answer in answers}) == 1
 
 
 def test_an_answer_ends_at_a_stop_token(loaded: tuple[Any, Any]) -> None:

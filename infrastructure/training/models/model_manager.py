@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.model_config import EmbeddedModelConfig, ModelConfig
 from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import JsonObject
@@ -64,7 +64,7 @@ from infrastructure.training.models.source import (
     find_source,
     registered_name,
 )
-from infrastructure.training.models.tokenizer import train_tokenizer
+from infrastructure.training.models.tokenizer import read_tokenizer, train_tokenizer
 from infrastructure.training.models.transformers_backend import (
     LoadOptions,
     base_of_lora,
@@ -160,6 +160,8 @@ class ModelManager:
     Attributes:
         sees: it is a model of image and text; set it before anything is loaded.
         on_disk: the weights stay on the disk, see `weights_on_disk`; set it before, too.
+        known_tokenizer: the file of the one that `tokenizer_texts` give at the usual size; None:
+            nobody has made it before.
         vision: the tower that a model of text gets; None: it sees by itself, or not at all.
         processor: of such a model, loaded with its tokenizer.
     """
@@ -192,6 +194,7 @@ class ModelManager:
         self.needs_mask_token = needs_mask_token
         self.sees = False
         self.on_disk = False
+        self.known_tokenizer: Path | None = None
         self.vision: MultimodalConfig | None = None
         self._tower: VisionTower | None = None
         self.processor: Any = None
@@ -376,7 +379,10 @@ class ModelManager:
                 "model 'embedded' makes its tokenizer from the training texts: give data, or the"
                 " final/ folder of a finished run as model.name"
             )
-        return train_tokenizer(self.tokenizer_texts(), self.config.embedded.vocab_size)
+        vocab_size = self.config.embedded.vocab_size
+        if self.known_tokenizer is not None and vocab_size == EmbeddedModelConfig().vocab_size:
+            return read_tokenizer(self.known_tokenizer)
+        return train_tokenizer(self.tokenizer_texts(), vocab_size)
 
     def _build_registered(self, source: ModelSource) -> ModelAndTokenizer:
         if source.kind is SourceKind.REGISTERED:

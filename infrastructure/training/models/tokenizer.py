@@ -6,9 +6,11 @@ are written, and the template marks answers with `{% generation %}`.
 
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 PAD, BEGIN, END, USER, ASSISTANT, SYSTEM = SPECIAL_TOKENS = (
@@ -50,7 +52,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
         ValueError: the vocabulary could not even hold the 256 bytes and the special tokens.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     smallest = len(alphabet) + len(SPECIAL_TOKENS)
@@ -74,6 +75,19 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
         show_progress=False,
     )
     tokenizer.train_from_iterator(_in_short_words(texts), trainer)
+    return _with_template(tokenizer)
+
+
+def read_tokenizer(path: Path) -> "PreTrainedTokenizerBase":
+    """What `train_tokenizer` gave, from the file that its `backend_tokenizer` was saved to."""
+    from tokenizers import Tokenizer
+
+    return _with_template(Tokenizer.from_file(str(path)))
+
+
+def _with_template(tokenizer: "Tokenizer") -> "PreTrainedTokenizerBase":
+    from transformers import PreTrainedTokenizerFast
+
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,

@@ -5,15 +5,20 @@ from pathlib import Path
 from infrastructure.config.auto import trains_from_scratch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
+from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.quantum_config import AT_ANY_COST, DATA_SELECTION
 from infrastructure.config.sections.training_config import QUANTUM, SFT
 
 SAMPLE_TRAIN = Path(__file__).parent / "train.jsonl"
 SAMPLE_HELDOUT = Path(__file__).parent / "heldout.jsonl"
+SAMPLE_TOKENIZER = Path(__file__).parent / "tokenizer.json"
+# Settings that say nothing about which texts are read.
+_OF_OTHER_THINGS = {"max_length", "num_workers", "packing", "prefetch_factor", "pin_memory"}
 
 
 # So few are answered exactly and at once, and two that are left out of thousands do no harm.
 SAMPLE_CANDIDATES = 20
+SAMPLE_TASK_COLUMN = "task"
 PLACE = "by the samples"  # where the settings came from that fit them
 
 
@@ -29,9 +34,18 @@ def use_sample_data(config: DeploymentConfig) -> None:
             config.data.eval_path = str(SAMPLE_HELDOUT)
             config.came_from("data.eval_path", PLACE)
         if not config.data.task_column:
-            config.data.task_column = "task"
+            config.data.task_column = SAMPLE_TASK_COLUMN
             config.came_from("data.task_column", PLACE)
         _choose_among_samples(config)
+
+
+def is_sample_data(data: DataConfig) -> bool:
+    """Whether these are the sample tasks, read as they are by a training that names no data."""
+    usual = DataConfig(
+        path=str(SAMPLE_TRAIN), eval_path=str(SAMPLE_HELDOUT), task_column=SAMPLE_TASK_COLUMN
+    )
+    names = DataConfig.model_fields.keys() - _OF_OTHER_THINGS
+    return all(getattr(data, name) == getattr(usual, name) for name in names)
 
 
 def _choose_among_samples(config: DeploymentConfig) -> None:
