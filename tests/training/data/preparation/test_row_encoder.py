@@ -1,23 +1,28 @@
 """Processes give results in order, few chunks at a time, and a death costs one row at most."""
 
 import os
+import pickle
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from infrastructure.core.errors import DataError
 from infrastructure.core.process_memory import can_limit_hard, resident_bytes
+from infrastructure.training.data.encoding.tokenization import ConversationEncoder
 from infrastructure.training.data.preparation import row_encoder as row_worker
 from infrastructure.training.data.preparation.row_encoder import (
     CHUNKS_PER_WORKER,
     Chunk,
     PreparedChunk,
+    RowWorker,
     work_on,
 )
 from infrastructure.training.data.readers.rows import BadRow, Row
+from infrastructure.training.models.tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.usefixtures("spawned_by_fork")
 
@@ -26,6 +31,7 @@ class Counting:
     """Stands for the worker: gives the chunk's number back. Light enough to start quickly."""
 
     max_bytes = None
+    needs_torch = False
 
     def __call__(self, chunk: Chunk) -> PreparedChunk:
         sum(range(100_000 * (chunk.file % 3)))  # some take longer
@@ -36,6 +42,7 @@ class Deadly:
     """Rows are marked: "exit" and "kill" end the process, "once" does so the first time only."""
 
     max_bytes = None
+    needs_torch = False
 
     def __init__(self, home: int, folder: Path) -> None:
         self.home, self.folder = home, folder
@@ -56,6 +63,8 @@ class Deadly:
 
 class Homebound:
     """Lives in no process but this one, as in a script without its main guard."""
+
+    needs_torch = False
 
     def __init__(self, home: int) -> None:
         self.home = home
@@ -129,6 +138,8 @@ def test_too_many_rows_that_kill_are_refused(
 class Hungry:
     """Holds as many MB as a row is marked with, under a limit."""
 
+    needs_torch = False
+
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
 
@@ -148,3 +159,29 @@ def test_a_row_that_needs_more_than_a_worker_may_take_is_set_aside() -> None:
     unlimited: Any = Hungry(max_bytes=10**13)
     [chunk] = work_on(chunks_of(["500"]), unlimited, 1)
     assert not isinstance(chunk.rows[0], BadRow)
+
+
+def test_only_what_may_need_torch_has_it_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    for needs_torch in (True, False):
+        with monkeypatch.context() as own:
+            for variable in ("TOKENIZERS_PARALLELISM", "TRANSFORMERS_NO_ADVISORY_WARNINGS"):
+                own.setenv(variable, "")
+            own.setattr(row_worker, "_worker", None)
+            own.setitem(sys.modules, "torch", None)  # which comes back, whatever was there
+            own.delitem(sys.modules, "torch")
+            row_worker._start_process(pickle.dumps(Counting()), needs_torch)
+            assert ("torch" in sys.modules) is not needs_torch
+    tokenizer = train_tokenizer(["a few words"], 300)
+    encoder = ConversationEncoder(tokenizer, max_length=10)
+    worker = RowWorker(encoder, [])
+    assert not worker.needs_torch
+    assert "template" in vars(pickle.loads(pickle.dumps(worker)).encoder)  # maybe by TRL
+    encoder.pictures = cast(Any, "a processor")
+    assert worker.needs_torch
+    encoder.pictures = None
+
+    class OwnTokenizer(type(tokenizer)):  # type: ignore[misc] # such as one with code of its own
+        pass
+
+    encoder.tokenizer = OwnTokenizer(tokenizer_object=tokenizer.backend_tokenizer)
+    assert worker.needs_torch
