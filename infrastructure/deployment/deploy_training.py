@@ -41,6 +41,7 @@ from infrastructure.deployment.resuming import (
 from infrastructure.deployment.run_checks import checked_before, checking_hooks, keep_round
 from infrastructure.deployment.run_finalizer import RunFinalizer
 from infrastructure.deployment.run_record import (
+    CompilingObserver,
     describe_data,
     describe_model,
     record_run,
@@ -94,7 +95,9 @@ from infrastructure.training.observers.run_observers import (
     ReportObserver,
 )
 from infrastructure.training.quantum.records_observer import quantum_observers, quantum_probes
+from infrastructure.training.setup.precision_choice import choose_measured
 from infrastructure.training.setup.stack_outputs import stack_observers
+from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 from infrastructure.training.trainer_factory import TrainerFactory
@@ -243,7 +246,8 @@ class TrainingDeployment:
             if has_record and (commit := commit_of_base(run, self.config)):
                 self.config.model.revision = commit
             tokenizer = run.tokenizer if run.tokenizer.is_dir() else None
-            trainer = self._prepare(tokenizer, backend_of(run), has_begun=True)
+            precision = run.read_run().get("precision") if has_record else None
+            trainer = self._prepare(tokenizer, backend_of(run), precision, has_begun=True)
             if not has_record:
                 record_run(run, self.config, trainer)
                 self.report(f"note: {run.run_file.name} was lost: written anew as the run is now")
@@ -377,9 +381,12 @@ class TrainingDeployment:
             trainer = trainer or self._prepare()
             with with_ranks(trainer), errors_and_output_kept(run):
                 with self._stage("fit", "measuring how many examples fit"):
+                    precision = choose_measured(trainer)
+                    for line in precision.lines() if precision else ():
+                        self.report(line)
                     for index, line in enumerate(trainer.batch_plan().lines()):
                         (self.report if index == 0 else self.report.detail)(line)
-                record_run(run, self.config, trainer)
+                record_run(run, self.config, trainer, precision)
                 self._others_may_begin()
                 self._note_begun(run)
                 return self._train(run, trainer, self._measure(run, trainer))
@@ -445,9 +452,15 @@ class TrainingDeployment:
         self,
         saved_tokenizer: Path | None = None,
         began_with: Backend | None = None,
+        precision: object = None,
+        *,
         has_begun: bool = False,
     ) -> EnhancedTrainer:
-        """Model and data, read and checked, so that whatever is wrong with them is told now."""
+        """Model and data, read and checked, so that whatever is wrong with them is told now.
+
+        Args:
+            precision: the number format that the run began with; None: it is a new one.
+        """
         check_watching(self.config)
         check_sinks(self.config.training.metrics_sinks)
         for note in self.config.notes():
@@ -462,6 +475,7 @@ class TrainingDeployment:
             self.report(trainer.backend_sentence)
         with self._stage("model", "loading the model"):
             trainer.initialize_model()
+            trainer.keep_precision(precision)
         with self._stage("data", "reading and tokenising the data"):
             data = trainer.initialize_data()
         if isinstance(trainer.strategy, StackwiseStrategy | CurriculumStrategy):
@@ -560,6 +574,8 @@ class TrainingDeployment:
         recorded = quantum_observers(run.path, trainer.hooks.hooks, self.report)
         trainer.add_hooks([*recorded, *watching, *self._observers(run, copies)])
         trainer.add_hooks(stack_observers(trainer, run.path))
+        compiling = [h for h in trainer.hooks.hooks if isinstance(h, CompileBenchmark)]
+        trainer.add_hooks(CompilingObserver(run, benchmark) for benchmark in compiling)
         if copies.has_place:
             trainer.add_hooks([CopiesObserver(copies.backup)])
         trainer.add_hooks([*checking_hooks(self.config, trainer, run.path), forecast.peak])

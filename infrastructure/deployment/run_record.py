@@ -5,7 +5,7 @@ from typing import Any, cast
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.core.checksums import write_record
+from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.files import whole_directory
 from infrastructure.evaluation.held_out import HeldOut
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
@@ -13,22 +13,40 @@ from infrastructure.monitoring.records.run_reader import model_words
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import summary_of
 from infrastructure.run.record import base_record
-from infrastructure.run.record_types import ExampleRecord, RunRecord, Summary
+from infrastructure.run.record_types import (
+    ExampleRecord,
+    RunRecord,
+    Summary,
+)
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.data_pipeline import first_examples
 from infrastructure.training.data.defaults import num_positions
 from infrastructure.training.data.encoding.token_preview import token_preview_html
 from infrastructure.training.data.readers.sources import data_files_hash
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.models.lora import count_parameters
 from infrastructure.training.models.token_functions import CROSS_ENTROPY
 from infrastructure.training.resume.fingerprint import installed_versions
+from infrastructure.training.setup.precision_choice import PrecisionChoice
 from infrastructure.training.setup.resource_limits import memory_facts
+from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 
 NUM_PREVIEWED = 2
+COMPILE_MODE = "training.compile_mode"
 
 
-def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTrainer) -> None:
-    """Write run.json, the tokenizer and the quarantined rows, before the first step."""
+def record_run(
+    run: RunDirectory,
+    config: DeploymentConfig,
+    trainer: EnhancedTrainer,
+    precision: PrecisionChoice | None = None,
+) -> None:
+    """Write run.json, the tokenizer and the quarantined rows, before the first step.
+
+    Args:
+        precision: as it was measured; None: it was not.
+    """
     data = trainer.initialize_data()
     report = getattr(data, "report", None)
     settings = {key: (config.value(key), src.place) for key, src in config.sources().items()}
@@ -36,7 +54,7 @@ def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTra
     record: RunRecord = {
         **base_record(run, settings, installed_versions(), device, num_processes),
         "configuration": config.to_dict(),
-        "decided": trainer.batch_plan().decided(),
+        "decided": trainer.batch_plan().decided() | (precision.decided() if precision else {}),
         "precision": trainer.precision.name,
         "attention": trainer.attention_form(),
         "last_mlp": trainer.last_mlp_form(),
@@ -47,6 +65,26 @@ def record_run(run: RunDirectory, config: DeploymentConfig, trainer: EnhancedTra
     if report is not None:
         report.quarantine.write(run.quarantine_file)
     save_tokenizer(run, trainer)
+
+
+class CompilingObserver(Observer):
+    """Writes into run.json whether the model is compiled, once that is measured: see
+    `CompileBenchmark`, which goes before the observers."""
+
+    def __init__(self, run: RunDirectory, benchmark: CompileBenchmark) -> None:
+        self.run, self.benchmark = run, benchmark
+
+    def train_start(self, state: TrainingState) -> None:
+        decision = self.benchmark.decision
+        if decision is not None and self.run.has_record():
+            record = read_record(self.run.run_file)
+            value = "default" if decision.pays else "none"
+            earlier = record.get("decided")
+            record["decided"] = {
+                **(earlier if isinstance(earlier, dict) else {}),
+                COMPILE_MODE: {"value": value, "origin": str(decision)},
+            }
+            write_record(self.run.run_file, record)
 
 
 def save_tokenizer(run: RunDirectory, trainer: EnhancedTrainer) -> None:

@@ -83,7 +83,7 @@ class AcceptedRecord(TypedDict):
 class DecidedSetting(TypedDict):
     """What was chosen for a setting that the configuration left open."""
 
-    value: int
+    value: int | str
     origin: str
 
 

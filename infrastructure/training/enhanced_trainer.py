@@ -478,6 +478,18 @@ class EnhancedTrainer:
         """Bits of the base weights, "4bit" or "8bit"; None: they are as they were loaded."""
         return self.model_config.quantization
 
+    def use_precision(self, name: str) -> None:
+        """Compute in this number format from now on; nothing has been trained yet."""
+        self.precision = self.planner.precision = Precision(name, self.device.type)
+        self.bind_strategy()
+
+    def keep_precision(self, name: object) -> None:
+        """Go on in the format that a run began with, where nobody gives one and this CPU has both:
+        it was measured then. Another one is refused when all is compared."""
+        is_open = self.training_config.mixed_precision is True and self.device.type == "cpu"
+        if is_open and name in ("fp32", self.precision.name):
+            self.use_precision(str(name))
+
     def bind_strategy(self) -> TrainingStrategy:
         """The strategy, with what it needs to do a step."""
         self.strategy.compute_loss = self.adapter.compute_loss
@@ -831,6 +843,7 @@ class EnhancedTrainer:
                 self.data_config.over_length = began_with
         if self.loop is None:
             self.planner.repeat(was.get("resolved", {}))
+            self.keep_precision(was.get("precision"))
         self.initialize_model()
         if was:
             self.adapter.size_grid = recorded_grid(was)

@@ -113,6 +113,7 @@ def trainer_of(
         extension for extension in trainer.hooks.extensions if not extension.is_of_first_rank
     )
     trainer.planner.repeat(facts["resolved"])
+    trainer.use_precision(facts["precision"])
     with tempfile.TemporaryDirectory() as folder:
         for name, content in tokenizer.items():
             path = Path(folder, name)

@@ -35,6 +35,7 @@ def welcome(trainer: EnhancedTrainer, group: Group) -> None:
             "configuration": trainer.ranks.config.to_dict() if trainer.ranks else {},
             "revision": trainer.adapter.describe().get("revision"),
             "size_grid": trainer.adapter.size_grid.value,
+            "precision": trainer.precision.name,
             "resolved": trainer.batch_plan().resolved(),
             "total_steps": loop.total_steps,
             "tokenizer": {name: content.numel() for name, content in files.items()},

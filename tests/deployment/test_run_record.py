@@ -7,12 +7,24 @@ import pytest
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.deployment.run_record import describe_model, record_run, summarise, unused_gpus
+from infrastructure.core.checksums import read_record
+from infrastructure.deployment.run_record import (
+    CompilingObserver,
+    describe_model,
+    record_run,
+    summarise,
+    unused_gpus,
+)
 from infrastructure.evaluation.held_out import HeldOut
+from infrastructure.optimization.compiling import CompileDecision
 from infrastructure.run.directory import plan_run
+from infrastructure.training.core import precision
 from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.models.packed_attention import ATTENTION_NAME
+from infrastructure.training.setup import precision_choice
+from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
+from tests.deployment.runs import deploy, small_config
 
 QUESTION = {"prompt": "Reverse abc", "expected": "cba"}
 BEFORE = HeldOut({"eval_loss": 4.0}, {"all": 0.0}, 8, {**QUESTION, "written": ""})
@@ -68,6 +80,45 @@ def test_run_json_records_how_the_run_came_to_be(
     assert record["last_mlp"] == trainer.last_mlp_form() == "learnt tokens"
     assert (run.tokenizer / "tokenizer.json").is_file()
     assert run.quarantine_file.is_file()
+
+
+def test_a_measured_precision_is_recorded_and_kept_by_whoever_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = {"bf16": 2.0, "fp32": 1.0}
+    monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
+    monkeypatch.setattr(precision_choice, "WORTH_IT", 4)
+    monkeypatch.setattr(precision_choice, "_measured", lambda trainer: dict(measured))
+    path, lines = deploy(small_config(tmp_path, deadline="0.001s", num_epochs=1))
+    record = json.loads((path / "run.json").read_text())
+    assert (record["precision"], record["attention"]) == ("fp32", ATTENTION_NAME)
+    decided = record["decided"]["training.mixed_precision"]
+    assert f"training.mixed_precision: fp32 ({decided['origin']})" in lines
+    measured["bf16"] = 0.1  # now it would be the other one
+    again, lines = deploy(small_config(tmp_path, num_epochs=1))
+    assert again == path
+    assert any(line.endswith("fp32 on cpu") for line in lines)
+    assert json.loads((path / "summary.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_whether_compiling_pays_is_recorded(
+    config: DeploymentConfig, trainer: EnhancedTrainer, tmp_path: Path, pays: bool
+) -> None:
+    run = plan_run(tmp_path / "runs", "small")
+    run.path.mkdir(parents=True)
+    record_run(run, config, trainer)
+    benchmark = CompileBenchmark(trainer.prepare)
+    observer = CompilingObserver(run, benchmark)
+    state = trainer.prepare() and trainer.state
+    assert state is not None
+    observer.train_start(state)  # nothing was measured: it was decided before
+    assert json.loads(run.run_file.read_text())["decided"] == {}
+    benchmark.decision = CompileDecision(1.0, 0.5 if pays else 0.95, 3.0, 100)
+    observer.train_start(state)
+    decided = read_record(run.run_file)["decided"]["training.compile_mode"]
+    value = "default" if pays else "none"
+    assert decided == {"value": value, "origin": str(benchmark.decision)}
 
 
 @pytest.mark.parametrize("setting", [{"gradient_checkpointing": True}, {"compile_mode": "default"}])

@@ -227,7 +227,7 @@ class TrainingConfig(StackwiseFields):
     )
     mixed_precision: bool | Literal["bf16", "fp16", "fp32", "fp8"] = Field(
         default=True,
-        description="Precision of the forward pass; true: the best that the device has.",
+        description="Precision of the forward pass; true: by the device, on some CPUs measured.",
     )
     gradient_checkpointing: bool = Field(
         default=False, description="Recompute activations in backward: less memory, more time."
