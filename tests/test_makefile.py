@@ -86,7 +86,11 @@ WORKERS = ["-n", "4", "--dist", "worksteal", "--durations", "25"]
         (["notebooks"], [".venv/bin/python", "-m", "notebooks.build"]),
         (
             ["gpu-check", "GPU_PYTHON=.venv-colab/bin/python"],
-            [".venv-colab/bin/python", "-m", "benchmarks.gpu_check", "--json", "gpu-check.json"],
+            [
+                ".venv-colab/bin/python",
+                *("-m", "benchmarks.gpu_check"),
+                *("--json", "gpu-check.json", "--write", "gpu-check.md"),
+            ],
         ),
         (["storm-ranks"], [".venv/bin/python", "-m", "tests.faults.rank_kills"]),
         (
@@ -101,6 +105,27 @@ WORKERS = ["-n", "4", "--dist", "worksteal", "--durations", "25"]
 )
 def test_targets(arguments: list[str], command: list[str], project: Path) -> None:
     assert last_command(project, *arguments) == command
+
+
+SPEED = ("step_profile", "short_attention", "start_time", "quickstart_seeds", "everything_on")
+SPEED += ("memory_growth", "data_preparation", "stream_resume")
+
+
+def test_bench_writes_a_page_of_each_and_goes_on_after_one_that_missed(project: Path) -> None:
+    python = project / ".venv/bin/python"
+    python.write_text(STAND_IN + "sys.exit('benchmarks.short_attention' in sys.argv)\n")
+    done = make("-C", str(project), "bench", "DATA=my d.jsonl")
+    assert done.returncode == 2
+    assert "missed: short_attention\n" in done.stderr
+    lines = map(json.loads, (project / "given.jsonl").read_text().splitlines())
+    run = [line[2:] for line in lines if line[1:2] == ["-m"]]
+    of_rows = ["--data", "my d.jsonl"]
+    assert run[0] == ["benchmarks.throughput", *of_rows, "--write", "benchmarks/results"]
+    assert [each[0].removeprefix("benchmarks.") for each in run[1:]] == [*SPEED]
+    for name, each in zip(SPEED, run[1:], strict=True):
+        assert each[-2:] == ["--write", f"benchmarks/results/{name}.md"]
+        assert (each[1:-2] or of_rows) == of_rows
+        assert (ROOT / f"benchmarks/{name}.py").exists()
 
 
 def test_hooks_make_no_environment_that_is_there(project: Path) -> None:

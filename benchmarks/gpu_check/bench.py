@@ -30,11 +30,19 @@ LLAMA: dict[str, Any] = {
     "tie_word_embeddings": True,
     "max_position_embeddings": 4096,
 }
+LLAMA_8B: dict[str, Any] = {
+    **LLAMA,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 8,  # of 32: the width is what speed depends on, and time is short
+    "head_dim": 128,
+    "tie_word_embeddings": False,
+}
 PHI4: dict[str, Any] = {
     "model_type": "phi3",
     "hidden_size": 5120,
     "intermediate_size": 17920,
-    "num_hidden_layers": 4,  # of 40: the width is what speed depends on, and time is short
+    "num_hidden_layers": 4,  # of 40
     "num_attention_heads": 40,
     "num_key_value_heads": 10,
     "vocab_size": 100352,
@@ -52,7 +60,9 @@ TINY: dict[str, Any] = {
     "vocab_size": 8192,
     "max_position_embeddings": 512,
 }
-SHAPES = {"llama-3.2-1b": LLAMA, "phi-4 (4 layers)": PHI4, "tiny": TINY}
+LLAMA_1B_NAME, LLAMA_8B_NAME = "llama-3.2-1b", "llama-3.1-8b (8 layers)"
+PHI4_NAME, TINY_NAME = "phi-4 (4 layers)", "tiny"
+SHAPES = {LLAMA_1B_NAME: LLAMA, LLAMA_8B_NAME: LLAMA_8B, PHI4_NAME: PHI4, TINY_NAME: TINY}
 SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
 NUM_ROWS, ROW_CHARACTERS = 400, 1600
 
@@ -115,17 +125,11 @@ class Bench:
 
     def model(self, shape: str) -> Path:
         """The folder of a model of this shape with random weights; made by who asks first."""
-        from transformers import AutoConfig, AutoModelForCausalLM
-
         folder = self.folder / shape.replace(" ", "-")
         if not (folder / "config.json").exists():
             train_tokenizer(self.rows.read_text().splitlines()).save_pretrained(folder)
-            settings = {**SHAPES[shape], **SPECIAL_TOKENS}
-            config = AutoConfig.for_model(settings.pop("model_type"), **settings)
             torch.manual_seed(0)
-            with torch.device(self.device):
-                made = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-            made.save_pretrained(folder)
+            made_on(self.device, shape).save_pretrained(folder)
         return folder
 
     def trainer(
@@ -161,3 +165,13 @@ def largest_difference(actual: list[float], expected: list[float]) -> float:
     """Of two lists of losses, relative to the second."""
     pairs = zip(actual, expected, strict=True)
     return max(abs(a - b) / abs(b) for a, b in pairs)
+
+
+def made_on(device: str, shape: str) -> Any:
+    """A model of this shape in bf16, with random weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = {**SHAPES[shape], **SPECIAL_TOKENS}
+    config = AutoConfig.for_model(settings.pop("model_type"), **settings)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu_check import __main__ as gpu_check
-from benchmarks.gpu_check import bench, numerics, several
-from benchmarks.gpu_check.bench import Bench, largest_difference
+from benchmarks.gpu_check import bench, numerics, several, speed
+from benchmarks.gpu_check.bench import Bench, largest_difference, made_on
+from infrastructure.training.core.flops import arithmetic_of
 from tests.slow import slow
 
 
@@ -90,6 +91,38 @@ def test_without_time_a_check_is_skipped(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(gpu_check, "TOTAL_SECONDS", 0.0)
     found = gpu_check.run_all(["bf16"], Bench(tmp_path, "cpu"))
     assert found["bf16"]["why"] == "the time is over"
+
+
+def test_speeds_of_all_systems_stand_in_one_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU all three measure a tiny model, whatever the check is called."""
+    speeds = {"temper": 300, "trl": 200, "unsloth": None}
+
+    def planted(bench: Bench, system: str, shape: str) -> dict[str, object]:
+        assert shape == "tiny"
+        tokens = speeds[system]
+        return {"tokens_per_second": tokens} if tokens else {"failed": "no GPU"}
+
+    monkeypatch.setattr(speed, "_in_process", planted)
+    monkeypatch.setattr(speed, "measure_operations_per_second", lambda *_: 1e9)
+    monkeypatch.setattr(Bench, "tokens_per_row", 100.0)
+    found = gpu_check.run_here("speed_llama_8b", Bench(tmp_path, "cpu"))
+    assert (found["verdict"], found["times_faster_than"]) == ("pass", {"trl": 1.5})
+    arithmetic = speed.lora_arithmetic("tiny")
+    share = 300 * (arithmetic.per_token + 100 * arithmetic.per_token_and_position) / 1e9
+    text = gpu_check.page({"device": "cpu", "torch": "2"}, {"speed_llama_8b": found})
+    assert f"| tiny | temper | 300 | - | {share:.0%} |" in text
+    assert "| tiny | unsloth | no GPU | - | - |" in text
+    assert "| speed_llama_8b | pass |  |" in text
+    assert speed.speed_table({"bf16": {"verdict": "pass"}}) == ""
+
+
+def test_a_lora_computes_no_gradients_of_the_weights() -> None:
+    model = made_on("meta", "tiny")
+    per_token = speed.lora_arithmetic("tiny").per_token
+    alone = arithmetic_of(model.requires_grad_(False)).per_token
+    assert alone < per_token < 1.1 * alone
 
 
 def test_the_largest_difference_is_relative() -> None:
