@@ -32,6 +32,8 @@ from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.models.trainable_state import own_part
 from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 
+LAST_KIND = "last"  # what rank 0 says instead of what it would decide, where it fails
+
 log = logging.getLogger(__name__)
 
 
@@ -48,6 +50,8 @@ class Checkpointer:
     Attributes:
         start_is_saved: what the training begins with is the newest checkpoint already.
         is_saving: a checkpoint is being taken just now.
+        others_wait: the other ranks have done the step, too, and wait for what rank 0 decides at
+            its end.
     """
 
     def __init__(
@@ -65,6 +69,7 @@ class Checkpointer:
         self.failures = failures
         self.start_is_saved = False
         self.is_saving = False
+        self.others_wait = False
 
     def snapshot(self, state: TrainingState) -> Snapshot:
         """Everything that decides how the training goes on; see `checkpoints.snapshot`."""
@@ -87,6 +92,33 @@ class Checkpointer:
             save_together(
                 group, self.manager, self.snapshot(state), state.model, kind=kind, score=state.score
             )
+
+    def rescue(self, state: TrainingState, kind: SaveKind) -> None:
+        """Write a last checkpoint, as rank 0, which fails; of a model that is spread, with the
+        others, where they wait for it.
+
+        Raises:
+            StorageError, ProcessLostError: it cannot be written.
+        """
+        group = self.optimizer_step.group
+        if is_sharded(state.model):
+            if not self.others_wait:  # they are elsewhere: the last checkpoint holds
+                return
+            group.decide(lambda: {LAST_KIND: kind.value})
+        self.begin(state, kind)
+        self.announce(state, wait=True)
+
+    def rescue_with_first(self, state: TrainingState, decided: JsonObject) -> None:
+        """What another rank does where rank 0 has decided to fail: its part of the checkpoint, and
+        wait for the reason.
+
+        Raises:
+            ProcessLostError: rank 0 has failed; says why.
+        """
+        if LAST_KIND not in decided:
+            return
+        self.begin(state, SaveKind(str(decided[LAST_KIND])))
+        self.optimizer_step.group.decide(dict)
 
     def collect(self, wait: bool = False) -> list[Path]:
         """The checkpoints that are committed since the last call.

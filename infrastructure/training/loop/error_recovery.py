@@ -182,11 +182,8 @@ class ErrorRecovery:
             return
         if self.checkpointer.manager is None or not step.losses.is_finite:
             return
-        if is_sharded(state.model):  # the others are elsewhere: the last checkpoint holds
-            return
         try:
             stopped = isinstance(error, KeyboardInterrupt)
-            self.checkpointer.begin(state, SaveKind.STOPPED if stopped else SaveKind.EMERGENCY)
-            self.checkpointer.announce(state, wait=True)
+            self.checkpointer.rescue(state, SaveKind.STOPPED if stopped else SaveKind.EMERGENCY)
         except Exception as failure:
             error.add_note(f"saving a last checkpoint failed too: {failure}")

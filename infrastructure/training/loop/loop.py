@@ -251,6 +251,7 @@ class TrainingLoop:
     def _finish_step(self, state: TrainingState) -> None:
         """Everything between two steps, in an order that a resumed training repeats. Each part
         stands where it does because of the one after it."""
+        self.checkpointer.others_wait = True
         # Before anything that takes time: a step that ends at the deadline is saved, not begun on.
         self._check_deadline(state)
         # Both are questions about the epoch that this step was in, whose number moves on below.
@@ -302,9 +303,12 @@ class TrainingLoop:
         group = self.optimizer_step.group
         if not is_sharded(state.model):
             return group.decide(evaluate)
+        self.checkpointer.others_wait = False
         with group.watched():
             numbers = evaluate()
-        return group.decide(lambda: numbers)
+        decided = group.decide(lambda: numbers)
+        self.checkpointer.others_wait = True
+        return decided
 
     def _agreed_kind(self, state: TrainingState, will_save: bool) -> SaveKind | None:
         """The kind to save now, if any; every rank learns how rank 0 goes on.
@@ -335,6 +339,8 @@ class TrainingLoop:
             }
 
         decided = group.decide(decide)
+        self.checkpointer.others_wait = False
+        self.checkpointer.rescue_with_first(state, decided)
         self._is_stopped = decided["is_stopped"]
         state.micro_batch_size = decided["micro_batch_size"]
         if decided["weights"] is not None:

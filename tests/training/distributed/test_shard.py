@@ -87,9 +87,12 @@ QUICK = [
         goes_on_from=("torn", 2),
     ),
     Case("bad loss", {**SPREAD, **SAVES}, planted={1: "a loss that is none"}),
+    Case("failed after a step", SPREAD, planted={0: "an error after a step"}),
+    Case("failed, again", SPREAD, goes_on_from=("failed after a step", 3)),
     *(WAYS_ON[name] for name in ("one then spread", "spread then one")),
 ]
 SLOW = [
+    *FIRST,
     Case("tied, packed 1", {**SHORT, **TIED}, 1, model="tied"),
     Case("tied, packed 2", {**SPREAD, **TIED}, model="tied"),
     Case("tied, packed on disk", {**SPREAD, **TIED}, model="tied", planted=TOO_LARGE),
@@ -103,7 +106,6 @@ SLOW = [
     ),
     Case("stopped", {**SPREAD, **SAVES}, planted={1: "SIGTERM"}),
     Case("failed", {**SPREAD, **SAVES}, planted={1: "an error"}, limit_seconds=12),
-    *FIRST,
     *(WAYS_ON[name] for name in ("spread then spread", "spread then replicas")),
 ]
 
@@ -220,6 +222,20 @@ def test_a_rank_that_lacks_memory_ends_all_which_go_on_in_smaller_pieces(
     assert again["error"] is None, again["stderr"]
     assert again["micro_batch_size"] == 1
     assert again["losses"] == pytest.approx(found["one"]["losses"][2:], abs=1e-5)
+
+
+def test_what_rank_0_fails_with_after_a_step_is_saved_by_all_before(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    failed = found["failed after a step"]
+    assert failed["error"] == "ValueError: planted behind a step"
+    assert failed["versions"][-1] == 3
+    assert failed["codes"] == [ExitCode.DONE]  # rank 0 says how it ended
+    again, one = found["failed, again"], found["one"]
+    assert again["error"] is None, again["stderr"]
+    assert again["losses"] == pytest.approx(one["losses"][2:], abs=1e-5)  # its end comes once more
+    assert again["rows"][1:] == one["rows"][3:]
+    assert again["weights"] == pytest.approx(one["weights"], abs=1e-4)
 
 
 @slow

@@ -33,6 +33,7 @@ from infrastructure.training.distributed.members import CALL, NOT_NEEDED, Member
 from infrastructure.training.distributed.replicate import checksum
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.loop.optimizer_step import OptimizerStep
 from infrastructure.training.model_adapters.base_adapter import LossOutput
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
@@ -244,6 +245,21 @@ def _at_step(number: int, act: Callable[[OptimizerStep], None]) -> Any:
     return planted
 
 
+@contextmanager
+def an_error_after_a_step() -> Iterator[None]:
+    """What looks at the third step fails, when all ranks have done it."""
+    is_due, count = TrainingLoop._log_is_due, [0]
+
+    def failing(self: TrainingLoop, *parts: Any) -> bool:
+        count[0] += 1
+        if count[0] == 3:
+            raise ValueError("planted behind a step")
+        return is_due(self, *parts)
+
+    with _replaced(TrainingLoop, "_log_is_due", failing):
+        yield
+
+
 def _spoil(step: OptimizerStep) -> None:
     with torch.no_grad():
         step.optimizer.param_groups[0]["params"][0].add_(1e-3)
@@ -312,6 +328,7 @@ PLANTS: dict[str, Callable[[], Any]] = {
     "SIGKILL": _at_step(3, lambda _: os.kill(os.getpid(), signal.SIGKILL)),
     "other weights": _at_step(2, _spoil),
     "an error": _at_step(3, _fail),
+    "an error after a step": an_error_after_a_step,
 }
 
 
@@ -359,7 +376,11 @@ def results(folder: Path, cases: Sequence[Case]) -> dict[str, dict[str, Any]]:
     ]
     try:
         limit = 2 * TEST_SECONDS + 10 * len(cases)
-        errors = [rank.communicate(timeout=limit)[1] for rank in ranks]
+        errors = [ranks[0].communicate(timeout=limit)[1]]
+        if ranks[0].returncode:  # what it would have called the others to, it never does
+            for rank in ranks[1:]:
+                rank.kill()
+        errors += [rank.communicate(timeout=limit)[1] for rank in ranks[1:]]
     finally:
         for rank in ranks:
             rank.kill()
