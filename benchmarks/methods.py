@@ -46,7 +46,18 @@ NUM_STEPS = 12
 NUM_TRAIN, NUM_HELD_OUT = 600, 64
 SAMPLES = 4
 SHARE_BARE = 0.4  # of the answers that the start has learnt
-STUDENT_T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 95 %, by the number of seeds
+# 95 %, by the number of seeds
+STUDENT_T = {
+    2: 12.706,
+    3: 4.303,
+    4: 3.182,
+    5: 2.776,
+    6: 2.571,
+    7: 2.447,
+    8: 2.365,
+    9: 2.306,
+    10: 2.262,
+}
 MODEL = {
     "name": "embedded",
     "embedded": {

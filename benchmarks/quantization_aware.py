@@ -2,7 +2,10 @@
 `model.quantization_aware` and without: same start, data, seed and steps. Then both are rounded
 alike.
 
-    python -m benchmarks.quantization_aware [--seeds 5] [--kind int4] [--start 800] [--steps 400]
+    python -m benchmarks.quantization_aware [--seeds 10] [--kind int4] [--start 800] [--steps 400]
+        [--keep FOLDER]
+
+FOLDER keeps the starts: another kind begins from them, as it would from its own, to the bit.
 
 The measure, named before any of these seeds was trained: the loss per token of the rounded model on
 held-out rows. A gain is that of the model rounded afterwards less that of the model trained
@@ -79,11 +82,10 @@ def trained(
     return trainer
 
 
-def losses(kind: str, is_aware: bool, seed: int, steps: int, folder: Path) -> tuple[float, float]:
+def losses(kind: str, is_aware: bool, seed: int, steps: int, start: Path) -> tuple[float, float]:
     """Held-out loss as it trained, and of the rounded model."""
-    start = folder / f"start-{seed}"
     model = ModelConfig(name=str(start), quantization_aware=kind if is_aware else None)
-    trainer = trained(model, seed, steps, 1e-3, folder)
+    trainer = trained(model, seed, steps, 1e-3, start.parent)
     loss = trainer.evaluate()["eval_loss"]
     if not is_aware:
         prepare(trainer.initialize_model(), kind)  # computes as the rounded model does
@@ -92,21 +94,25 @@ def losses(kind: str, is_aware: bool, seed: int, steps: int, folder: Path) -> tu
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--start", type=int, default=800)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--kind", choices=["int4", "int8_int4"], default="int4")
+    parser.add_argument("--keep", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     arms = []
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder = options.keep or Path(name)
+        folder.mkdir(parents=True, exist_ok=True)
         rows(folder / "rows.jsonl")
         for seed in range(options.seeds):
-            begun = trained(ModelConfig(embedded=SHAPE), seed, options.start, 3e-3, folder)
-            begun.adapter.save(folder / f"start-{seed}")
-            plain, afterwards = losses(options.kind, False, seed, options.steps, folder)
-            _, aware = losses(options.kind, True, seed, options.steps, folder)
+            start = folder / f"start-{options.start}-{seed}"
+            if not start.exists():
+                begun = trained(ModelConfig(embedded=SHAPE), seed, options.start, 3e-3, folder)
+                begun.adapter.save(start)
+            plain, afterwards = losses(options.kind, False, seed, options.steps, start)
+            _, aware = losses(options.kind, True, seed, options.steps, start)
             arms.append((plain, afterwards, aware))
             print(f"seed {seed}: {arms[-1]}", file=sys.stderr, flush=True)
     gains = [afterwards - aware for _, afterwards, aware in arms]
