@@ -83,6 +83,19 @@ def identifiers(tree: ast.AST) -> Iterator[tuple[str, str, int]]:
                 yield kind, name, node.lineno  # type: ignore[attr-defined]
 
 
+# a comment, or a string
+PROSE = re.compile(r"""#[^\n]*|([bfru]{0,2})(\"{3}|'{3}|"|')(?:\\.|[^\\])*?\2""", re.S | re.I)
+
+
+def code_of(text: str) -> str:
+    """A source without its comments and strings, but with f-strings, which may bind names."""
+    return PROSE.sub(lambda prose: prose[0] if "f" in (prose[1] or "").lower() else " ", text)
+
+
+def has_forbidden_word(text: str, is_product: bool) -> bool:
+    return any(is_forbidden(word, is_product) for word in set(re.findall(r"\w+", text)))
+
+
 def forbidden_in(path: Path, text: str) -> list[str]:
     """`path:line: kind identifier` of each identifier that is to be renamed, the file name too.
 
@@ -91,8 +104,8 @@ def forbidden_in(path: Path, text: str) -> list[str]:
     """
     is_product = path.parts[0] in PRODUCT
     names = [("file name", part, 1) for part in (*path.parts[:-1], path.stem)]
-    # parsing takes most of the time, and half of the files hold no such word, not even in prose
-    if any(is_forbidden(word, is_product) for word in set(re.findall(r"\w+", text))):
+    # parsing takes most of the time, and most files hold no such word, or in prose alone
+    if has_forbidden_word(text, is_product) and has_forbidden_word(code_of(text), is_product):
         names += identifiers(ast.parse(text))
     return [
         f"{path}:{line}: {kind} {identifier}"
@@ -134,6 +147,9 @@ def test_identifiers_hold_the_words_of_the_field() -> None:
         ("class NothingTold: pass", "class"),
         ("import rows as way_back", "alias"),
         ("from rows import ask_all", "alias"),
+        ("'it\\'s #'; told = 1 # told", "name"),
+        ('"""a "word" \\"""; said\\n""" ""; told = r"\\""', "name"),
+        ("print(f'# {(told := 1)}')", "name"),
     ],
 )
 def test_a_planted_word_is_seen(text: str, kind: str) -> None:
