@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,38 @@ def pytest_configure(config: pytest.Config) -> None:
 
         has_torchvision()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # As the Makefile does: each Python that a test starts would compile PyTorch's sources anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if IN_MEMORY.is_dir() and shutil.disk_usage(IN_MEMORY).free > LEAST_FREE_BYTES:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(IN_MEMORY))
     if hasattr(config, "workerinput"):  # one of several, of which one has to import what forks have
         forks.share_server(config.workerinput["testrunuid"])
+        _send_what_is_shown(config)
     elif hasattr(config.option, "testrunuid"):
         config.option.testrunuid = config.option.testrunuid or uuid.uuid4().hex
+
+
+def _send_what_is_shown(config: pytest.Config) -> None:
+    """Half of what a worker sends of each test shows nowhere, and takes time at both ends: that it
+    begins, that its fixtures passed at once and printed nothing."""
+    if config.option.verbose >= 0 or config.option.xmlpath:
+        return
+    plugins = config.pluginmanager.get_plugins()
+    (worker,) = (plugin for plugin in plugins if type(plugin).__name__ == "WorkerInteractor")
+    send = worker.sendevent
+
+    def send_what_is_shown(name: str, **content: Any) -> None:
+        if name != "logstart" and not (name == "testreport" and is_silent(content["data"])):
+            send(name, **content)
+
+    worker.sendevent = send_what_is_shown
+
+
+def is_silent(report: dict[str, Any]) -> bool:
+    """Whether a report of a test's fixtures says nothing; `--durations` lists from 5 ms on."""
+    is_plain = report["outcome"] == "passed" and not report["sections"]
+    return is_plain and report["when"] != "call" and report["duration"] < 0.005
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -156,22 +182,19 @@ def spawned_by_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multiprocessing.util.spawnv_passfds", forks.spawned_by_fork)
 
 
-@pytest.fixture(autouse=True)
-def restore_log_level() -> Iterator[None]:
-    """A configuration that names a log level sets that of the process, and so of later tests."""
-    ours = logging.getLogger("infrastructure")
-    level = ours.level
-    yield
-    ours.setLevel(level)
-
-
-@pytest.fixture(autouse=True)
-def restore_logging() -> Iterator[None]:
-    """Put the root logger back: a command sets it up as it would in its own process."""
-    root = logging.getLogger()
-    handlers, level, disabled = list(root.handlers), root.level, root.manager.disable
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    root.manager.disable = disabled
-    logging.captureWarnings(False)
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Put logging back: a configuration that names a log level sets that of the process, and a
+    command sets the root logger up as it would in its own process."""
+    ours, root = logging.getLogger("infrastructure"), logging.getLogger()
+    levels = [(logger, logger.level) for logger in (ours, root)]
+    handlers, disabled = list(root.handlers), root.manager.disable
+    try:
+        return (yield)
+    finally:
+        for logger, level in levels:
+            if logger.level != level:  # to set it looks at every logger there is
+                logger.setLevel(level)
+        root.handlers[:] = handlers
+        root.manager.disable = disabled
+        logging.captureWarnings(False)

@@ -20,8 +20,6 @@ from tests.deployment.runs import losses, runs_of, small_config, small_settings
 from tests.monitoring.written_run import write_run
 from tests.slow import slow, slow_but
 
-pytestmark = pytest.mark.usefixtures("restore_logging")
-
 LONG = 2000  # epochs; nobody waits for their end
 SHORT = {"num_epochs": 8, "checkpoint_frequency": 20}
 

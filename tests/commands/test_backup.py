@@ -28,7 +28,6 @@ from infrastructure.run.checkpoint_paths import best_of, step_of
 from infrastructure.run.restore import named_run
 from tests.deployment.runs import deploy, end_copiers, newest_step, runs_of, small_config
 
-pytestmark = pytest.mark.usefixtures("restore_logging")
 ROOT = Path(__file__).resolve().parents[2]
 Temper = Callable[..., tuple[int, Any]]
 

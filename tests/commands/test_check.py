@@ -13,7 +13,7 @@ from tests.deployment.test_checks_of_runs import plant
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restore_logging: None) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder in which `temper` needs no flags, and the doctor finds nothing to say."""
     write_settings(tmp_path)
     monkeypatch.chdir(tmp_path)

@@ -15,8 +15,6 @@ from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from tests.deployment.runs import deploy, small_config, small_settings
 
-pytestmark = pytest.mark.usefixtures("restore_logging")
-
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -18,7 +18,6 @@ from tests.backup.backends.hub_server import TOKEN, Hub, running_hub
 from tests.deployment.runs import deploy, small_config, small_settings
 
 pytestmark = [
-    pytest.mark.usefixtures("restore_logging"),
     # of huggingface_hub's own upload
     pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),
 ]

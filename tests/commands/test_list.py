@@ -10,8 +10,6 @@ from infrastructure.commands.main import main
 from infrastructure.core.exit_codes import ExitCode
 from tests.monitoring.written_run import add, step_record, write_run
 
-pytestmark = pytest.mark.usefixtures("restore_logging")
-
 
 def test_the_runs_of_a_folder_are_listed_the_newest_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

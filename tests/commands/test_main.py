@@ -190,7 +190,6 @@ def test_wrong_settings_are_reported_before_torch_is_loaded(tmp_path: Path) -> N
         assert WRONG_SETTINGS[given] in errors
 
 
-@pytest.mark.usefixtures("restore_logging")
 def test_config_shows_where_values_come_from(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,7 +200,6 @@ def test_config_shows_where_values_come_from(
     assert any("training.num_epochs = 7" in li and "NUM_EPOCHS" in li for li in lines)
 
 
-@pytest.mark.usefixtures("restore_logging")
 def test_a_preset_is_a_flag_and_a_variable(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,20 +224,17 @@ def test_a_run_that_goes_on_keeps_its_settings_and_takes_no_preset() -> None:
     assert "unknown argument '--preset'" in done.stderr
 
 
-@pytest.mark.usefixtures("restore_logging")
 def test_log_level_is_that_of_the_root_logger() -> None:
     assert main(["config", "--log-level", "ERROR"]) == ExitCode.DONE
     assert logging.getLogger().level == logging.ERROR
 
 
-@pytest.mark.usefixtures("restore_logging")
 def test_visible_gpus_are_set_before_torch_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert main(["config", "--cuda-visible-devices", "0"]) == ExitCode.DONE
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "0"
 
 
-@pytest.mark.usefixtures("restore_logging")
 def test_doctor_lists_what_it_found(capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["doctor"])
     out = capsys.readouterr().out
@@ -288,7 +283,6 @@ def resumed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[Any, 
     return calls
 
 
-@pytest.mark.usefixtures("restore_logging")
 @pytest.mark.parametrize("variable", ["OUTPUT_DIR", "TEMPER_OUTPUT_DIR"])
 def test_runs_are_resumed_from_the_folder_that_is_configured(
     variable: str,
@@ -311,7 +305,6 @@ def test_runs_are_resumed_from_the_folder_that_is_configured(
     ]
 
 
-@pytest.mark.usefixtures("restore_logging")
 def test_what_is_given_when_resuming_replaces_what_was_recorded(
     resumed: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,7 +317,6 @@ def test_what_is_given_when_resuming_replaces_what_was_recorded(
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
 
 
-@pytest.mark.usefixtures("restore_logging")
 def test_a_run_goes_on_with_the_flags_of_now_and_not_with_the_file_of_now(
     resumed: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
@@ -347,7 +339,6 @@ def break_down(options: object) -> int:
 BROKEN_AT = f"test_main.py:{break_down.__code__.co_firstlineno + 3} (break_down)"
 
 
-@pytest.mark.usefixtures("restore_logging")
 def test_an_error_that_nobody_foresaw_is_one_sentence(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,7 +350,6 @@ def test_an_error_that_nobody_foresaw_is_one_sentence(
     )
 
 
-@pytest.mark.usefixtures("restore_logging")
 def test_a_traceback_is_shown_on_request_and_holds_no_secret(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,7 +362,6 @@ def test_a_traceback_is_shown_on_request_and_holds_no_secret(
     assert err.splitlines()[-1] == last
 
 
-@pytest.mark.usefixtures("restore_logging")
 def test_the_traceback_of_wrong_input_holds_no_secret(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -14,7 +14,6 @@ from infrastructure.deployment import given_paths, tuning
 from tests.deployment.runs import small_settings
 
 
-@pytest.mark.usefixtures("restore_logging")
 def test_the_fastest_settings_are_measured_and_printed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

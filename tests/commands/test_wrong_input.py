@@ -9,7 +9,6 @@ import base64
 import io
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -2447,7 +2446,6 @@ def test_wrong_input_ends_in_one_sentence(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    restore_logging: Callable[[], None],
     saved_llama: Path,
     causes: dict[str, str],
 ) -> None:

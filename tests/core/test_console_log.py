@@ -10,7 +10,6 @@ import pytest
 from infrastructure.core.console_log import start_console_log
 
 
-@pytest.mark.usefixtures("restore_logging")
 def test_records_are_shown_once_from_their_level_on_and_without_secrets(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -23,7 +22,6 @@ def test_records_are_shown_once_from_their_level_on_and_without_secrets(
     assert capsys.readouterr().err == "warning: see https://***@host/x\n"
 
 
-@pytest.mark.usefixtures("restore_logging")
 def test_the_name_of_a_logger_is_no_secret_s_key(capsys: pytest.CaptureFixture[str]) -> None:
     start_console_log("WARNING")
     logging.getLogger("models.special_token").warning("vocabulary was resized")
@@ -39,7 +37,6 @@ def test_the_name_of_a_logger_is_no_secret_s_key(capsys: pytest.CaptureFixture[s
     assert traceback[-1] == "ValueError: password=***"
 
 
-@pytest.mark.usefixtures("restore_logging")
 @pytest.mark.parametrize("is_imported", [True, False])
 def test_transformers_own_handler_shows_no_warning(
     is_imported: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -60,7 +57,6 @@ def test_transformers_own_handler_shows_no_warning(
     assert capsys.readouterr().err == "no mask\n"
 
 
-@pytest.mark.usefixtures("restore_logging")
 def test_what_libraries_warn_of_is_for_those_who_debug(capsys: pytest.CaptureFixture[str]) -> None:
     """huggingface_hub says which request it tries again, torch.jit what it cannot trace."""
     library = compile(
@@ -81,7 +77,6 @@ def test_what_libraries_warn_of_is_for_those_who_debug(capsys: pytest.CaptureFix
     assert "WARNING some_hub.http: Retrying" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("restore_logging")
 def test_requests_that_are_tried_again_stay_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     """huggingface_hub has a handler of its own, past whatever the root logger shows."""
     own = logging.StreamHandler(sys.stderr)

@@ -134,7 +134,6 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     configure: Callable[..., DeploymentConfig],
     monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
-    restore_logging: None,
 ) -> None:
     whole, _ = deploy(configure())
     observers = deploy_training.TrainingDeployment._observers
@@ -197,7 +196,6 @@ def test_a_finished_run_is_left_alone(
 def test_going_on_from_an_earlier_step_is_a_branch_of_its_own(
     configure: Callable[..., DeploymentConfig],
     monkeypatch: pytest.MonkeyPatch,
-    restore_logging: None,
 ) -> None:
     """Stopped there, it goes on from where it was stopped, not from the older branch."""
     settings = {"checkpoint_frequency": 1, "keep_checkpoints": 99}
@@ -227,7 +225,6 @@ class Interrupts(Observer):
 def test_an_interrupt_at_once_is_a_stop_too(
     configure: Callable[..., DeploymentConfig],
     monkeypatch: pytest.MonkeyPatch,
-    restore_logging: None,
 ) -> None:
     whole, _ = deploy(configure())
     observers = TrainingDeployment._observers
@@ -251,7 +248,6 @@ def test_an_interrupted_measurement(
     configure: Callable[..., DeploymentConfig],
     monkeypatch: pytest.MonkeyPatch,
     call: int,
-    restore_logging: None,
 ) -> None:
     calls = []
 
@@ -284,7 +280,7 @@ def test_a_run_has_one_trainer(configure: Callable[..., DeploymentConfig]) -> No
 
 @pytest.mark.parametrize("contents", slow_but(["{"], [None, "[]", "{", '{"metrics": 3}']))
 def test_what_was_measured_before_is_only_shown(
-    configure: Callable[..., DeploymentConfig], contents: str | None, restore_logging: None
+    configure: Callable[..., DeploymentConfig], contents: str | None
 ) -> None:
     run, _ = deploy(configure(max_steps=2, num_epochs=1))
     (run / "before.json").unlink()
@@ -294,7 +290,7 @@ def test_what_was_measured_before_is_only_shown(
 
 
 def test_an_8_bit_optimizer_goes_on_to_the_same_bits(
-    configure: Callable[..., DeploymentConfig], restore_logging: None
+    configure: Callable[..., DeploymentConfig],
 ) -> None:
     whole, _ = deploy(
         configure(optimizer="adamw_8bit", checkpoint_frequency=1, keep_checkpoints=99)

@@ -31,7 +31,6 @@ from tests.deployment.runs import (
 from tests.faults.kill_storm import in_child
 from tests.slow import slow_but
 
-pytestmark = pytest.mark.usefixtures("restore_logging")
 Config = Callable[..., Any]
 
 

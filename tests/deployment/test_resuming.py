@@ -118,7 +118,7 @@ def test_another_training_is_another_run(stopped: Path, tmp_path: Path) -> None:
 
 
 def test_a_finished_run_is_not_trained_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], restore_logging: None
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, _ = deploy(small_config(tmp_path, max_steps=2))
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
@@ -166,7 +166,7 @@ def test_other_rows_stop_an_unfinished_run_until_they_are_accepted(
 
 @slow
 def test_an_accepted_setting_goes_on_with_the_run_that_had_another(
-    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restore_logging: None
+    stopped: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed = small_config(tmp_path, learning_rate=1e-4)
     with monkeypatch.context() as patch:

@@ -242,7 +242,7 @@ def test_a_damaged_model_is_repaired_before_it_is_read(
 
 
 def test_train_resume_finds_a_run_without_its_record(
-    made: Path, stopped: Path, capsys: pytest.CaptureFixture[str], restore_logging: None
+    made: Path, stopped: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (stopped / "run.json").unlink()
     assert resume(stopped.name, str(made / "runs")) == 0

@@ -658,9 +658,7 @@ def test_the_environment_of_002() -> None:
 
 
 @runs("003 Quick Start")
-def test_the_make_targets_of_003(
-    here: Path, capsys: pytest.CaptureFixture[str], restore_logging: None
-) -> None:
+def test_the_make_targets_of_003(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What `make` types (tests/test_makefile.py) is typed here, on a run of two steps."""
     block = text_of("003 Quick Start")
     assert "CHECKPOINT=output/training/checkpoint-1000" in block
