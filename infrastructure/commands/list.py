@@ -1,6 +1,7 @@
 """`temper list`: the runs of a folder, a line each, the newest first. Loads no torch."""
 
 import argparse
+import shlex
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -21,13 +22,23 @@ HEADINGS = ("run", "state", "step", HELD_OUT_LOSS, "last written")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+    """Declare what the command takes; a word is understood, so that what was meant can be said."""
+    parser.add_argument("word", nargs="?", help=argparse.SUPPRESS)
     add_json(parser)
     add_folder_flags(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the runs of the output folder, as their files tell."""
+    """Show the runs of the output folder, as their files tell.
+
+    Raises:
+        ValueError: a word is given; says what shows a run, or another folder.
+    """
+    if (word := options.word) is not None:
+        raise ValueError(
+            f"list: {word!r} is too much: temper list shows all runs of a folder, which --output"
+            f" names; temper watch {shlex.quote(word)} --once shows one run"
+        )
     folder = Path(configure(options).output_dir)
     rows = [(row, _written_at(folder / row.name)) for row in RunRows(folder).read()]
     runs = [{**asdict(row), "written_at": moment} for row, moment in rows]

@@ -22,7 +22,7 @@ from infrastructure.core.files import make_directory
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.redact import redact
 from infrastructure.monitoring.records.run_list import FINAL, MAX_NAMED, RUN_FILE
-from infrastructure.run.checkpoint_paths import best_of
+from infrastructure.run.checkpoint_paths import best_of, by_step
 from infrastructure.run.directory import BEST, RunDirectory, RunStatus, is_named_in_id
 from infrastructure.run.find import is_same, settings_in, wanted_beside
 from infrastructure.run.output_dir import writable
@@ -100,8 +100,14 @@ def restore_run(
     before = Store(run.checkpoints).versions()
     backup = RunBackup(run.checkpoints, options, run_id=run_id)
     make_directory(run.path)
-    with byte_bar("restoring") as move_bar:
-        checkpoint = backup.restore_run(step, on_progress=move_bar)
+    try:
+        with byte_bar("restoring") as move_bar:
+            checkpoint = backup.restore_run(step, on_progress=move_bar)
+    except CheckpointError as error:
+        if step is not None:
+            steps = answer_of(place, lambda: by_step(Store(Path(run_id), place)))
+            error.add_note(f"it has: {', '.join(map(str, sorted(steps))) or 'none'}")
+        raise
     store = Store(run.checkpoints)
     is_brought = not run.run_file.is_file() or not before or checkpoint.stem > before[0]
     if is_brought:

@@ -433,8 +433,11 @@ def test_a_version_of_a_run_that_is_not_here_comes_back(run: Path, place: Path) 
     assert find(f"{run.name}@3") == (run, 3)
     back = {"place": str(place), "was_killed": False}  # it was finished
     assert read_record(run / "run.json")["brought_back"] == back
-    with pytest.raises(CheckpointError, match="step 7"):
+    with pytest.raises(CheckpointError, match="step 7") as raised:
         find(f"{run.name}@7")
+    (note,) = raised.value.__notes__
+    assert note.startswith("it has: ")
+    assert note.endswith("3")
     with pytest.raises(ValueError, match="a step is a number"):
         find(f"{run.name}@last")
 

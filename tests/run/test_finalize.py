@@ -119,7 +119,7 @@ def test_where_a_killed_run_went_on_stays_known_to_its_end(run: RunDirectory) ->
     assert words_of(run) == last
     steps = [f'{{"step": {step}, "loss": 1.0, "seconds": 30}}\n' for step in (40, 100)]
     (run.path / "metrics.jsonl").write_text("".join(steps))
-    assert words_of(run) == (f"Finished at step 100, trained for 1 min 00 s in all{words}")
+    assert words_of(run) == (f"Finished at step 100, all its steps took 1 min 00 s{words}")
 
 
 def test_a_run_that_was_brought_back_knows_its_earlier_sessions(run: RunDirectory) -> None:

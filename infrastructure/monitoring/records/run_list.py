@@ -193,6 +193,7 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
             )
         return runs[-1].resolve()
     given, by_name = Path(name), {path.name: path for path in runs}
+    name = str(given)  # a shell that completes it leaves a slash
     of_model = [given.parent] if given.name == FINAL else []
     for path in (given, *of_model):
         if (path.resolve() / RUN_FILE).is_file():

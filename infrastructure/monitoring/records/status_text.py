@@ -72,7 +72,7 @@ def _duration_words(run: LiveRun, is_first: bool) -> str:
     out."""
     seconds = run.facts.summary.get("seconds")
     if not is_first and run.seconds_trained:
-        return f", trained for {format_duration(run.seconds_trained)} in all"
+        return f", all its steps took {format_duration(run.seconds_trained)}"
     if not isinstance(seconds, int | float):
         return ""
     duration = format_duration(seconds)
