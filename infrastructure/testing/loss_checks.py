@@ -71,7 +71,7 @@ def _against_reference(subject: Subject, value: float, num_items: int) -> CheckR
         text = f"{value:.4g}, and a model that knows nothing has {know_nothing:.4g}"
         remedy = "are these the right weights, and is this the model's own tokenizer?"
         return CheckResult("loss", "warn", text, remedy, numbers=numbers)
-    text = f"{value:.4g} per learnt token, as the logits say"
+    text = f"{value:.4g} per learnt token, as the model's outputs say"
     return CheckResult("loss", "pass", text, numbers=numbers)
 
 
@@ -175,7 +175,9 @@ def check_accumulation(subject: Subject) -> CheckResult:
         text = f"in micro-batches of 1 the gradient is another one, by {difference:.2g}"
         remedy = "losses must be divided by the items of the whole batch (batch['total_items'])"
         return CheckResult("accumulation", "fail", text, remedy, numbers=numbers)
-    text = f"1 x {len(examples)} and {len(examples)} x 1 give the same gradient"
+    text = "there is one example, which cannot be split"
+    if len(examples) > 1:
+        text = f"{len(examples)} examples at once and one by one give the same gradient"
     return CheckResult("accumulation", "pass", text, numbers=numbers)
 
 

@@ -17,6 +17,7 @@ from infrastructure.testing.label_checks import (
     check_labels,
     check_template,
 )
+from infrastructure.testing.loss_checks import check_accumulation, check_isolation
 from infrastructure.testing.results import CheckResult
 from infrastructure.testing.subject import Subject
 from infrastructure.training.data.encoding.chat_format import (
@@ -97,6 +98,21 @@ def found(subject: Subject) -> dict[str, CheckResult]:
     checks = (check_labels, check_ends, check_answers, check_template)
     results = (check(subject) for check in checks)
     return {result.name: result for result in results}
+
+
+@pytest.mark.parametrize("num_rows", [1, 40])
+def test_sentences_about_one_example_are_of_one(
+    num_rows: int, folder: Path, tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"Reverse {n}", "completion": str(n)[::-1]} for n in range(num_rows)]
+    data = subject(folder, tmp_path, "template", rows, validation_split=0)
+    texts = {check(data).text for check in (check_isolation, check_accumulation)}
+    if num_rows == 1:
+        alone = "the only example has no other one to see"
+        assert texts == {alone, "there is one example, which cannot be split"}
+    else:
+        apart = "4 examples in one row do not see each other"
+        assert texts == {apart, "4 examples at once and one by one give the same gradient"}
 
 
 @pytest.mark.parametrize("model", ["template", "plain"])

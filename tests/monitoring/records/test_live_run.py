@@ -18,6 +18,7 @@ from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.machine_history import machine_charts
 from infrastructure.monitoring.records.run_owner import leave_trainer, write_trainer
 from infrastructure.monitoring.records.run_view import read_view
+from infrastructure.monitoring.records.status_text import time_words
 from infrastructure.monitoring.training_monitor import PERFORMANCE_FILE
 from infrastructure.monitoring.watching.alerts import AlertRule, AlertWatch
 from tests.monitoring.written_run import (
@@ -57,6 +58,7 @@ def test_time_left_is_that_of_the_steps_to_come_at_the_speed_of_now(tmp_path: Pa
     assert run.seconds_per_step == 2.0
     assert run.step == 40
     assert run.seconds_left == 0.0
+    assert time_words(run) == "the steps took 17 min 40 s"  # and not "about 0 s left"
     write_json(directory / "summary.json", {"status": "finished", "steps": 40})
     run.refresh()
     assert run.seconds_per_step == (10 * 100.0 + 15 * 4.0) / 40  # beside tokens a second of all
