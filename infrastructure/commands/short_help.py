@@ -15,13 +15,15 @@ from infrastructure.config.sources.flags import flag_names
 FLAG_WIDTH = 27
 DEFAULT = "{default}"  # stands for the setting's own, so that no text can be wrong about it
 
+QUANTIZED = "of the base weights; with --lora this is QLoRA"
+
 # By title: a setting's key, how its value is called, and what it is.
 FAMILIAR: dict[str, dict[str, tuple[str, str]]] = {
     "the model": {
         "model.name": ("NAME", "a folder, or a name of the hub (default: a small one, new)"),
         "model.lora_config": ("", "train LoRA matrices instead of all weights"),
         "model.lora_config.r": ("N", f"their rank ({DEFAULT})"),
-        "model.quantization": ("4bit|8bit", "of the base weights; with --lora this is QLoRA"),
+        "model.quantization": ("4bit|8bit", QUANTIZED),
     },
     "the data": {
         "data.eval_path": ("FILE", "held-out rows (default: a part of DATA)"),
@@ -112,6 +114,8 @@ def short_help(parser: argparse.ArgumentParser) -> str:
             default = f"default: {plain(fields[key].default)}"
             if key in as_in_run:
                 default = "default: as in the model's run"
+            if text is QUANTIZED and "model.lora_config" not in useful:  # nothing is trained
+                text = "of the weights"
             name = f"{flag_names(key)[0]} {value}".rstrip()
             lines += _entry(name, text.replace(DEFAULT, default))
     lines += ["", "others:"]

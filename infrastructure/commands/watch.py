@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import time
 from pathlib import Path
 
 from infrastructure.commands.arguments import A_RUN_HELP, add_folder_flags, add_json, add_run
@@ -9,7 +10,7 @@ from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
-from infrastructure.monitoring.records.run_list import find_run_path
+from infrastructure.monitoring.records.run_list import find_run_path, runs_in
 from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.watch import watch
 
@@ -30,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Show a run until it ends; FAILED where it failed."""
     output_dir = Path(configure(options).output_dir)
+    if options.run is None and not (options.once or options.json):
+        _wait_for_run(output_dir, options.every)
     path = find_run_path(options.run, output_dir)
     if options.json:
         show(True, spell_numbers(read_view(path)))
@@ -37,3 +40,11 @@ def run(options: argparse.Namespace) -> int:
     os.nice(NICENESS)
     state = watch(path, options.once, options.every)
     return ExitCode.FAILED if state == "failed" else ExitCode.DONE
+
+
+def _wait_for_run(output_dir: Path, interval_seconds: float) -> None:
+    """It may be opened before the first training."""
+    if not runs_in(output_dir):
+        print(f"No run in {output_dir} yet: waiting for one. Ctrl-C ends this.", flush=True)
+    while not runs_in(output_dir):
+        time.sleep(interval_seconds)

@@ -54,10 +54,21 @@ def test_watch_shows_a_run_once_and_ends_with_the_run(tmp_path: Path) -> None:
         assert (watched.returncode, message in out) == (1, True)
 
 
+def test_watch_waits_for_the_first_run(tmp_path: Path) -> None:
+    watched = start_temper("watch", "--every", "0.1", folder=tmp_path)
+    assert watched.stdout is not None
+    assert watched.stdout.readline().startswith("No run in runs yet: waiting for one.")
+    run = write_run(tmp_path / "elsewhere", "a", status="failed")
+    add(run, step_record(7))
+    (tmp_path / "elsewhere").rename(tmp_path / "runs")  # whole at once
+    out, _ = watched.communicate(timeout=60)
+    assert (watched.returncode, "failed · step 7 of 40" in out) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("command", "reported"),
     [
-        (["watch"], "no run in runs; start one with: temper train DATA"),
+        (["watch", "--once"], "no run in runs; start one with: temper train DATA"),
         (["dashboard", "nothing"], "unknown run or checkpoint 'nothing'"),
         (["dashboard", "--port", "99999"], "port 99999 (ports are numbers from 0 to 65535)"),
         (["watch", "--every", "x"], "argument --every: invalid float value"),

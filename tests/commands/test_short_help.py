@@ -66,6 +66,13 @@ def test_what_a_model_answers_with_has_no_flags_of_a_training() -> None:
     assert "--lora" not in shown
 
 
+def test_what_only_measures_speaks_of_no_training() -> None:
+    assert "QLoRA" in parser_of("train").format_help()
+    shown = parser_of("train-eval").format_help()
+    assert "4bit|8bit" in shown
+    assert "QLoRA" not in shown
+
+
 def test_what_a_text_gives_as_a_value_is_one() -> None:
     _, text = FAMILIAR["the training"]["training.deadline"]
     for value in text.rpartition("such as ")[2].split(" or "):

@@ -60,7 +60,7 @@ class RunRows:
 def _row(path: Path, trainer: TrainerProcess | None) -> RunRow:
     facts = read_small_files(path, HEAD_FILES)
     records = last_records(path / METRICS_FILE)
-    step = _newest("step", records)
+    step = _newest("step", [*records, {"step": facts.summary.get("steps")}])
     return RunRow(
         path.name,
         title_of(facts.run, path.name),

@@ -30,6 +30,21 @@ from infrastructure.monitoring.records.run_reader import FINISHED, objects_in
 from infrastructure.monitoring.records.run_view import RunView
 
 HASH, HASH_CHARACTERS = re.compile("[0-9a-f]{64}"), 12
+# How a page calls what the data report counts; other keys are words as they are.
+DATA_WORDS = {
+    "num_train": "rows to train on",
+    "num_evaluation": "rows held out",
+    "supervised_tokens": "tokens that are learnt",
+    "template_tokens": "tokens of the chat template, of each row",
+    "leaked": "held-out rows that are trained on, too",
+    "special_text_rows": "rows that spell special tokens as text",
+    "unread": "not read",
+    "quarantined": "rows set aside",
+    "truncated": "rows that were cut",
+    "truncated_examples": "some of those that were cut",
+    "duplicates": "rows that repeat an earlier one",
+    "from_cache": "read from the cache of an earlier run",
+}
 MAX_ROWS = 200
 MAX_ALERTS = 8
 MAX_PREVIEW_CHARACTERS = 200_000
@@ -254,6 +269,11 @@ def _data_parts(known: Mapping[str, object]) -> list[Markup]:
     lines = report.pop("lines", None)
     sentences = lines if isinstance(lines, list) else []
     previews = [str(report.pop(key)) for key in list(report) if key.endswith("html")]
+    report = {
+        DATA_WORDS.get(key, key): value
+        for key, value in report.items()
+        if value and not (isinstance(value, dict) and set(value) == {""})  # rows without a task
+    }
     single = {key: value for key, value in report.items() if not isinstance(value, dict | list)}
     groups = [_group(key, value) for key, value in report.items() if key not in single]
     counts = [element("div", *groups, css_class="columns")] if any(groups) else []

@@ -76,6 +76,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DataPipeline", "chat_template_of", "first_examples", "first_rows", "training_texts"]
 
+LOOKED_THROUGH = 100  # for examples that differ, to look at
+
 
 @dataclass(frozen=True)
 class _Prepared:
@@ -268,6 +270,11 @@ class DataPipeline:
         order.select(ids, is_filled=self._num_selected is None)
         return self.store.lengths()[order.of(epoch)]
 
+    @property
+    def is_stored(self) -> bool:
+        """Whether its examples have ids, which those of a stream lack."""
+        return isinstance(self._ready().source, StoredExamples | AugmentedExamples)
+
     def _order(self) -> Order:
         source = self._ready().source
         if not isinstance(source, StoredExamples | AugmentedExamples):
@@ -434,13 +441,17 @@ class DataPipeline:
 
 
 def first_examples(data: DataPipeline, count: int) -> list[TokenizedExample]:
-    """Examples to look at: held-out ones, or where nothing is held out those that are trained on
-    first."""
-    with closing(data.evaluation_batches(count)) as held_out:
-        if batch := next(held_out, None):
-            return batch
-    with closing(data.train_batches(0, 0, count)) as batches:
-        return next(batches)
+    """Examples that are trained on, to look at: the first of the data, equal ones once; of a stream
+    those that are trained on first."""
+    if data.is_stored:
+        looked_at = data.examples(range(min(LOOKED_THROUGH, data.num_candidates)))
+    else:
+        with closing(data.train_batches(0, 0, count)) as batches:
+            looked_at = next(batches)
+    different: dict[bytes, TokenizedExample] = {}
+    for example in looked_at:
+        different.setdefault(example.input_ids.tobytes(), example)
+    return [*different.values()][:count]
 
 
 def _is_question(conversation: Conversation) -> bool:

@@ -25,6 +25,11 @@ def test_each_run_is_a_row_and_the_newest_is_first(tmp_path: Path) -> None:
     ]
 
 
+def test_a_run_too_short_to_log_a_step_has_the_steps_of_its_summary(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", status="finished", steps=4)
+    assert [row.step for row in RunRows(tmp_path).read()] == [4]
+
+
 def test_a_run_that_did_not_change_is_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

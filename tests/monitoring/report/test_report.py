@@ -313,6 +313,16 @@ def test_paths_are_shown_as_they_are_typed_there(
     assert "/elsewhere/mine" in shown
 
 
+def test_what_is_counted_of_the_data_is_shown_in_words(tmp_path: Path) -> None:
+    counted = {"num_train": 90, "leaked": 0, "special_text_rows": 3, "unread": ""}
+    data = {"lines": ["90 rows to train on"], **counted, "task_counts": {"": 90}}
+    write_run(tmp_path, run={**RUN, "data": data}, summary=SUMMARY)
+    shown = page_of(tmp_path).all_text
+    assert "rows that spell special tokens as text 3" in shown
+    for raw in ("leaked", "unread", "Task counts", "held-out rows that are trained on"):
+        assert raw not in shown
+
+
 def test_other_data_on_the_way_is_shown_with_what_was_accepted(tmp_path: Path) -> None:
     changes = [
         {"name": "data", "was": "a" * 64, "is": "b" * 64},

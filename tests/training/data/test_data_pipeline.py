@@ -12,7 +12,7 @@ import pytest
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig
-from infrastructure.training.data.data_pipeline import training_texts
+from infrastructure.training.data.data_pipeline import first_examples, training_texts
 from infrastructure.training.data.encoding.augmentation import (
     register_augmentation,
     unregister_augmentation,
@@ -397,3 +397,21 @@ def test_every_example_is_named_by_its_file_and_line(
             assert prepared.places(number, start, count) == expected
     finally:
         unregister_augmentation("same")
+
+
+@pytest.mark.parametrize("mode", ["stored", "streaming"])
+def test_the_first_examples_are_trained_on_and_differ(
+    tmp_path: Path, cache: Path, mode: str
+) -> None:
+    rows = pairs(40)
+    data = write_jsonl(tmp_path / "rows.jsonl", [rows[0], *rows])  # the first one twice
+    prepared = pipeline(data, cache, **MODES[mode])
+    shown = [tuple(example.input_ids) for example in first_examples(prepared, 3)]
+    assert len({*shown}) == 3
+    trained = [tuple(e.input_ids) for batch in prepared.train_batches(0, 0, 8) for e in batch]
+    assert {*shown} <= {*trained}
+    if mode == "stored":
+        in_the_files = [tuple(e.input_ids) for e in prepared.examples(range(6))]
+        assert shown == [*dict.fromkeys(in_the_files)][:3]
+        lines = [int(place.rpartition(":")[2]) for place in prepared.places_of(range(6))]
+        assert lines == sorted(lines)
