@@ -8,6 +8,7 @@ own. What a command imports, and when, shows in a new Python alone.
 """
 
 import errno
+import fcntl
 import functools
 import gc
 import importlib
@@ -24,7 +25,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.util import spawnv_passfds  # type: ignore[attr-defined]
@@ -57,6 +58,8 @@ UNFLUSHED = 120  # the exit code of a Python whose last output nobody takes
 MESSAGE = struct.Struct("<ci")  # how a fork stands: BEGUN and its number, ENDED and its status
 BEGUN, ENDED = b"b", b"e"
 SIZE = struct.Struct("<Q")
+MOST_DESCRIPTORS = 16
+ABOVE_ALL_OTHERS = 512  # a number of a descriptor
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class Order:
     path: list[str]
     own_session: bool
     before: Callable[[], None] | None
+    inherited: list[int]  # numbers of the descriptors that come with it
 
 
 class Forked(subprocess.Popen[Any]):
@@ -92,7 +96,7 @@ class Forked(subprocess.Popen[Any]):
         self, args: list[str], executable: Any, preexec_fn: Callable[[], None] | None, *rest: Any
     ) -> None:
         """Where `Popen` forks and executes, have the server fork."""
-        _, _, folder, environment, _, _, _, *pipes = rest[:13]
+        _, inherited, folder, environment, _, _, _, *pipes = rest[:13]
         p2cread, _, _, c2pwrite, _, errwrite = pipes
         sys.stdout.flush()
         sys.stderr.flush()
@@ -104,11 +108,12 @@ class Forked(subprocess.Popen[Any]):
             list(sys.path),
             self._own_session,
             preexec_fn,
+            [*inherited],
         )
         ends = [end if end != -1 else own for own, end in enumerate((p2cread, c2pwrite, errwrite))]
         self._status, status = os.pipe()
         try:
-            self._fork(order, [*ends, status])
+            self._fork(order, [*ends, *inherited, status])
         finally:
             os.close(status)
         kind, self.pid = self._message()  # it is itself now: who signals its group means no other
@@ -297,7 +302,7 @@ class _Serving:
                 _send(self._statuses.pop(child[0])[0], ENDED, child[1])
 
     def _serve(self, connection: socket.socket) -> None:
-        size, descriptors, _, _ = socket.recv_fds(connection, SIZE.size, 4)
+        size, descriptors, _, _ = socket.recv_fds(connection, SIZE.size, MOST_DESCRIPTORS)
         order = _receive(connection, SIZE.unpack(size)[0]) if size else b""
         if not order:
             self._forget(connection)
@@ -359,13 +364,22 @@ def _be(order: bytes, descriptors: list[int]) -> None:
     code = 1
     try:
         *ends, status = descriptors
-        for number, descriptor in enumerate(ends):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
+        _give_numbers(ends[:3], range(3))
         _begin_as_new()
-        code = _exit_code_of(lambda: _do(pickle.loads(order), status))
+        code = _exit_code_of(lambda: _do(pickle.loads(order), ends[3:], status))
     finally:
         os._exit(code)
+
+
+def _give_numbers(descriptors: Sequence[int], numbers: Iterable[int]) -> None:
+    """Those that they have in whoever ordered the process."""
+    aside = []
+    for descriptor in descriptors:  # its number may be another one's
+        aside.append(fcntl.fcntl(descriptor, fcntl.F_DUPFD, ABOVE_ALL_OTHERS))
+        os.close(descriptor)
+    for descriptor, number in zip(aside, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
 
 
 def _begin_as_new() -> None:
@@ -375,7 +389,7 @@ def _begin_as_new() -> None:
     _open_standard_files()
 
 
-def _do(order: Order, status: int) -> object:
+def _do(order: Order, inherited: Sequence[int], status: int) -> object:
     if order.own_session:
         os.setsid()
     if order.before is not None:
@@ -387,6 +401,7 @@ def _do(order: Order, status: int) -> object:
     sys.argv = list(order.arguments)
     _send(status, BEGUN, os.getpid())
     os.close(status)
+    _give_numbers(inherited, order.inherited)
     return order.work()
 
 
@@ -456,7 +471,6 @@ class ForkedPython(Forked):
     def __init__(self, command: Sequence[str], **options: Any) -> None:
         python, how, *arguments = [word for word in command if word != "-P"]
         assert python == sys.executable, command
-        assert not options.get("pass_fds"), "a fork inherits none"
         work = functools.partial(_run_script, how)
         if how in (runners := {"-c": run_program, "-m": _run_module}):
             what, *arguments = arguments
@@ -514,6 +528,8 @@ def _run_module(name: str) -> None:
 
 
 def _run_script(path: str) -> None:
+    if path.endswith("/helper_main.py"):  # a module begins anew, as above
+        sys.modules.pop(sys.argv[1], None)
     runpy.run_path(path, run_name="__main__")
 
 

@@ -80,6 +80,20 @@ def test_nothing_stays_open_between_it_and_its_parent() -> None:
         assert process.communicate("all of it")[0] == "all of it\n"
 
 
+def test_descriptors_come_with_it_under_their_numbers() -> None:
+    pipes = [os.pipe(), os.pipe()]
+    ends = [end for _, end in pipes]
+    script = "import os, sys; [os.write(int(word), word.encode()) for word in sys.argv[1:]]"
+    command = [sys.executable, "-c", script, *map(str, ends)]
+    with forked_python(command, pass_fds=ends) as process:
+        assert process.wait() == 0
+    for number, (ours, its) in zip(ends, pipes, strict=True):
+        os.close(its)
+        assert os.read(ours, 99) == str(number).encode()
+        assert os.read(ours, 99) == b""  # nobody has it open any more
+        os.close(ours)
+
+
 def test_output_that_nobody_takes_is_an_exit_code() -> None:
     with Path("/dev/full").open("wb") as full, Forked(partial(print, "lost"), stdout=full) as it:
         pass

@@ -17,9 +17,9 @@ from infrastructure.training.extensions.extension_hooks import Event, HookRunner
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import Progress
 from infrastructure.training.metrics.sinks import make_sinks
+from infrastructure.training.observers import run_observers
 from infrastructure.training.observers.run_observers import (
     ERRORS_FILE,
-    MAX_ERROR_LINES,
     ErrorsObserver,
     MetricsObserver,
     ProgressObserver,
@@ -266,13 +266,16 @@ def test_an_interrupt_is_no_error(tmp_path: Path, state: TrainingState) -> None:
     assert not (tmp_path / "logs").exists()
 
 
-def test_the_file_of_errors_does_not_grow_without_end(tmp_path: Path, state: TrainingState) -> None:
+def test_the_file_of_errors_does_not_grow_without_end(
+    tmp_path: Path, state: TrainingState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_observers, "MAX_ERROR_LINES", 20)
     observer = ErrorsObserver(tmp_path)
     observer.train_start(state)
-    for number in range(MAX_ERROR_LINES + 10):
+    for number in range(30):
         record_recovery(state, "save_refused", "goes on", str(number))
         observer.step_end(state)
-    assert len(errors_of(tmp_path)) == MAX_ERROR_LINES
+    assert len(errors_of(tmp_path)) == 20
 
 
 def test_errors_that_cannot_be_written_are_reported_once(

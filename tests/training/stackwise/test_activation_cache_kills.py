@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.forks import forked_python
 from tests.training.stackwise.killed_builder import ROWS, cache_in
 from tests.training.stackwise.trunks import expected, ids_of
 
@@ -18,11 +19,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module")
 def builder() -> Iterator["subprocess.Popen[str]"]:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.training.stackwise.killed_builder"]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as process:  # fmt: skip
+    command = [sys.executable, "-m", "tests.training.stackwise.killed_builder"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with forked_python(command, cwd=ROOT, text=True, **pipes) as process:
         yield process
         process.stdin.close()  # type: ignore[union-attr]
 
