@@ -68,7 +68,8 @@ def text_part(model: torch.nn.Module) -> torch.nn.Module:
     """What attends to text: of a model with towers its decoder, of others all of it."""
     inner: Any = inner_model(model)
     has_towers = bool(getattr(getattr(inner, "config", None), "sub_configs", None))
-    part: torch.nn.Module = inner.get_decoder() if has_towers else inner
+    knows_decoder = has_towers and hasattr(inner, "get_decoder")
+    part: torch.nn.Module = inner.get_decoder() if knows_decoder else inner
     return part
 
 

@@ -10,10 +10,12 @@ import torch
 
 from infrastructure.training.models.model_inputs import (
     accepted_arguments,
+    attention_implementation,
     inner_model,
     logits_of,
     probing,
     relative_difference,
+    text_part,
     vision_tower,
 )
 from tests.training.seeing_models import save_llava
@@ -110,3 +112,17 @@ def test_the_part_that_sees_reads_no_text(saved_llama: Path, tmp_path: Path) -> 
     assert vision_tower(AutoModelForCausalLM.from_pretrained(saved_llama)) is None
     llava.model.vision_tower = None
     assert vision_tower(llava) is None
+
+
+def test_attention_is_that_of_the_part_that_reads_text() -> None:
+    """Of a module around a configuration with towers, which names no decoder, that is all of it."""
+    around = torch.nn.Linear(1, 1)
+    towers: Any = {"vision_config": object}
+    around.config = SimpleNamespace(sub_configs=towers, _attn_implementation="eager")  # type: ignore
+    assert text_part(around) is around
+    assert attention_implementation(around) == "eager"
+    decoder = torch.nn.Linear(1, 1)
+    decoder.config = SimpleNamespace(_attn_implementation="sdpa")  # type: ignore
+    around.get_decoder = lambda: decoder  # type: ignore
+    assert text_part(around) is decoder
+    assert attention_implementation(around) == "sdpa"
