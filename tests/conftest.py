@@ -196,5 +196,6 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
             if logger.level != level:  # to set it looks at every logger there is
                 logger.setLevel(level)
         root.handlers[:] = handlers
-        root.manager.disable = disabled
+        if root.manager.disable != disabled:
+            logging.disable(disabled)  # each logger remembers what was disabled, else
         logging.captureWarnings(False)

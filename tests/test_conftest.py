@@ -21,9 +21,11 @@ def test_logging_is_put_back_after_a_test() -> None:
     root.setLevel(8)
     root.addHandler(logging.NullHandler())
     logging.disable()
+    assert not ours.isEnabledFor(logging.ERROR)  # which it remembers
     with pytest.raises(StopIteration):
         next(around)
     assert (ours.level, root.level, list(root.handlers), root.manager.disable) == before
+    assert ours.isEnabledFor(logging.ERROR)
 
 
 @pytest.mark.parametrize(

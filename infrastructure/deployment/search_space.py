@@ -236,12 +236,14 @@ def _number(text: str, given: str) -> int | float:
 
 def _listed(values: str, text: str) -> list[Any]:
     """What is written with commas, or as a JSON list."""
+    is_json = values.startswith("[")
     try:
-        if not values.startswith("["):
+        if not is_json:
             return [*split_items(values)]
         listed = parse_json(values)
     except ValueError as error:
-        raise ConfigurationError(f"--search {text}: this list cannot be read: {error}") from error
+        kind = "JSON list" if is_json else "list"
+        raise ConfigurationError(f"--search {text}: this {kind} cannot be read: {error}") from error
     assert isinstance(listed, list)  # it begins with a bracket
     return listed
 

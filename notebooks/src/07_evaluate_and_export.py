@@ -73,17 +73,19 @@ compared = colab.evaluate(model, data, against=half)
 # Nothing in that folder is ours: plain `transformers` reads it. The model was trained with the chat
 # template that lies beside it, so it is asked with that, and answers as above.
 
-# %% nbmake={"post_cell_execute": ["assert answer.strip() == answers[0]"]}
+# %%
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 disable_progress_bar()
 tokenizer = AutoTokenizer.from_pretrained(folder)
+plain = AutoModelForCausalLM.from_pretrained(folder)
+
+# %% nbmake={"post_cell_execute": ["assert answer.strip() == answers[0]"]}
 question = [{"role": "user", "content": questions[0]}]
 prompt = tokenizer.apply_chat_template(
     question, add_generation_prompt=True, return_dict=True, return_tensors="pt"
 )
-plain = AutoModelForCausalLM.from_pretrained(folder)
 written = plain.generate(**prompt, max_new_tokens=64, do_sample=False)
 answer = tokenizer.decode(written[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
 print(answer)

@@ -35,12 +35,12 @@ NAMED = {
     ),
     "an upload is confirmed without its objects": (
         "infrastructure/backup/replication/upload.py",
-        "sent.confirmed_at is not None and self._objects_are_confirmed()",
+        "sent.confirmed_at is not None and self.objects.are_confirmed",
         "sent.confirmed_at is not None",
     ),
     "a manifest does not wait for its objects": (
         "infrastructure/backup/replication/upload.py",
-        "while not self._objects_are_confirmed():",
+        "while not self.are_confirmed:",
         "while False:",
     ),
     "what a place reads back comes from the page cache": (
