@@ -1,5 +1,6 @@
 """Fixtures for all tests."""
 
+import gc
 import json
 import logging
 import os
@@ -22,6 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _num_modules_frozen = len(sys.modules)
 _looked_at: set[str] = set()  # modules that no test wrote
+MANY_OBJECTS = 50_000  # garbage is looked for among them in milliseconds
 
 # Tests write and sync some hundred thousand small files; a disk takes milliseconds for each.
 IN_MEMORY, LEAST_FREE_BYTES = Path("/dev/shm"), 4 << 30
@@ -112,7 +114,8 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     another one of that name."""
     if nextitem is not None and nextitem.path == item.path:
         return
-    if item.path.parent == forks.ROOT / "tests":  # it has read the whole project, and keeps it
+    # tests of the whole project may keep what they read; to set that aside takes 0.1 s
+    if item.path.parent == forks.ROOT / "tests" and len(gc.get_objects()) > MANY_OBJECTS:
         _set_aside()
     written_below = str(item.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
     for name in sys.modules.keys() - _looked_at:

@@ -19,6 +19,7 @@ from infrastructure.config.sources.load import load_config
 from tests.config.field_values import as_text, other_value
 
 FIELDS = schema_of(DeploymentConfig).fields
+DEFAULTS = DeploymentConfig().to_dict()
 
 
 @pytest.mark.parametrize("key", FIELDS)
@@ -121,7 +122,7 @@ def test_any_other_plain_name_of_a_setting_is_reported_with_the_right_one(key: s
         if variable in {*VARIABLES, *DISABLING, *SET_BY_SYSTEMS, *OTHER_VARIABLES}:
             continue
         config = load_config(environment={variable: as_text(other_value(FIELDS[key]))})
-        assert config.to_dict() == DeploymentConfig().to_dict()
+        assert config.to_dict() == DEFAULTS
         notes = config.notes()
         right = [plain for plain, one in VARIABLES.items() if one == key] or [variable_of(key)]
         assert len(notes) == 1
