@@ -81,7 +81,8 @@ def _quiet_transformers() -> None:
     """What it warns of is shown to no person, as what other libraries warn of."""
     handlers = logging.getLogger(TRANSFORMERS).handlers
     for handler in handlers:
-        handler.addFilter(is_for_people)
+        if type(handler) is logging.StreamHandler:  # its own; others have put theirs there for all
+            handler.addFilter(is_for_people)
     if not handlers:
         os.environ.setdefault(ITS_LEVEL, "error")
 

@@ -43,7 +43,8 @@ def test_transformers_own_handler_shows_no_warning(
 ) -> None:
     handler = logging.StreamHandler(sys.stderr)
     library = logging.getLogger("transformers")
-    monkeypatch.setattr(library, "handlers", [handler] if is_imported else [])
+    of_others = logging.NullHandler()
+    monkeypatch.setattr(library, "handlers", [handler, of_others] if is_imported else [])
     monkeypatch.setattr(library, "propagate", False)
     monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "")
     monkeypatch.delenv("TRANSFORMERS_VERBOSITY")
@@ -55,6 +56,7 @@ def test_transformers_own_handler_shows_no_warning(
     for level, text in ((logging.WARNING, "a mask is made"), (logging.ERROR, "no mask")):
         library.handle(logging.LogRecord("transformers.x", level, place, 1, text, None, None))
     assert capsys.readouterr().err == "no mask\n"
+    assert of_others.filters == []
 
 
 def test_what_libraries_warn_of_is_for_those_who_debug(capsys: pytest.CaptureFixture[str]) -> None:
