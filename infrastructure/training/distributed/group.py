@@ -322,11 +322,15 @@ class JoinedGroup(Group):
         _copy_back(flat, bucket)
 
     def _wait_for(self, work: dist.Work) -> None:
-        watch = _Watch(self, [rank for rank in range(self.size) if rank != self.rank])
+        """Whoever has done its part of the last exchange may leave at once, so nobody is looked
+        after before an exchange has taken a while."""
+        watch: _Watch | None = None
+        others = [rank for rank in range(self.size) if rank != self.rank]
         if self._on_gpu:
             looked = time.monotonic()
             while not work.is_completed():
                 if time.monotonic() - looked > ROUND_SECONDS:
+                    watch = watch or _Watch(self, others)
                     watch.look()
                     looked = time.monotonic()
                 time.sleep(POLL_SECONDS)
@@ -340,6 +344,7 @@ class JoinedGroup(Group):
                     raise
             else:
                 return
+            watch = watch or _Watch(self, others)
             watch.look()
 
     def _named_errors(self) -> "_NamedErrors":

@@ -27,7 +27,13 @@ from infrastructure.training.distributed.group import (
     _who_left,
 )
 from tests.forks import Forked
-from tests.training.distributed.ranks import free_port, results_of, start_ranks, store_at
+from tests.training.distributed.ranks import (
+    TEST_SECONDS,
+    free_port,
+    results_of,
+    start_ranks,
+    store_at,
+)
 
 LIMIT_SECONDS = 3.0
 TIMED_OUT = "[gloo] Timed out waiting 3000ms for recv operation to complete"
@@ -147,6 +153,27 @@ CASES = [
     ("stops", "sum", 1),
     ("hangs", "broadcast", 0),
 ]
+
+
+def leaves_after_the_last_exchange(group: JoinedGroup) -> float:
+    """Rank 0 has left before rank 1 looks whether the exchange is done."""
+    total = torch.ones(1)
+    if group.rank:
+        wait_for = group._wait_for
+
+        def late(work: dist.Work) -> None:
+            deadline = time.monotonic() + TEST_SECONDS
+            while group.reason_of(0) is None and time.monotonic() < deadline:
+                time.sleep(0.01)
+            wait_for(work)
+
+        group._wait_for = late  # type: ignore[method-assign]
+    group.sum([total])
+    return float(total)
+
+
+def test_who_leaves_after_the_last_exchange_is_not_missed() -> None:
+    assert results_of(start_ranks(2, leaves_after_the_last_exchange)) == [2.0, 2.0]
 
 
 def test_who_is_lost_is_named_in_time() -> None:
