@@ -12,7 +12,7 @@ from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.records.run_list import find_run_path, runs_in
 from infrastructure.monitoring.records.run_view import read_view
-from infrastructure.monitoring.watch import watch
+from infrastructure.monitoring.watch import check_interval, watch
 
 NICENESS = 10  # whoever trains on this machine comes first
 
@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Show a run until it ends; FAILED where it failed."""
+    check_interval(options.every)
     output_dir = Path(configure(options).output_dir)
     if options.run is None and not (options.once or options.json):
         _wait_for_run(output_dir, options.every)

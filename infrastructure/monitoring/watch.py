@@ -43,6 +43,14 @@ SEVERITY_STYLES = {"info": "dim", "warning": "yellow", "critical": "bold red"}
 NUM_HEADLINES = 3
 
 
+def check_interval(interval_seconds: float) -> None:
+    """Raises:
+    ValueError: nobody can look so often.
+    """
+    if not interval_seconds > 0:
+        raise ValueError(f"--every must be more than 0 seconds, not {interval_seconds}")
+
+
 def watch(
     directory: Path,
     is_once: bool = False,
@@ -64,8 +72,7 @@ def watch(
         ValueError: there is no such directory, or `interval_seconds` is not above 0.
         KeyboardInterrupt: the person has seen enough.
     """
-    if not interval_seconds > 0:
-        raise ValueError(f"--every must be more than 0 seconds, not {interval_seconds}")
+    check_interval(interval_seconds)
     console = console or Console()
     run = LiveRun(directory)
     try:

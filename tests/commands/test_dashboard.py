@@ -71,6 +71,7 @@ def test_watch_waits_for_the_first_run(tmp_path: Path) -> None:
         (["watch", "--once"], "no run in runs; start one with: temper train DATA"),
         (["dashboard", "nothing"], "unknown run or checkpoint 'nothing'"),
         (["dashboard", "--port", "99999"], "port 99999 (ports are numbers from 0 to 65535)"),
+        (["watch", "--every", "0"], "--every must be more than 0 seconds, not 0.0"),
         (["watch", "--every", "x"], "argument --every: invalid float value"),
     ],
 )
