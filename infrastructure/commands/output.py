@@ -31,7 +31,7 @@ def loading_torch(as_json: bool = False) -> Iterator[None]:
         return
     report = Report()
     report("Loading PyTorch")
-    with report.waiting("loading PyTorch"):
+    with report.waiting("still loading"):
         yield
 
 

@@ -25,6 +25,7 @@ from infrastructure.evaluation.comparison import Difference, compare, paired, un
 from infrastructure.evaluation.evaluation_page import evaluation_page
 from infrastructure.evaluation.evaluation_tables import (
     difference_table,
+    last_name,
     overall_table,
     short_names,
     task_table,
@@ -399,7 +400,7 @@ def _write(
     config: DeploymentConfig, evaluation: Evaluation, models: Sequence[ModelRows], html: str
 ) -> None:
     """Write numbers, answers and page beside each other."""
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(config.model.name).name}"
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(last_name(config.model.name)).name}"
     folder = Path(config.output_dir) / "evaluations"
     file, answers, shown = (folder / f"{name}{end}" for end in (".json", ".jsonl", ".html"))
     evaluation.file, evaluation.page, evaluation.answers = str(file), str(shown), str(answers)

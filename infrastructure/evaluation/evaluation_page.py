@@ -13,7 +13,7 @@ from infrastructure.evaluation.evaluation_tables import (
 )
 from infrastructure.evaluation.generation import Answer
 from infrastructure.evaluation.rows import ALL, Measured, MeasuredRow, ModelRows, by_task
-from infrastructure.monitoring.drawing.formatting import clip
+from infrastructure.monitoring.drawing.formatting import blank, clip
 from infrastructure.monitoring.drawing.html import (
     MAX_TEXT_CHARACTERS,
     Markup,
@@ -129,7 +129,8 @@ def _card(rows: Sequence[MeasuredRow], names: Sequence[str]) -> Markup:
 
 def _column(name: str, text: str, verdict: Markup | str) -> Markup:
     heading = element("h3", name, verdict)
-    return element("div", heading, element("pre", clip(text, MAX_TEXT_CHARACTERS)))
+    shown_text = text if text.strip() else blank(text)
+    return element("div", heading, element("pre", clip(shown_text, MAX_TEXT_CHARACTERS)))
 
 
 def _verdict(row: MeasuredRow, answer: Answer) -> Markup:

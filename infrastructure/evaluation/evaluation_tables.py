@@ -40,14 +40,15 @@ PLAIN = (LOSS, PERPLEXITY)  # the others are shares
 def short_names(models: Sequence[str]) -> list[str]:
     """What tables call models: a run or a folder by its last name, a run without the time that it
     began at, where that tells them apart."""
-    last = [_last_name(model) for model in models]
+    last = [last_name(model) for model in models]
     for short in ([BEGAN_AT.sub("", name) for name in last], last):
         if len(set(short)) == len(short):
             return short
     return [*models]
 
 
-def _last_name(model: str) -> str:
+def last_name(model: str) -> str:
+    """Of a trained model its run's; of a folder its own; of the hub's the whole one."""
     path = Path(model)
     if not path.is_dir():
         return model  # a name of the hub

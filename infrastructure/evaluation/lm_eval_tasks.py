@@ -20,6 +20,7 @@ from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.files import write_json, write_text
 from infrastructure.core.lookup import look_up
+from infrastructure.evaluation.evaluation_tables import last_name
 from infrastructure.evaluation.intervals import Interval, Z, paired_difference
 from infrastructure.evaluation.request import TaskRequest
 from infrastructure.monitoring.drawing.formatting import format_number
@@ -296,7 +297,7 @@ def _finite(interval: Interval) -> dict[str, float | None]:
 
 def _write(config: DeploymentConfig, models: Sequence[TaskResults], facts: dict[str, Any]) -> Path:
     folder = Path(config.output_dir) / "evaluations"
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(models[0].model).name}-tasks"
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{Path(last_name(models[0].model)).name}-tasks"
     text = "".join(
         json.dumps({"model": model.model, "task": task, **row}, default=str, ensure_ascii=False)
         + "\n"

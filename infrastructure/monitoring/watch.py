@@ -172,6 +172,9 @@ def frame(view: RunView, width: int) -> RenderableType:
     parts += [part for part in (_numbers(view, width), _machine(view, width)) if part is not None]
     parts.append(Text(in_flags(printable(view["backup"]["text"])), style="dim"))
     parts += [Text(printable(words), style=style) for words, style in messages(view)]
+    if view["is_over"] and view["state"] != FINISHED:
+        text, command = view["next_steps"][0]
+        parts.append(Text(printable(f"{text}: {command}" if command else text)))
     title = f"[bold]{escape(printable(view['title']))}[/]"
     foot = None if view["is_over"] else "Ctrl-C leaves; the training goes on"
     return Panel(

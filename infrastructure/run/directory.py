@@ -6,7 +6,6 @@ runs/<run_id>/run.json · metrics.jsonl · checkpoints/ · final/ · report.html
 import re
 import secrets
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -23,8 +22,8 @@ from infrastructure.core.json_text import as_list, as_object, as_text, parse_jso
 from infrastructure.core.transliteration import in_ascii
 from infrastructure.monitoring.records.run_list import (
     RUN_FILE,
-    TRAINER_KEY,
     find_run_path,
+    is_of_a_script,
     runs_in,
     split_version,
 )
@@ -97,7 +96,7 @@ class RunDirectory:
             raise ValueError(f"{self.path} is no run: it has no {RUN_FILE}") from error
         except DamagedFileError as error:
             raise ValueError(str(error)) from error
-        if _is_of_a_script(contents):
+        if is_of_a_script(contents):
             raise ValueError(
                 f"{self.path} is the training of a Trainer with TemperCallback: run its own script"
                 " or notebook again to go on with it"
@@ -148,7 +147,7 @@ class RunDirectory:
             contents = parse_json(self.run_file.read_text())
         except (OSError, ValueError):
             return False
-        return isinstance(contents, dict) and _is_of_a_script(contents)
+        return isinstance(contents, dict) and is_of_a_script(contents)
 
     def masked(self) -> list[str]:
         """Keys of the recorded configuration whose values were not written down: secrets."""
@@ -164,11 +163,6 @@ class RunDirectory:
             return RunStatus(as_text(read_record(self.summary_file).get("status")))
         except (OSError, DamagedFileError, ValueError, TypeError):
             return RunStatus.RUNNING
-
-
-def _is_of_a_script(contents: Mapping[str, object]) -> bool:
-    """Whether run.json is of a Trainer that was not made from a configuration."""
-    return TRAINER_KEY in contents and "configuration" not in contents
 
 
 def plan_run(output_dir: Path, name: str) -> RunDirectory:

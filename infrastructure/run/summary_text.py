@@ -4,6 +4,7 @@ example, and where all lies.
 Loads no torch.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from infrastructure.core.notebook import in_notebook_kernel
@@ -129,13 +130,17 @@ def _indented(name: str, text: str | None, *, keeps_end: bool = False) -> list[s
     whole = [_cut(printable(line), keeps_end) for line in lines if line.strip()] or [
         blank(text or "")
     ]
-    left_out = len(whole) - MAX_EXAMPLE_LINES
-    lines_left = f"{left_out} more line{'s' * (left_out > 1)}"
-    more = [f"… ({lines_left}; the report has all)"] if left_out > 0 else []
+    if len(whole) <= MAX_EXAMPLE_LINES + 1:  # the note on one line would be as long as the line
+        return _beside(name, whole)
+    more = [f"… ({len(whole) - MAX_EXAMPLE_LINES} more lines; the report has all)"]
     shown = (
         [*more, *whole[-MAX_EXAMPLE_LINES:]] if keeps_end else [*whole[:MAX_EXAMPLE_LINES], *more]
     )
-    first, *rest = shown
+    return _beside(name, shown)
+
+
+def _beside(name: str, lines: Sequence[str]) -> list[str]:
+    first, *rest = lines
     return [f"  {name:<9} {first}", *(f"            {line}" for line in rest)]
 
 

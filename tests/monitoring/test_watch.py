@@ -1,6 +1,7 @@
 """The terminal view, in a real terminal of its own and where there is none."""
 
 import io
+import json
 import math
 import os
 import pty
@@ -117,6 +118,18 @@ def test_a_run_that_was_broken_off_is_waited_for_by_who_is_patient_only(tmp_path
     assert watch(directory, console=console, is_patient=False) == "interrupted"
     with pytest.raises(InterruptedError):
         watch(directory, console=console, sleep=enough)
+
+
+def test_a_run_that_was_broken_off_is_shown_with_what_goes_on_with_it(tmp_path: Path) -> None:
+    directory = a_training(tmp_path)
+    assert "Go on" not in shown(read_view(directory))
+    (directory / "trained_by").write_text(f"process 1 on {os.uname().nodename} ended\n")
+    assert "Go on where it stopped: temper train-resume" in shown(read_view(directory))
+    record = json.loads((directory / "run.json").read_text())
+    (directory / "run.json").write_text(json.dumps({**record, "trainer": {}}))
+    text = shown(read_view(directory))
+    assert "its own script goes on where it stopped" in text
+    assert "train-resume" not in text
 
 
 def enough(seconds: float) -> None:

@@ -100,12 +100,19 @@ def test_a_long_answer_is_cut_and_blank_lines_are_left_out(tmp_path: Path) -> No
 
 def test_a_text_without_line_breaks_is_cut_too(tmp_path: Path) -> None:
     long = "begin" + "x" * 5000 + "end"
-    example = {"prompt": long, "expected": "y", "before": "\n".join("abcdefghi"), "after": long}
+    example = {"prompt": long, "expected": "y", "before": "\n".join("abcdefghij"), "after": long}
     lines = closing_lines(tmp_path, a_summary(tmp_path, example=example))
     assert max(map(len, lines)) < 500
     assert any("prompt" in line and line.endswith("end") for line in lines)
     assert any("after" in line and "begin" in line for line in lines)
-    assert "            … (1 more line; the report has all)" in lines
+    assert "            … (2 more lines; the report has all)" in lines
+
+
+def test_a_note_never_stands_for_one_line(tmp_path: Path) -> None:
+    example = {"prompt": "q", "expected": "y", "before": "\n".join("abcdefghi"), "after": "z"}
+    lines = closing_lines(tmp_path, a_summary(tmp_path, example=example))
+    assert "            i" in lines
+    assert not any("more line" in line for line in lines)
 
 
 def test_without_held_out_data_nothing_is_claimed(tmp_path: Path) -> None:

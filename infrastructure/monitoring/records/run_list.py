@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -28,6 +28,12 @@ _BEGINS_WITH_TIME = re.compile(r"20\d\d")
 
 class NoSuchRunError(ValueError):
     """No run of that name is in the folder of the runs; the text says which there are."""
+
+
+def is_of_a_script(record: Mapping[str, object]) -> bool:
+    """Whether run.json is of a Trainer that was not made from a configuration: only its own script
+    goes on with it."""
+    return TRAINER_KEY in record and "configuration" not in record
 
 
 def runs_in(output_dir: Path) -> list[Path]:

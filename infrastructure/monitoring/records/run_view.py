@@ -28,7 +28,7 @@ from infrastructure.monitoring.drawing.quantity_names import in_order, name_of, 
 from infrastructure.monitoring.drawing.tables import EXACT_MATCH, before_after_rows, held_out_loss
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.machine_history import Meter
-from infrastructure.monitoring.records.run_list import ROUNDED
+from infrastructure.monitoring.records.run_list import ROUNDED, is_of_a_script
 from infrastructure.monitoring.records.run_reader import (
     CHECKS_FILE,
     COMPARISON_FILE,
@@ -437,8 +437,11 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
     directory = Path(from_here(facts.directory))
     steps, final = [], directory / "final"
     if facts.status != FINISHED:
-        command = f"temper train-resume {_quoted(directory)}"
-        steps.append(("Go on where it stopped", command))
+        if is_of_a_script(facts.run):
+            steps.append(("Started again, its own script goes on where it stopped", ""))
+        else:
+            command = f"temper train-resume {_quoted(directory)}"
+            steps.append(("Go on where it stopped", command))
     advice = objects_in(facts.summary.get("advice"))
     steps += [_advised(str(each.get("text")), str(each.get("command"))) for each in advice]
     if final.exists() and writes_text(final):  # a model of scores is neither asked nor measured

@@ -137,8 +137,8 @@ def test_every_kind_of_tokenizer(data: Path, cache: Path, build: Any) -> None:
     for template in (None, CHATML):
         prepared = pipeline(data, cache, build(template))
         assert prepared.num_examples > 50
-        (note,) = prepared.report.notes
-        assert note.startswith("columns not used: task (")
+        assert prepared.report.notes == []
+        assert prepared.report.unused_columns == "task"
         (question, *_) = prepared.questions(1)
         assert prepared.tokenizer.decode(question.prompt_ids).find(question.prompt[-4:]) > 0
 

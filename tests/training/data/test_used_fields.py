@@ -82,6 +82,8 @@ def test_what_is_not_used_is_named_once_with_what_to_do(tmp_path: Path) -> None:
         (line,) = [line for line in data.prepare().lines() if "not used" in line]
         assert line.startswith("columns not used: source, seldom (what the model should see")
         assert "data.context_column" in line
+        (line,) = [line for line in data.report.lines(is_verbose=False) if "not used" in line]
+        assert line.endswith("; not used: source, seldom")
         data.close()
 
 

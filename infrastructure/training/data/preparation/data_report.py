@@ -36,6 +36,7 @@ class DataReport:
         system_prompt: what every row begins with; None: they have none, or several.
         special_text_rows: rows whose text spells a special token.
         unread: what the rows say and the chat template does not read, in a sentence; "": nothing.
+        unused_columns: columns that nobody reads, in words; "": none.
         notes: further sentences for people.
         fingerprint: hash of the training examples in their order.
         from_cache: the data had been prepared before.
@@ -63,6 +64,7 @@ class DataReport:
     system_prompt: str | None = None
     special_text_rows: int = 0
     unread: str = ""
+    unused_columns: str = ""
     notes: list[str] = field(default_factory=list)
     fingerprint: str = ""
     from_cache: bool = False
@@ -100,14 +102,23 @@ class DataReport:
             if self.from_cache
             else f"Prepared in {self.seconds:.1f} s"
         )
-        return [*sections, *self.notes, origin]
+        return [*sections, *self._unused(), *self.notes, origin]
+
+    def _unused(self) -> list[str]:
+        if not self.unused_columns:
+            return []
+        return [
+            f"columns not used: {self.unused_columns} (what the model should see belongs into the"
+            " prompt, or into data.context_column)"
+        ]
 
     def _short_lines(self) -> list[str]:
         _, shape, counts = self._rows()
         tokens, *_ = self._tokens()
         set_aside, *examples = self._quarantined() or [""]
         first = [f"{set_aside}; the first:{examples[0][1:]}"] if examples else []
-        return [f"{counts}, from {self._names()}", shape, tokens, *first]
+        unused = f"; not used: {self.unused_columns}" if self.unused_columns else ""
+        return [f"{counts}, from {self._names()}", f"{shape}{unused}", tokens, *first]
 
     def _names(self) -> str:
         names = [*dict.fromkeys(f"{file['name']} ({file['format']})" for file in self.files)]
@@ -156,6 +167,8 @@ class DataReport:
             )
         if self.truncated:
             where = ", ".join(self.truncated_examples)
+            if self.truncated > len(self.truncated_examples):
+                where += ", …"
             were = "was" if self.truncated == 1 else "were"
             lines.append(
                 f"{rows_in_words(self.truncated)} {were} cut to"

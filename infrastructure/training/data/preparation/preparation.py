@@ -275,7 +275,8 @@ class Preparation:
         ]
         report.shape, report.shape_reason = shape.name, shape.reason
         report.notes += [file.note for file in self.files if file.note]
-        report.notes += [*self.plan.notes, *self._unused_columns()]
+        report.notes += self.plan.notes
+        report.unused_columns = _listed(self.unused_columns)
         report.unread = self._unread()
         other = self.plan.shapes[EVALUATION]
         if (other.name, other.columns) != (shape.name, shape.columns):
@@ -300,14 +301,6 @@ class Preparation:
                 f"{self.differing_prompts} of {self.checked_prompts} prompts are written otherwise"
                 " in training than for generation: check the chat template"
             )
-
-    def _unused_columns(self) -> list[str]:
-        if columns := _listed(self.unused_columns):
-            return [
-                f"columns not used: {columns} (what the model should see belongs into the prompt,"
-                " or into data.context_column)"
-            ]
-        return []
 
     def _unread(self) -> str:
         """What the data says for a chat template that does not read it."""
