@@ -32,6 +32,7 @@ import psutil
 import torch
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
+from infrastructure.backup.format.store import Store
 from infrastructure.commands.main import main as main_of_command
 from infrastructure.core.exit_codes import ExitCode
 from tests.faults import run_storm
@@ -205,6 +206,12 @@ class Training:
         names = [path.name for path in self.folder.glob("runs/*/checkpoints/versions/*.json")]
         return max((int(name.split("-")[0]) for name in names), default=0)
 
+    def newest_step(self) -> int:
+        """Of the newest committed version; what it names is not read."""
+        stores = [Store(root) for root in self.folder.glob("runs/*/checkpoints")]
+        newest = [(store, names[0]) for store in stores if (names := store.versions())]
+        return max((store.outline(name).step for store, name in newest), default=0)
+
     @contextmanager
     def ended_with_all(self) -> Iterator[None]:
         """Inside, somebody is killed; afterwards nobody is left of who was there."""
@@ -255,13 +262,15 @@ def kill_now_and_then(
         if not is_there_to_be_killed(training, draw):
             break
         death = draw.choice(DEATHS)
+        newest = max(newest, training.newest_step())
         if death in ("agent", "all"):
             with training.ended_with_all():
                 kill(death, training, draw, outcome)
-            training.give_command()
         else:
             kill(death, training, draw, outcome)
         newest = look(training.folder, "runs/*/checkpoints", newest, outcome)
+        if death in ("agent", "all"):
+            training.give_command()
 
 
 def is_there_to_be_killed(training: Training, draw: random.Random) -> bool:
@@ -334,16 +343,16 @@ def compare(reference: Training, disturbed: Training, num_processes: int, outcom
 
 
 def _loses_the_newest_version() -> None:
-    num_versions_of = Training.num_versions
+    """Each kill takes the newest manifest with it."""
+    kill_only = kill
 
-    def forgetful(training: Training) -> int:
+    def kill_and_lose(death: str, training: Training, *others: Any) -> None:
+        kill_only(death, training, *others)
         manifests = sorted(training.folder.glob("runs/*/checkpoints/versions/*.json"))
-        if len(manifests) > 3:
-            for path in manifests[-3:]:
-                path.unlink(missing_ok=True)
-        return num_versions_of(training)
+        if manifests:
+            manifests[-1].unlink(missing_ok=True)
 
-    Training.num_versions = forgetful  # type: ignore[method-assign]
+    globals()["kill"] = kill_and_lose
 
 
 def _moments_are_not_restored(rank: str) -> None:
