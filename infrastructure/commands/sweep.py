@@ -2,7 +2,6 @@
 
 import argparse
 import shlex
-from functools import partial
 
 from infrastructure.commands.arguments import add_data, add_json
 from infrastructure.commands.output import progress, show
@@ -13,8 +12,10 @@ from infrastructure.config.merging.effect import refused_without_effect
 from infrastructure.config.sources.flags import (
     add_config_flags,
     add_preset_flag,
+    flag_names,
     flag_words,
 )
+from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.optional import refuse_missing
 from infrastructure.deployment.search_space import (
@@ -78,7 +79,11 @@ def run(options: argparse.Namespace) -> int:
     check_given(config)
     refuse_missing("optuna", "temper sweep")
     sweep = Sweep(config, dimensions, goal)
-    is_over = sweep.run(options.trials, partial(progress, options.json), config.training.deadline)
+
+    def report(line: str) -> None:
+        progress(options.json, in_flags(line))
+
+    is_over = sweep.run(options.trials, report, config.training.deadline)
     results, best = sweep.results(), sweep.best()
     command = None if best is None else command_of(options, sweep, best)
     facts = {
@@ -151,8 +156,8 @@ def table(
         state = {"complete": "", "fail": "failed"}.get(one.state, one.state)
         shown = [short_value(one.values.get(name, "")) for name in names]
         rows.append([f"{one.number}{mark}", *shown, value, state, seconds])
-    last_parts = [name.removeprefix("training.").removeprefix("model.") for name in names]
-    return render_table(["trial", *last_parts, goal.metric, "", "time"], rows)
+    searched = [flag_names(name)[0].removeprefix("--") for name in names]
+    return render_table(["trial", *searched, goal.title, "", "time"], rows)
 
 
 def command_of(options: argparse.Namespace, sweep: Sweep, best: TrialResult) -> str:

@@ -382,7 +382,7 @@ class Sweep:
             return
         value = _measured(summary.get("after") or {}, self.goal.metric)
         if value is None:
-            self._failed(trial, f"it has measured no {self.goal.metric} that is a number")
+            self._failed(trial, f"it has measured no {self.goal.title} that is a number")
         else:
             trial.study.tell(trial, value)
 
@@ -471,7 +471,7 @@ def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Any]]:
 
 def outcome(result: TrialResult, goal: Goal) -> str:
     """How a trial ended, in words."""
-    value = "" if result.value is None else f"{goal.metric} {format_number(result.value)}"
+    value = "" if result.value is None else f"{goal.title} {format_number(result.value)}"
     if result.state == "complete":
         return value
     if result.state == "pruned":

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from infrastructure.core.lock import Lock
 from infrastructure.core.optional import require
+from infrastructure.monitoring.drawing.quantity_names import name_of
+from infrastructure.monitoring.drawing.tables import HELD_OUT_LOSS
 
 if TYPE_CHECKING:
     from optuna.pruners import BasePruner
@@ -44,6 +46,12 @@ class Goal:
     direction: str = "minimize"
     sampler: str = "tpe"
     pruner: str = "median"
+
+    @property
+    def title(self) -> str:
+        """What people call the metric."""
+        name = name_of(self.metric).title
+        return HELD_OUT_LOSS if self.metric == "eval_loss" else name
 
     def to_dict(self) -> dict[str, str]:
         """Ready for JSON."""

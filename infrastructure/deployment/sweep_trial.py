@@ -50,7 +50,7 @@ class TrialObserver(Observer):
         if state.step < state.total_steps and self.trial.should_prune():
             self.trial.set_user_attr(PRUNED, self.num_evaluations)
             state.interrupt(
-                f"pruned: {self.goal.metric} {format_number(value)} at evaluation"
+                f"pruned: {self.goal.title} {format_number(value)} at evaluation"
                 f" {self.num_evaluations} is behind the other trials"
             )
 

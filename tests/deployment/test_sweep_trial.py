@@ -58,7 +58,7 @@ def test_a_trial_that_is_behind_is_pruned_and_a_good_one_is_not(folder: Path) ->
     study.ask(RATE)
     TrialObserver(folder, 6, GOAL).eval_end(evaluated(bad, 5, 3.0))
     assert bad.is_interrupted
-    assert "pruned: eval_loss 3 at evaluation 1" in str(bad.stop_message)
+    assert "pruned: held-out loss 3 at evaluation 1" in str(bad.stop_message)
     assert open_study(folder, GOAL).trials[6].user_attrs == {PRUNED: 1}
 
 
