@@ -50,6 +50,7 @@ from infrastructure.monitoring.records.run_list import (
     split_version,
 )
 from infrastructure.monitoring.records.run_owner import read_trainer, was_stopped
+from infrastructure.monitoring.records.run_view import from_here
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import RunDirectory, RunStatus
 from infrastructure.run.restore import (
@@ -287,7 +288,7 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     facts["possible_loss_seconds"] = loss.seconds
     newest = backup.store.newest_healthy()
     training = training_words(run, None if newest is None else backup.store.read(newest).step)
-    lines = [loss.text, *([training] if training else [])]
+    lines = [f"Run {run.run_id}", loss.text, *([training] if training else [])]
     facts["training"] = training
     missing = _missing_folder(open_place(backup.options.place))
     if missing is not None:
@@ -325,7 +326,7 @@ def training_words(run: RunDirectory, newest_step: int | None) -> str | None:
     if run.is_finished():
         return "The training is finished"
     how = {RunStatus.STOPPED: "was stopped", RunStatus.FAILED: "ended with an error"}
-    command = f"the same command, or temper train-resume {shlex.quote(run.run_id)}"
+    command = f"the same command, or temper train-resume {shlex.quote(from_here(run.path))}"
     go_on = "its own script" if run.is_of_a_trainer() else command
     at = "" if newest_step is None else f" from step {newest_step}"
     by_person = was_stopped(run.path, trainer)

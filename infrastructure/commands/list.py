@@ -18,7 +18,7 @@ from infrastructure.monitoring.records.run_reader import METRICS_FILE
 from infrastructure.monitoring.records.run_rows import RunRow, RunRows
 from infrastructure.monitoring.records.status_text import STATE_WORDS
 
-HEADINGS = ("run", "state", "step", HELD_OUT_LOSS, "last written")
+HEADINGS = ("run", "state", "step", HELD_OUT_LOSS, "last written", "trains")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,4 +62,5 @@ def _cells(row: RunRow, moment: float | None) -> list[str]:
         UNKNOWN if row.step is None else f"{row.step:,}",
         UNKNOWN if row.held_out_loss is None else format_number(row.held_out_loss),
         UNKNOWN if moment is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(moment)),
+        row.training or UNKNOWN,
     ]

@@ -39,7 +39,10 @@ def run(options: argparse.Namespace) -> int:
         show(True, spell_numbers(read_view(path)))
         return ExitCode.DONE
     os.nice(NICENESS)
+    was_over = options.run is None and not options.once and read_view(path)["is_over"]
     state = watch(path, options.once, options.every)
+    if was_over:
+        print("It had ended before; temper watch RUN, or this again, shows one that begins now.")
     return ExitCode.FAILED if state == "failed" else ExitCode.DONE
 
 

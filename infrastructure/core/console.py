@@ -142,7 +142,7 @@ class Report:
                     _WAITING.draw(text, sys.stderr)
                 else:
                     self(text)
-                    patience *= 2
+                    patience = max(SILENT_SECONDS, (now - began) / 6)
             except (OSError, ValueError):  # nobody reads any more: closed, as by `| head`
                 return
 

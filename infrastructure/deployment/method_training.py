@@ -86,7 +86,7 @@ class MethodTraining:
             self.report(f"note: {note}")
         name = config.training.method
         self.report(f"Preparing model {config.model.name} and data {config.data.path} for {name}")
-        with self.report.waiting("reading the data"):
+        with self.report.waiting("loading TRL and reading the data"):
             training = TrlTraining(config, run.path)
         for line in training.lines():
             self.report(line)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.console import details
 from infrastructure.core.files import write_json
 from infrastructure.monitoring.records.run_reader import CHECKS_FILE, read_rounds
 from infrastructure.testing.check_observer import CheckObserver
@@ -45,9 +46,10 @@ def checked_before(
     worth_telling = [result for result in results if result.status == "warn"]
     for line in lines_of(worth_telling)[1:-1]:
         report(line)
-    skipped = [f"{r.name}: {r.text}" for r in results if r.status == "skipped"]
-    why = f" Skipped: {'; '.join(skipped)}." if skipped else ""
-    report(f"Checked: {verdict(results)}{why}")
+    skipped = [result for result in results if result.status == "skipped"]
+    report(f"Checked: {verdict([result for result in results if result not in skipped])}")
+    for result in skipped:
+        details(report)(f"Not checked: {result.name}: {result.text}")
     return results
 
 

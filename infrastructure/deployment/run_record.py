@@ -143,7 +143,13 @@ def summarise(
         "example": example if before.example else None,
         "num_questions": 0 if after is None else after.num_questions,
     }
+    if memory := summary["memory"]:
+        seen = [summary["peak_memory_bytes"], memory.get("highest_bytes")]
+        known = [float(each) for each in seen if isinstance(each, int | float)]
+        summary["peak_memory_bytes"] = max(known, default=None)
     report = getattr(trainer.initialize_data(), "report", None)
+    if report is not None:
+        summary["num_held_out"] = report.num_evaluation
     if report is not None and report.system_prompt is not None:
         summary["system_prompt"] = report.system_prompt
     if trainer.training_config.loss != CROSS_ENTROPY:

@@ -25,6 +25,7 @@ from infrastructure.monitoring.drawing.quantity_names import name_of
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_reader import FINISHED
 from infrastructure.monitoring.records.run_view import Alert, RunView, view_of
+from infrastructure.monitoring.records.status_text import STATE_WORDS
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 NOT_FINITE_MARK = "×"
@@ -128,7 +129,7 @@ def _is_over(run: LiveRun, is_patient: bool) -> bool:
 
 def status_line(view: RunView) -> str:
     """The run in one line: `step 120 of 500 · 24 % · loss 0.51 · about 12 min 03 s left`."""
-    state = [] if view["state"] == "running" else [view["state"]]
+    state = [] if view["state"] == "running" else [STATE_WORDS[view["state"]].lower()]
     numbers = [
         f"{line['name'].lower()} {line['text']}" for line in view["headlines"][:NUM_HEADLINES]
     ]

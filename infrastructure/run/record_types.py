@@ -254,6 +254,7 @@ class Summary(TypedDict, total=False):
     loss_function: str
     example: ExampleRecord | None
     num_questions: int
+    num_held_out: int
     num_pairs: int
     system_prompt: str
     advice: list[AdviceRecord]

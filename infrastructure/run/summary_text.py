@@ -58,8 +58,8 @@ def _result_lines(summary: Summary) -> list[str]:
         "",
         table or "Nothing is held out, so nothing was measured; see data.validation_split",
     ]
-    if summary.get("num_questions"):
-        lines.append(f"(exact match over {summary['num_questions']} held-out prompts)")
+    if num_questions := summary.get("num_questions"):
+        lines.append(f"(exact match over {_of_held_out(num_questions, summary)})")
     if num_pairs := summary.get("num_pairs"):
         lines.append(f"(ranked over {num_pairs:,} held-out pairs; a tie counts as wrong)")
     if example := summary.get("example"):
@@ -97,6 +97,17 @@ def _place_lines(run_path: Path, summary: Summary) -> list[str]:
         lines.append(backup["text"])
     advice = [f"{each['text']}: {each['command']}" for each in summary.get("advice", [])]
     return lines + (["", *advice] if advice else [])
+
+
+def _of_held_out(num_questions: int, summary: Summary) -> str:
+    """How many rows were answered, and what decides that."""
+    num_held_out = summary.get("num_held_out") or 0
+    if num_questions >= num_held_out:
+        return f"{num_questions:,} held-out prompts"
+    return (
+        f"{num_questions:,} of {num_held_out:,} held-out prompts: training.validation_prompts sets"
+        " how many, and long answers leave time for fewer"
+    )
 
 
 def _answer_command(model: str, in_notebook: bool, sees: bool, system: str | None) -> str:

@@ -132,6 +132,12 @@ def test_a_run_that_was_broken_off_is_shown_with_what_goes_on_with_it(tmp_path: 
     assert "train-resume" not in text
 
 
+def test_a_line_calls_a_state_as_the_frame_does(tmp_path: Path) -> None:
+    directory = a_training(tmp_path)
+    (directory / "trained_by").write_text(f"process 1 on {os.uname().nodename} ended\n")
+    assert status_line(read_view(directory)).startswith("broken off · step 30 of 40")
+
+
 def enough(seconds: float) -> None:
     raise InterruptedError
 

@@ -34,6 +34,16 @@ def test_the_end_shows_table_example_and_places(tmp_path: Path) -> None:
     assert f"  run          {tmp_path}" in lines
 
 
+def test_the_last_table_counts_the_held_out_rows_that_were_not_answered(tmp_path: Path) -> None:
+    lines = closing_lines(tmp_path, a_summary(tmp_path, num_held_out=10))
+    (line,) = [line for line in lines if "exact match over" in line]
+    assert line.startswith(
+        "(exact match over 8 of 10 held-out prompts: training.validation_prompts"
+    )
+    lines = closing_lines(tmp_path, a_summary(tmp_path, num_held_out=8))
+    assert "(exact match over 8 held-out prompts)" in lines
+
+
 def test_a_model_that_gives_scores_gets_no_question(tmp_path: Path) -> None:
     model = tmp_path / "final"
     model.mkdir()

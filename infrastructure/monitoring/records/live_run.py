@@ -164,6 +164,19 @@ class LiveRun:
         return value if isinstance(value, int | float) else None
 
     @property
+    def peak_memory_bytes(self) -> float | None:
+        """The highest that anybody saw: the steps, the memory optimizer, the forecast's judge."""
+        summary = self.facts.summary
+        optimizer, forecast = summary.get("memory"), summary.get("forecast")
+        seen = [record.get("memory_bytes") for record in self.records]
+        seen += [summary.get("peak_memory_bytes")]
+        seen += [optimizer.get("highest_bytes")] if isinstance(optimizer, dict) else []
+        for row in forecast if isinstance(forecast, list) else []:
+            if isinstance(row, dict) and row.get("what") == "peak_memory_bytes":
+                seen.append(row.get("was"))
+        return max((value for value in seen if isinstance(value, int | float)), default=None)
+
+    @property
     def tokens_per_second(self) -> float | None:
         """Of the newest step while it is trained, of all logged steps together afterwards."""
         if not self.has_ended or not self.seconds_rated:
@@ -287,9 +300,9 @@ def _signature(path: Path) -> tuple[int, int, int] | None:
 def state_of(facts: RunFacts, trainer: TrainerProcess | None) -> str:
     """One of `STATES`, from run.json and summary.json and who trains the run."""
     ended_at = changed_at(facts.directory / "summary.json")
-    is_left = facts.status in ("stopped", "failed") and ended_at is not None
+    is_left = facts.status != FINISHED and ended_at is not None
     if is_left and trainer is not None and trainer.is_alive and trainer.since > (ended_at or 0):
-        return "starting"  # somebody prepares to go on with it
+        return "starting"  # somebody prepares to go on with it: summary.json is of who was before
     if facts.status != "running":
         return facts.status
     if trainer is not None and trainer.is_alive is False:

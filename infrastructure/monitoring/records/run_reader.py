@@ -120,21 +120,28 @@ def title_of(run: Mapping[str, object], run_id: str) -> str:
     a Trainer's run.
     """
     config = config_of(run)
-    name, model, data, created = (
-        *(config.get(key, (None, ""))[0] for key in ("run_name", "model.name", "data.path")),
-        run.get("created"),
-    )
+    name, model = (config.get(key, (None, ""))[0] for key in ("run_name", "model.name"))
+    created = run.get("created")
     if isinstance(name, str) and name:
         return clip(name, MAX_NAME_CHARACTERS)
     if not MADE_FROM_THE_TIME.fullmatch(run_id) or not isinstance(model, str):
         return run_id
-    parts = [model_words(model)]
-    method = config.get("training.method", (None, ""))[0]
+    moment = f", {format_moment(created)}" if isinstance(created, str) else ""
+    return training_words(config) + moment
+
+
+def training_words(config: Mapping[str, tuple[object, str]]) -> str:
+    """What is trained on what: `tiny-llama, DPO on pairs.jsonl`; "" where nobody has written it."""
+    model, data, method, lora = (
+        config.get(key, (None, ""))[0]
+        for key in ("model.name", "data.path", "training.method", "model.lora_config")
+    )
+    if not isinstance(model, str):
+        return ""
+    text = model_words(model) + (", LoRA" if isinstance(lora, dict) else "")
     if isinstance(method, str) and method != "sft":
-        parts[0] += f", {method.upper() if len(method) <= MAX_INITIALS else method}"
-    if isinstance(data, str):
-        parts.append(f"on {data_words(data)}")
-    return " ".join(parts) + (f", {format_moment(created)}" if isinstance(created, str) else "")
+        text += f", {method.upper() if len(method) <= MAX_INITIALS else method}"
+    return text + (f" on {data_words(data)}" if isinstance(data, str) else "")
 
 
 def model_words(model: str) -> str:

@@ -10,9 +10,11 @@ from infrastructure.monitoring.records.run_owner import TrainerProcess, read_tra
 from infrastructure.monitoring.records.run_reader import (
     HEAD_FILES,
     METRICS_FILE,
+    config_of,
     numbers_of,
     read_small_files,
     title_of,
+    training_words,
 )
 
 TAIL_BYTES = 1 << 14
@@ -24,6 +26,7 @@ class RunRow:
 
     Attributes:
         title: what people call it; the name if nothing better is known.
+        training: what is trained on what; "" where nobody has written it.
     """
 
     name: str
@@ -32,6 +35,7 @@ class RunRow:
     step: int | None
     loss: float | None
     held_out_loss: float | None
+    training: str = ""
 
 
 class RunRows:
@@ -68,6 +72,7 @@ def _row(path: Path, trainer: TrainerProcess | None) -> RunRow:
         int(step) if step is not None else None,
         _newest("loss", records),
         _newest("eval_loss", [*records, numbers_of(facts.summary.get("after"))]),
+        training_words(config_of(facts.run)),
     )
 
 

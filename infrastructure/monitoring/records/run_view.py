@@ -358,7 +358,7 @@ def _headlines(
         _headline("tokens per second", run.tokens_per_second, format_rate),
         _headline("time per step", run.seconds_per_step, format_step_time),
         _headline("tokens", run.last("tokens")),
-        _headline("peak memory", run.last("memory_bytes"), format_bytes),
+        _headline("peak memory", run.peak_memory_bytes, format_bytes),
         _headline("cost", cost.get("amount"), lambda _: str(cost.get("text"))),
     ]
     return [line for line in lines if line is not None]

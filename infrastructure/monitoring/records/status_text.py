@@ -105,7 +105,8 @@ def progress_words(run: LiveRun) -> str:
 
 def time_words(run: LiveRun) -> str:
     """`about 5.0 s left · the steps took 15 s`."""
-    left, trained = run.seconds_left, run.seconds_trained
+    left = run.seconds_left if run.state == "running" else None
+    trained = run.seconds_trained
     parts = [f"about {format_duration(left)} left"] if left else []
     return " · ".join([*parts, *[f"the steps took {format_duration(trained)}"] * bool(trained)])
 

@@ -95,7 +95,7 @@ def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, obje
     if not is_number(energy) or best is None:
         return f"It took {format_duration(cost)}; whether it paid was not measured."
     if baseline_is_as_good(newest):
-        why = "a simple method found an answer as good"
+        why = "a simple rule chooses as well"
         return f"It took {format_duration(cost)} and gained nothing: {why}."
     return (
         f"It took {format_duration(cost)} and found a better answer than the simple methods;"

@@ -121,6 +121,8 @@ class BridgedTraining:
             run.save_model(self.parts.model)
         status = self._close(is_finished=not state.is_interrupted)
         more = "; run this again to go on" if state.is_interrupted else ""
+        if not state.is_interrupted and not run.is_whole and run.files.final.is_dir():
+            more = f"; its model and report.html lie in {run.directory}"
         run.report(f"Run {run.name}: {status} at step {state.step}{more}")
         if state.is_interrupted:
             run.copies.close()

@@ -209,7 +209,7 @@ def in_words(record: Record) -> str:
         return f"{head} {record['outcome']}: {record['why']}"
     remarks = "".join(f"; {remark}" for remark in record.get("remarks", []))
     if baseline_is_as_good(record):
-        remarks += "; a simple method found an answer as good"
+        remarks += "; a simple rule chooses as well"
     left_out = record.get("num_examples", 0) - record.get("num_selected", 0)
     if left_out and record.get("num_dropped") == left_out:  # none by chance
         return (

@@ -24,8 +24,9 @@ MOST_SECONDS = 4.0
 LEFT_OUT = 0.1
 # Micro-batches whose sizes are drawn; more of them have hardly any further sizes.
 MOST_DRAWN = 2048
-# What the kernels of a size leave at most, with what they tear (measured: 3 MB); and all of them.
-MOST_BYTES_OF_A_SIZE = 6 << 20
+# What the kernels of a size leave at most, with what they tear: a layer, a LoRA beside it and the
+# head have some 26 shapes (measured: 3 to 20 MB). And all of them.
+MOST_BYTES_OF_A_SIZE = 32 * BYTES_OF_A_KERNEL
 MOST_BYTES_OF_ALL = KEPT_KERNELS * BYTES_OF_A_KERNEL
 
 Size = tuple[str, int]

@@ -121,6 +121,40 @@ def test_a_run_that_somebody_goes_on_with_is_prepared_again(tmp_path: Path) -> N
     run.close()
 
 
+def test_a_killed_run_that_somebody_goes_on_with_is_prepared_and_has_no_time_left(
+    tmp_path: Path,
+) -> None:
+    directory = write_run(tmp_path)
+    (directory / "summary.json").write_text('{"status": "running", "total_steps": 40}')
+    add(directory, *falling(1, 10))
+    long_ago = time.time() - 60
+    os.utime(directory / "summary.json", (long_ago, long_ago))  # of the session that was killed
+    write_trainer(directory)
+    run = LiveRun(directory)
+    assert run.state == "starting"
+    assert "left" not in time_words(run)
+    os.utime(directory / "summary.json")
+    run.refresh()
+    assert run.state == "running"
+    assert "left" in time_words(run)
+    run.close()
+
+
+def test_the_peak_is_the_highest_memory_that_anybody_saw(tmp_path: Path) -> None:
+    directory = write_run(tmp_path)
+    add(directory, *[step_record(n) | {"memory_bytes": b} for n, b in ((1, 7e8), (2, 5e8))])
+    run = LiveRun(directory)
+    assert run.peak_memory_bytes == 7e8
+    rows = [{"what": "peak_memory_bytes", "was": 9e8}, {"what": "seconds", "was": 1e12}]
+    summary = {"memory": {"highest_bytes": 8e8}, "forecast": rows}
+    for part, peak in (("memory", 8e8), ("forecast", 9e8)):
+        text = json.dumps({"status": "finished", part: summary[part]})
+        (directory / "summary.json").write_text(text)
+        run.refresh()
+        assert run.peak_memory_bytes == peak
+    run.close()
+
+
 def test_a_run_that_should_train_and_writes_nothing_is_silent(tmp_path: Path) -> None:
     directory = write_run(tmp_path)
     add(directory, *falling(1, 10))

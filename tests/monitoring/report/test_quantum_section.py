@@ -75,7 +75,7 @@ def test_what_was_decided_and_whether_it_paid_in_two_sentences(tmp_path: Path) -
         f"{decided} It took 1.5 s and {better}"
     )
     plain = {**ANSWER, "alternatives": {"greedy": 0.25}}
-    gained = "It took 1.5 s and gained nothing: a simple method found an answer as good."
+    gained = "It took 1.5 s and gained nothing: a simple rule chooses as well."
     assert first_paragraph(shown(tmp_path, plain)) == f"{decided} {gained}"
     rows = [{"answer": "quantum", "eval_loss": 1.5}, {"answer": "none", "eval_loss": 1.25}]
     worse = "It did not pay: held-out loss 1.500, without it 1.250, for 1.5 s."

@@ -37,6 +37,7 @@ REMEDIES = {
     OTHER_ENCODING: "set data.encoding to what the file is written in",
     HALF_CHARACTER: "a text was cut inside a character: write it whole",
     BROKEN_JSON: "write each row with json.dumps, one a line",
+    MISSING_COLUMN: "give one file where a folder holds rows of several kinds",
     WRONG_COLUMNS: "put fields that hold the separator into quotes",
 }
 
