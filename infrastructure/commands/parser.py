@@ -155,10 +155,12 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
 
     if (spaced := _name_with_spaces(words)) is not None:
         raise ValueError(f"{spaced} has spaces: put it between quotes: {shlex.quote(spaced)}")
-    flag = unknown[0].split("=")[0]
     words = [word for word in (options.command, getattr(options, "action", None)) if word]
-    hint = flag_hint(flag, known_flags(parser, *words), " ".join([PROGRAM, *words]))
-    raise ValueError(f"unknown argument {flag!r}{hint}")
+    known, command = known_flags(parser, *words), " ".join([PROGRAM, *words])
+    flags = [word.split("=")[0] for word in unknown if word.startswith("--")] or [unknown[0]]
+    first, *others = (f"{flag!r}{flag_hint(flag, known, command)}" for flag in dict.fromkeys(flags))
+    more = "".join(f"{'' if first.endswith('?') else '.'} Unknown too: {other}" for other in others)
+    raise ValueError(f"unknown argument {first}{more}")
 
 
 def _name_with_spaces(words: Sequence[str]) -> str | None:

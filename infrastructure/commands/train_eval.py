@@ -65,7 +65,10 @@ def run(options: argparse.Namespace) -> int:
     refuse_flags_without_effect(config)
     if options.tasks is not None:
         return _on_tasks(options, config, against)
-    _refuse(options, OF_TASKS, "only --tasks has a use for it")
+    of_a_file = "; of DATA, --validation-prompts N says how many answers are written"
+    for name in OF_TASKS:
+        more = of_a_file if name == "limit" else ""
+        _refuse(options, [name], f"only --tasks has a use for it{more}")
     if options.data is None:
         raise ValueError("train-eval: DATA is missing: a file, a folder or a hub data set")
     from infrastructure.deployment.given_paths import check_measured

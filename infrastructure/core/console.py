@@ -147,6 +147,28 @@ class Report:
                 return
 
 
+class Count:
+    """How much is done of what takes long, in words for `Report.waiting`.
+
+    Args:
+        what: is done.
+        things: what is counted.
+    """
+
+    def __init__(self, what: str, things: str) -> None:
+        self.what, self.things = what, things
+        self.num_done = self.total = 0
+
+    def __call__(self, num_done: int, total: int) -> None:
+        self.num_done, self.total = num_done, total
+
+    def words(self) -> str:
+        """`measuring the model, 32 of 75 answers`; before the first count without it."""
+        if not self.num_done:
+            return self.what
+        return f"{self.what}, {self.num_done:,} of {self.total:,} {self.things}"
+
+
 def waiting_beside(what: str | Callable[[], str]) -> AbstractContextManager[None]:
     """As `Report.waiting`, with all its words on standard error."""
     return Report(show_beside).waiting(what)

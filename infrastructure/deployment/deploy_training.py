@@ -21,7 +21,7 @@ from infrastructure.config.sources.languages import in_keys
 from infrastructure.core.agent import agent_folder
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import read_record, write_record
-from infrastructure.core.console import Report, ShowLine, show
+from infrastructure.core.console import Count, Report, ShowLine, show
 from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
 from infrastructure.core.files import make_directory
@@ -424,8 +424,9 @@ class TrainingDeployment:
             return measure(trainer)
         self.report(f"Run {run.run_id}: measuring the model before the training")
         try:
-            with self._stage("measure", "measuring the model"):
-                before = measure(trainer)
+            count = Count("measuring the model", "answers")
+            with self._stage("measure", count.words):
+                before = measure(trainer, count)
         except KeyboardInterrupt:
             shutil.rmtree(run.path)  # nothing was trained, and there is nothing to go on with
             raise
@@ -433,7 +434,7 @@ class TrainingDeployment:
         return before
 
     @contextmanager
-    def _stage(self, name: str, what: str) -> Iterator[None]:
+    def _stage(self, name: str, what: str | Callable[[], str]) -> Iterator[None]:
         """A stage in which nobody waits long without a word."""
         with self.stages.stage(name), self.report.waiting(what):
             yield

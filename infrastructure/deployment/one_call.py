@@ -14,7 +14,7 @@ from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import key_of_keyword
 from infrastructure.config.sources.languages import in_flags, in_keywords
 from infrastructure.config.sources.load import load_config
-from infrastructure.core.console import ShowLine, show, show_beside, waiting_beside
+from infrastructure.core.console import Count, ShowLine, show, show_beside, waiting_beside
 from infrastructure.core.error_place import error_place
 from infrastructure.core.errors import TemperError
 from infrastructure.core.stop_signals import interrupt_on_signals
@@ -238,5 +238,6 @@ def evaluate_configured(
     for name in models:
         check_model(name)
         repair_model(Path(name))
-    with interrupt_on_signals(), waiting_beside("measuring the model"):
-        return measure_model(config, request, spell)
+    count = Count("measuring the model", "answers")
+    with interrupt_on_signals(), waiting_beside(count.words):
+        return measure_model(config, request, spell, count)

@@ -8,7 +8,7 @@ import torch
 
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.agent import left_to_agent
-from infrastructure.core.console import Report
+from infrastructure.core.console import Count, Report
 from infrastructure.deployment.forecast import RunForecast
 from infrastructure.deployment.run_record import summarise
 from infrastructure.evaluation.held_out import HeldOut, measure
@@ -61,8 +61,9 @@ class RunFinalizer:
             for problem in save_stacks_and_rack(self.trainer, self.run.path):
                 self.report(f"note: {problem}")
         self.report("Measuring the trained model")
-        with self.stages.stage("evaluate"), self.report.waiting("measuring the trained model"):
-            after = measure(self.trainer)
+        count = Count("measuring the trained model", "answers")
+        with self.stages.stage("evaluate"), self.report.waiting(count.words):
+            after = measure(self.trainer, count)
         summary = self._close(after)
         if self.copies.has_place:
             with self.stages.stage("back up"):

@@ -162,7 +162,8 @@ def describe_model(trainer: EnhancedTrainer) -> str:
     model: torch.nn.Module = trainer.initialize_model()
     described = trainer.adapter.describe()
     total, trained = count_parameters(model)
-    share = "" if trained == total else f", {trained / 1e6:.2f} M of them trained"
+    by_lora = " by LoRA" if trainer.model_config.lora_config is not None else ""
+    share = "" if trained == total else f", {trained / 1e6:.2f} M of them trained{by_lora}"
     count = trainer.num_processes
     processes = f", {count} processes" if count > 1 else ""
     return (

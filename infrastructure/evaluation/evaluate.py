@@ -18,6 +18,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import EmbeddedModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.config.sources.languages import in_flags
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.files import write_json, write_text
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.core.optional import is_installed
@@ -90,6 +91,7 @@ def measure_model(
     config: DeploymentConfig,
     request: Request | None = None,
     spell: Callable[[str], str] = in_flags,
+    count: Callable[[int, int], None] = do_nothing,
 ) -> tuple[Evaluation, list[str]]:
     """Measure `config.model.name` on `config.data.path` and write the numbers down.
 
@@ -99,6 +101,7 @@ def measure_model(
 
     Args:
         spell: gives a note in the words of whoever reads it; see `config.sources.languages`.
+        count: see `generate_answers`.
 
     Returns:
         The numbers, and lines to show.
@@ -112,13 +115,13 @@ def measure_model(
     configs = [config] if other is None else [config, other]
     notes = [note for one in configs for note in notes_of_rounded(one.model.name)]
     notes += [*trained_on(config), *set_aside(config), *inherit_from_runs(configs)]
-    first = _measure(config, request)
+    first = _measure(config, request, count)
     models = [first]
     if other is not None:
         gc.collect()  # the first model's memory
         set_aside(other)
         answered = {answer.question.place for answer in first.answers}
-        models.append(_measure(other, request, places=answered))
+        models.append(_measure(other, request, count, answered))
     compared = compare(*models) if len(models) == 2 else {}
     lengths = [each.data.max_length for each in (config, other) if each is not None]
     notes += _notes_of(models, config.training.validation_prompts, lengths)
@@ -141,13 +144,14 @@ def _other(config: DeploymentConfig, name: str) -> DeploymentConfig:
 def _measure(
     config: DeploymentConfig,
     request: Request,
+    count: Callable[[int, int], None],
     places: Collection[str] | None = None,
 ) -> ModelRows:
     config.data.eval_path = config.data.path
     trainer = TrainerFactory().for_run(config, "transformers")
     is_usual = config.source("training.validation_prompts").layer is Layer.DEFAULT
     questions = Questions(config.training.validation_prompts, is_usual, places, request.max_tokens)
-    return measure_rows(trainer, config.model.name, request.measures, questions)
+    return measure_rows(trainer, config.model.name, request.measures, questions, count)
 
 
 def _notes_of(

@@ -50,6 +50,7 @@ def generate_answers(
     batch_size: int = 32,
     max_tokens: int | None = None,
     poll: Callable[[], None] = do_nothing,
+    count: Callable[[int, int], None] = do_nothing,
     pictures: PictureTokens | None = None,
     only_exact: bool = False,
 ) -> list[Answer]:
@@ -61,6 +62,7 @@ def generate_answers(
     Args:
         max_tokens: the longest answer instead.
         poll: is called between two batches, and may raise.
+        count: is given before each batch how many answers are written, of how many.
         pictures: what makes pixels of those of the questions; None: they have none.
         only_exact: nothing else is asked of the answers but whether they are exact: one that
             cannot become so any more ends there. The first one is whole, to be shown.
@@ -75,6 +77,7 @@ def generate_answers(
     starts = range(0, len(others), batch_size)
     for batch in filter(None, [whole, *(others[start : start + batch_size] for start in starts)]):
         poll()
+        count(len(answers), len(questions))
         of_batch = [questions[i] for i in batch]
         length = max_tokens or max(q.expected_length for q in of_batch) + ANSWER_MARGIN_TOKENS
         is_judged = bool(whole) and batch != whole

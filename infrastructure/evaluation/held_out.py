@@ -73,18 +73,22 @@ class MeasuredBefore(Observer):
         self.keep(HeldOut(self.trainer.before))
 
 
-def measure(trainer: EnhancedTrainer) -> HeldOut:
+def measure(trainer: EnhancedTrainer, count: Callable[[int, int], None] = do_nothing) -> HeldOut:
     """Loss over all held-out examples, and greedy answers to some of them.
 
     How many is `training.validation_prompts`, and fewer where the answers are long. Of a model that
     no process holds whole: the last loss that the training has measured.
+
+    Args:
+        count: see `generate_answers`.
     """
     if trainer.adapter.on_disk:
         return HeldOut({} if trainer.state is None else dict(trainer.state.evaluation))
     training = trainer.training_config
     metrics = trainer.evaluate()
     only_exact = not training.best_needs_answers or training.best_metric == EXACT_MATCH
-    answers = answer_questions(trainer, training.validation_prompts, only_exact=only_exact)
+    num_questions = training.validation_prompts
+    answers = answer_questions(trainer, num_questions, count=count, only_exact=only_exact)
     if training.best_needs_answers and training.best_metric != EXACT_MATCH:  # which comes anyway
         metrics |= best_of_answers(trainer, answers)
     held_out = HeldOut(metrics, exact_match_by_task(answers), len(answers))
@@ -124,13 +128,15 @@ def answer_questions(
     max_questions: int,
     poll: Callable[[], None] = do_nothing,
     *,
+    count: Callable[[int, int], None] = do_nothing,
     only_exact: bool = False,
 ) -> list[Answer]:
     """Greedy answers, if the model can write and the held-out data has answers to compare with.
 
     Args:
         poll: is called between two batches, and may raise.
-        only_exact: see `generate_answers`.
+        count: see `generate_answers`.
+        only_exact: the same.
     """
     model, data = trainer.initialize_model(), trainer.initialize_data()
     tokenizer = trainer.adapter.tokenizer
@@ -146,6 +152,7 @@ def answer_questions(
             questions,
             data.stop_token_ids,
             poll=poll,
+            count=count,
             pictures=data.pictures,
             only_exact=only_exact,
         )

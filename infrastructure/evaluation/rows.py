@@ -14,6 +14,7 @@ from infrastructure.config.measures import (
     TOKEN_ACCURACY,
     Of,
 )
+from infrastructure.core.callbacks import do_nothing
 from infrastructure.evaluation.generation import Answer, generate_answers
 from infrastructure.evaluation.held_out import affordable, can_answer
 from infrastructure.evaluation.intervals import Floats, Interval, bootstrap, wilson
@@ -107,11 +108,13 @@ def measure_rows(
     name: str,
     measures: Collection[str] | None = None,
     which: Questions = Questions(),
+    count: Callable[[int, int], None] = do_nothing,
 ) -> ModelRows:
     """The loss of all held-out rows, and greedy answers to those that `which` names.
 
     Args:
         measures: of answers; None: those that fit and can be computed here.
+        count: see `generate_answers`.
 
     Raises:
         MissingPackageError: one of them needs a package that is not installed.
@@ -141,7 +144,7 @@ def measure_rows(
         )
     scores = scores_by_name(measures)
     if scores:
-        _answer(trainer, rows, chosen, scores, which.max_tokens)
+        _answer(trainer, rows, chosen, scores, which.max_tokens, count)
     return ModelRows(name, metrics, rows, len(questions))
 
 
@@ -160,6 +163,7 @@ def _answer(
     questions: Sequence[GenerationPrompt],
     scores: dict[str, Callable[[str, str], float]],
     max_tokens: int | None,
+    count: Callable[[int, int], None],
 ) -> None:
     """Add the model's answers to their rows."""
     data, tokenizer = trainer.initialize_data(), trainer.adapter.tokenizer
@@ -173,6 +177,7 @@ def _answer(
             questions,
             data.stop_token_ids,
             max_tokens=max_tokens,
+            count=count,
             pictures=data.pictures,
         )
     by_place: dict[str, list[Answer]] = {}

@@ -141,6 +141,11 @@ def test_wrong_input_is_exit_code_2_without_a_traceback() -> None:
     assert completed.stderr.strip() == (
         "temper: unknown argument '--learnig-rate'; did you mean --learning-rate?"
     )
+    completed = run("train", "--learnig-rate", "1", "--max-step=5", "--learnig-rate", "2")
+    assert completed.stderr.strip() == (
+        "temper: unknown argument '--learnig-rate'; did you mean --learning-rate? Unknown too:"
+        " '--max-step'; did you mean --max-steps?"
+    )
     assert completed.stdout == ""
 
 

@@ -821,7 +821,7 @@ MEASURE = [
     Wrong(
         "rows of no task",
         "train-eval some/model data.jsonl --limit 5",
-        ["--limit", "--tasks"],
+        ["--limit", "--tasks", "--validation-prompts"],
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(

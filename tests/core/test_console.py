@@ -10,7 +10,7 @@ import pytest
 from tqdm import tqdm
 
 from infrastructure.core import console
-from infrastructure.core.console import Report, details, show, styled, waiting_beside
+from infrastructure.core.console import Count, Report, details, show, styled, waiting_beside
 
 
 class Terminal(io.StringIO):
@@ -148,3 +148,12 @@ def test_words_may_change_while_one_waits(monkeypatch: pytest.MonkeyPatch) -> No
         while len(lines) < 2 and time.monotonic() < until:
             time.sleep(0.01)
     assert [line.split(" (")[0] for line in lines[:2]] == ["… step 0", "… step 1"]
+
+
+def test_how_much_is_done_stands_in_the_words_once_it_is_counted() -> None:
+    count = Count("measuring", "answers")
+    assert count.words() == "measuring"
+    count(0, 1075)
+    assert count.words() == "measuring"
+    count(1032, 1075)
+    assert count.words() == "measuring, 1,032 of 1,075 answers"

@@ -36,8 +36,13 @@ def test_answers_come_in_the_order_of_the_questions_whatever_the_batch(
     loaded: tuple[Any, Any],
 ) -> None:
     alone = [generate_answers(*loaded, [q], [2])[0].text for q in QUESTIONS]
-    together = [a.text for a in generate_answers(*loaded, QUESTIONS, [2], batch_size=3)]
+    counts: list[tuple[int, int]] = []
+    answers = generate_answers(
+        *loaded, QUESTIONS, [2], batch_size=3, count=lambda *numbers: counts.append(numbers)
+    )
+    together = [answer.text for answer in answers]
     assert together == alone
+    assert counts == [(0, len(QUESTIONS)), (3, len(QUESTIONS))]
     assert len(set(together)) > 1
 
 

@@ -67,9 +67,9 @@ COUNTED = {
     "checkpoint_age_seconds": "Age of the newest checkpoint",
     "backup_age_seconds": "Age of the newest copy",
     "cache_bytes": "Cache of the data",
-    "seconds_per_step": "Time of a step",
-    "samples_per_second": "Examples per second",
-    "tokens_per_second": "Tokens per second",
+    "seconds_per_step": "Time of a step, by sample",
+    "samples_per_second": "Examples per second, by sample",
+    "tokens_per_second": "Tokens per second, by sample",
     "inference_latency_seconds": "Time of an inference",
     "quantum_solver_seconds": "Solver of a quantum step",
 }

@@ -129,7 +129,7 @@ class BridgedTraining:
         else:
             run.complete()
         if run.copies.has_place and not _has_closing_lines(run, state):
-            run.report(run.copies.line())
+            run.report(run.copies_line())
 
     def break_off(self, error: BaseException) -> None:
         """An exception has ended the training; what was committed before is safe."""
@@ -222,7 +222,7 @@ def _beginning(run: TrainerRun) -> str | None:
     """Of somebody's own Trainer where it trains and how the copies stand; a whole training of
     Temper's says more of itself, but not where its copies go."""
     if not run.is_whole:
-        return f"Run {run.name} in {run.directory}: {run.copies.line()}"
+        return f"Run {run.name} in {run.directory}: {run.copies_line()}"
     place = run.copies.backup.options.place
     return None if place is None else f"Run {run.name}: copies go to {redact_urls(place)}"
 

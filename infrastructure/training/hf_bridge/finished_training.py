@@ -63,7 +63,7 @@ class FinishedTraining:
             run.copies.compare_anew()
             run.complete()
             if not run.is_whole:  # otherwise the lines that end it say so
-                run.report(run.copies.line())
+                run.report(run.copies_line())
         finally:
             self._release()
 

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 HERE = (Layer.CELL, Layer.FLAG, Layer.KEYWORD, Layer.FORM)  # layers that are about this training
+PLACE_IN_PYTHON = 'DeploymentConfig(backup={"place": …})'
 REFERENCE = "ref"  # TRL's name for the LoRA that a training began with
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 # Settings of the configuration that mean something here; all else is the Trainer's to decide.
@@ -196,6 +197,11 @@ class TrainerRun:
         _, checkpoint = restore_run(self.name, options, self.directory.parent, report=self.report)
         self.report(f"Run {self.name}: brought back from {options.place}")
         return checkpoint
+
+    def copies_line(self) -> str:
+        """How the copies stand; of somebody's own Trainer in the words of their script."""
+        line = self.copies.line()
+        return line if self.is_whole else line.replace("backup.place", PLACE_IN_PYTHON)
 
     def _lies_at_place(self) -> bool:
         """Whether the place has a version of this run; not asked where it is not there."""

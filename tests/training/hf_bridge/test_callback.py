@@ -607,6 +607,8 @@ def test_settings_without_effect_are_reported(tmp_path: Path) -> None:
     assert notes == [
         "note: training.learning_rate has no effect here: the Trainer's own arguments decide"
     ]
+    (copies,) = {line for line in lines if "lie on this machine only" in line and "Run" in line}
+    assert copies.endswith('DeploymentConfig(backup={"place": …}) copies them elsewhere')
 
 
 def test_the_commands_of_temper_know_such_a_run_for_what_it_is(tmp_path: Path) -> None:
