@@ -98,7 +98,7 @@ def difference(workbench: Workbench, precision: str) -> dict[str, float]:
     plain, ours = (drawn_model(workbench, half) for _ in range(2))
     keep_trainable_layout(ours)  # as Temper's loading does
     prepare_packing(ours)
-    grid = SizeGrid.SIXTEENTHS if half else SizeGrid.EXACT
+    grid = SizeGrid.EIGHTHS if half else SizeGrid.EXACT
     batch = pack([tokenized(row) for row in examples], grid)
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
         expected = crude_loss(plain, examples)

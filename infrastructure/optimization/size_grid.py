@@ -4,15 +4,15 @@ Packed rows have another length at every step. Libraries keep what they have mad
 make it anew for the next: on a CPU with bf16, oneDNN compiles a kernel for each layer and length
 (`kernel_caches.py` says how many stay); CUDA graphs and compiled code are of one shape, too. So
 lengths are rounded up to a sixteenth of the power of two below them, which are at most 16 sizes
-between a length and twice it, and 2 to 3 % of padding. What is added is masked: it teaches nothing,
-and nothing sees it.
+between a length and twice it, and 2 to 3 % of padding; on a CPU, where few kernels are to be kept,
+to an eighth: 8 sizes, and 4 to 5 %. What is added is masked: it teaches nothing, and nothing sees
+it.
 """
 
 from enum import StrEnum
 
 from infrastructure.core.integers import ceil_div
 
-PARTS_BITS = 4  # 16 sizes from one power of two to the next
 LEAST_STEP = 8  # short lengths are few anyway, and tensor cores take eight rows at a time
 # Of an example in attention, whose kernels are made for each length; what is added is never seen.
 SEGMENT_STEP = 16
@@ -23,6 +23,7 @@ class SizeGrid(StrEnum):
     round otherwise and dropout draws other numbers: a run keeps the one it began with."""
 
     EXACT = "exact"
+    EIGHTHS = "eighths"
     SIXTEENTHS = "sixteenths"
 
     @property
@@ -34,5 +35,6 @@ class SizeGrid(StrEnum):
         """The least size of the grid that is not below `size`."""
         if self is SizeGrid.EXACT:
             return size
-        step = max(LEAST_STEP, 1 << max(0, size.bit_length() - 1 - PARTS_BITS))
+        parts_bits = 3 if self is SizeGrid.EIGHTHS else 4
+        step = max(LEAST_STEP, 1 << max(0, size.bit_length() - 1 - parts_bits))
         return ceil_div(size, step) * step

@@ -150,7 +150,7 @@ def test_a_run_that_began_before_lengths_were_rounded_goes_on_with_exact_ones(
     before = Training(saved_llama, data_file, checkpoints=tmp_path / "a", **settings)
     adapter = before.trainer.adapter
     before.trainer.initialize_model()
-    assert adapter.size_grid is SizeGrid.SIXTEENTHS
+    assert adapter.size_grid is SizeGrid.EIGHTHS
     adapter.size_grid = SizeGrid.EXACT
     monkeypatch.setattr(before.trainer, "identity", without_grid(before.trainer.identity))
     before.run()
@@ -158,7 +158,7 @@ def test_a_run_that_began_before_lengths_were_rounded_goes_on_with_exact_ones(
     assert rounded.losses.values != before.losses.values
     for run, folder, grid in (
         (before, "a", SizeGrid.EXACT),
-        (rounded, "b", SizeGrid.SIXTEENTHS),
+        (rounded, "b", SizeGrid.EIGHTHS),
     ):
         saved = by_step(CheckpointManager(tmp_path / folder, Retention(9)).store)
         again = Training(saved_llama, data_file, checkpoints=tmp_path / f"{folder}2", **settings)

@@ -137,7 +137,8 @@ class StandardModelAdapter(ModelAdapter):
         if self.training_config.compile_mode is not None:  # what is compiled takes no hooks
             self.token_loss.narrows_last_mlp = False
         if not self.token_loss.balances:
-            self.size_grid = SizeGrid.SIXTEENTHS
+            is_cpu = self.device.type == "cpu"
+            self.size_grid = SizeGrid.EIGHTHS if is_cpu else SizeGrid.SIXTEENTHS
         objective = self._masks(model)
         if objective is not None:
             self.set_objective(objective)
