@@ -14,6 +14,7 @@ from enum import StrEnum
 from infrastructure.core.integers import ceil_div
 
 LEAST_STEP = 8  # short lengths are few anyway, and tensor cores take eight rows at a time
+ROWS_STEP = 32  # of the rows of a product, where kernels are few
 # Of an example in attention, whose kernels are made for each length; what is added is never seen.
 SEGMENT_STEP = 16
 
@@ -38,3 +39,9 @@ class SizeGrid(StrEnum):
         parts_bits = 3 if self is SizeGrid.EIGHTHS else 4
         step = max(LEAST_STEP, 1 << max(0, size.bit_length() - 1 - parts_bits))
         return ceil_div(size, step) * step
+
+    def rows_up(self, count: int) -> int:
+        """The same for what is counted over a whole batch, as the tokens that are learnt: small
+        numbers are seldom the same twice, and few rows more cost little."""
+        up = self.up(count)
+        return ceil_div(up, ROWS_STEP) * ROWS_STEP if self is SizeGrid.EIGHTHS else up

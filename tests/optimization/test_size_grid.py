@@ -20,6 +20,14 @@ def test_sizes_are_rounded_up_and_stay_then(grid: SizeGrid, parts: int) -> None:
     assert all(up - size < max(LEAST_STEP, size / parts) for size, up in enumerate(rounded))
 
 
+def test_rows_of_a_batch_have_fewer_sizes_on_a_cpu() -> None:
+    assert [SizeGrid.EIGHTHS.rows_up(count) for count in (0, 1, 32, 33, 200, 290, 600)] == [
+        *(0, 32, 32, 64, 224, 320, 640),
+    ]
+    for grid in (SizeGrid.EXACT, SizeGrid.SIXTEENTHS):
+        assert [grid.rows_up(count) for count in range(600)] == [grid.up(n) for n in range(600)]
+
+
 @pytest.mark.parametrize(("grid", "parts"), GRIDS)
 @pytest.mark.parametrize("size", [64, 770, 4000, 100_000])
 def test_few_sizes_from_a_length_to_twice_it(grid: SizeGrid, parts: int, size: int) -> None:

@@ -96,7 +96,7 @@ def _head_loss(
     def loss_of(
         part: torch.Tensor, part_targets: torch.Tensor, part_weights: torch.Tensor | None
     ) -> torch.Tensor:
-        rows = with_rows(part, min(num_rows, grid.up(len(part))))
+        rows = with_rows(part, min(num_rows, grid.rows_up(len(part))))
         return loss_sum(head(rows)[: len(part)], part_targets, part_weights, own)
 
     losses = [hidden.new_zeros((), dtype=torch.float32)]
@@ -188,7 +188,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         wants_hidden, wants_weight = (with_gradients and n for n in ctx.needs_input_grad[:2])
         compute_weight = weight.to(compute_dtype)
         num_rows = chunk_rows(weight.shape[0], weight.device, compute_dtype)
-        most_rows = min(num_rows, grid.up(len(hidden)))
+        most_rows = min(num_rows, grid.rows_up(len(hidden)))
         buffer = hidden.new_empty(most_rows, len(weight), dtype=compute_dtype)
         loss = hidden.new_zeros((), dtype=torch.float32)
         hidden_gradient = torch.empty_like(hidden) if wants_hidden else None
@@ -196,7 +196,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, len(hidden), num_rows):
             rows = slice(start, start + num_rows)
             size = len(targets[rows])
-            part = with_rows(hidden[rows].to(compute_dtype), min(num_rows, grid.up(size)))
+            part = with_rows(hidden[rows].to(compute_dtype), min(num_rows, grid.rows_up(size)))
             logits = torch.mm(part, compute_weight.t(), out=buffer[: len(part)])
             part_weights = None if target_weights is None else target_weights[rows]
             loss += to_errors(logits, targets[rows], part_weights, wants_hidden or wants_weight)

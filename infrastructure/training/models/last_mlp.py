@@ -65,9 +65,9 @@ def mlp_at(
         num_tokens: of the batch, with its padding.
         grid: rounds the number of rows.
     """
-    if mlp is None or not 0 < grid.up(len(positions)) < num_tokens:
+    if mlp is None or not 0 < grid.rows_up(len(positions)) < num_tokens:
         return nullcontext()
-    return _computing_at(mlp, positions, grid.up(len(positions)))
+    return _computing_at(mlp, positions, grid.rows_up(len(positions)))
 
 
 @contextmanager

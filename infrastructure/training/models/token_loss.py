@@ -197,7 +197,7 @@ def loss_from_kept_logits(
     """The model's own logits, at the columns where any row has a supervised target."""
     length = arguments["input_ids"].shape[1]
     columns, column_of_target = (positions % length).unique(return_inverse=True)
-    missing = grid.up(len(columns)) - len(columns)
+    missing = grid.rows_up(len(columns)) - len(columns)
     columns = torch.cat([columns, columns[-1:].expand(missing)])  # computed, and not looked at
     logits = logits_of(call_model(model, {**arguments, "logits_to_keep": columns}))
     return loss_sum(logits[positions // length, column_of_target], targets, weights, own)

@@ -113,7 +113,7 @@ class StepSample:
 
 def sizes_of(adapter: ModelAdapter, examples: Sequence[object]) -> set[Size]:
     """What the shapes of a micro-batch depend on: the layers', and those of the output head."""
-    rows = adapter.size_grid.up(adapter.count_items(examples))
+    rows = adapter.size_grid.rows_up(adapter.count_items(examples))
     return {("units", adapter.count_computed(examples)), ("items", rows)}
 
 
@@ -123,7 +123,9 @@ def num_sizes(units: np.ndarray, items: np.ndarray, adapter: ModelAdapter) -> in
     Args:
         units, items: of each micro-batch, (N,): computed tokens, and supervised ones.
     """
-    return len(np.unique(units)) + len({adapter.size_grid.up(int(n)) for n in np.unique(items)})
+    return len(np.unique(units)) + len(
+        {adapter.size_grid.rows_up(int(n)) for n in np.unique(items)}
+    )
 
 
 def _middle_mean(times: list[float]) -> float:

@@ -85,10 +85,10 @@ def test_loss_and_gradients_are_those_of_all_positions(
     if packed:
         assert use_packed_attention(model)
     with torch.autocast("cpu", dtype, enabled=dtype is not torch.float32):
-        actual = computed(model, batch, SizeGrid.SIXTEENTHS)
-        assert num_rows[-1] == SizeGrid.SIXTEENTHS.up(NUM_LEARNT)
+        actual = computed(model, batch, SizeGrid.EIGHTHS)
+        assert num_rows[-1] == SizeGrid.EIGHTHS.rows_up(NUM_LEARNT)
         del num_rows[:]
-        expected = whole(monkeypatch, model, batch, SizeGrid.SIXTEENTHS)
+        expected = whole(monkeypatch, model, batch, SizeGrid.EIGHTHS)
     assert not num_rows
     assert_close(actual, expected, 2e-6 if dtype is torch.float32 else 1e-2)
 
