@@ -12,7 +12,7 @@ from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.records.run_list import find_run_path, runs_in
 from infrastructure.monitoring.records.run_view import read_view
-from infrastructure.monitoring.watch import check_interval, watch
+from infrastructure.monitoring.watch import LOOK_SECONDS, check_interval, watch
 
 NICENESS = 10  # whoever trains on this machine comes first
 
@@ -22,7 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser, A_RUN_HELP)
     parser.add_argument("--once", action="store_true", help="show it as it is now, and end")
     parser.add_argument(
-        "--every", type=float, default=1.0, metavar="SECONDS", help="between looks (default: 1)"
+        "--every",
+        type=float,
+        metavar="SECONDS",
+        help="between looks (default: 1; between lines in a pipe more and more, up to 30)",
     )
     add_json(parser)
     add_folder_flags(parser)
@@ -33,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     check_interval(options.every)
     output_dir = Path(configure(options).output_dir)
     if options.run is None and not (options.once or options.json):
-        _wait_for_run(output_dir, options.every)
+        _wait_for_run(output_dir, options.every or LOOK_SECONDS)
     path = find_run_path(options.run, output_dir)
     if options.json:
         show(True, spell_numbers(read_view(path)))

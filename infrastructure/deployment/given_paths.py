@@ -136,7 +136,7 @@ def check_measured(config: DeploymentConfig, against: str | None = None) -> None
         for name in (*([] if against is None else [against]), config.model.name):
             check_model(name)
     try:
-        _check_rows(_files_here(config.data), config)
+        _check_rows(_files_here(config.data, "data"), config)
     except ValueError as error:
         if PREFERENCES not in str(error):
             raise
@@ -177,7 +177,6 @@ def check_paths(config: DeploymentConfig) -> None:
     else:
         refuse_missing(config.model.name)
         if config.model.adapter in ("auto", *ADAPTERS.built_in):  # one's own may load otherwise
-            _refuse_name_of_run(config)
             refuse_missing_on_hub(config.model.name, config.model.revision)
     sources = _files_here(config.data)
     check_method(config)
@@ -205,17 +204,6 @@ def _refuse_checkpoint(config: DeploymentConfig) -> None:
         raise ValueError(
             f"model {config.model.name!r}: is a checkpoint, and a training begins with a model:"
             f" write it with temper export {shlex.quote(given)} FOLDER, and give FOLDER"
-        )
-
-
-def _refuse_name_of_run(config: DeploymentConfig) -> None:
-    """A training goes by what lies in a folder, which a name would not mean for long."""
-    for run in _runs_called(config.model.name, Path(config.output_dir)):
-        if not (run / FINAL).is_dir():
-            continue
-        raise ValueError(
-            f"model {config.model.name!r}: a run is called so; to train its model further, give"
-            f" {run / FINAL}"
         )
 
 
@@ -255,13 +243,16 @@ def _check_rounding(model: ModelConfig, path: Path) -> None:
         refuse_odd_rows(path / FINAL if is_run else path, GROUP_SIZE)
 
 
-def _files_here(data: DataConfig) -> list[list[DataFile]]:
+def _files_here(data: DataConfig, what: str = "training data") -> list[list[DataFile]]:
     """The files of training and of held-out data, without those of the Hub.
+
+    Args:
+        what: the first of them is, in words.
 
     Raises:
         ValueError: they are not there, nor the Hub.
     """
-    places = ((data.path, "training data"), (data.eval_path, "held-out data"))
+    places = ((data.path, what), (data.eval_path, "held-out data"))
     for place, _ in places:
         if place and may_be_on_the_hub(place):
             refuse_unreachable(place)

@@ -46,11 +46,16 @@ def checked_before(
     worth_telling = [result for result in results if result.status == "warn"]
     for line in lines_of(worth_telling)[1:-1]:
         report(line)
-    skipped = [result for result in results if result.status == "skipped"]
-    report(f"Checked: {verdict([result for result in results if result not in skipped])}")
-    for result in skipped:
-        details(report)(f"Not checked: {result.name}: {result.text}")
+    report(f"Checked: {_verdict(results)}")
+    for result in results:
+        if result.status == "skipped":
+            details(report)(f"Not checked: {result.name}: {result.text}")
     return results
+
+
+def _verdict(results: Sequence[CheckResult]) -> str:
+    """Of those that were made; what does not apply to a training worries nobody there."""
+    return verdict([result for result in results if result.status != "skipped"])
 
 
 def checking_hooks(
@@ -75,7 +80,7 @@ def keep_round(run_directory: Path, step: int, results: Sequence[CheckResult]) -
     one = {
         "step": step,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "verdict": verdict(results),
+        "verdict": _verdict(results),
         "checks": [result.to_dict() for result in results],
     }
     try:

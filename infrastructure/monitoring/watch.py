@@ -30,7 +30,8 @@ from infrastructure.monitoring.records.status_text import STATE_WORDS
 BLOCKS = "▁▂▃▄▅▆▇█"
 NOT_FINITE_MARK = "×"
 MAX_MESSAGES = 4
-LINE_EVERY_SECONDS = 30.0
+LOOK_SECONDS = 1.0
+MOST_SECONDS = 30.0  # between two lines in a pipe, which come seldomer the longer one watches
 STATE_STYLES = {
     "running": "bold cyan",
     "starting": "cyan",
@@ -44,18 +45,18 @@ SEVERITY_STYLES = {"info": "dim", "warning": "yellow", "critical": "bold red"}
 NUM_HEADLINES = 3
 
 
-def check_interval(interval_seconds: float) -> None:
+def check_interval(interval_seconds: float | None) -> None:
     """Raises:
     ValueError: nobody can look so often.
     """
-    if not interval_seconds > 0:
+    if interval_seconds is not None and not interval_seconds > 0:
         raise ValueError(f"--every must be more than 0 seconds, not {interval_seconds}")
 
 
 def watch(
     directory: Path,
     is_once: bool = False,
-    interval_seconds: float = 1.0,
+    interval_seconds: float | None = None,
     console: Console | None = None,
     sleep: Callable[[float], None] = time.sleep,
     is_patient: bool = True,
@@ -64,6 +65,7 @@ def watch(
 
     Args:
         is_once: show it as it is now, and return.
+        interval_seconds: between looks; None: a second, and longer between two lines in a pipe.
         is_patient: a run that was broken off may go on: show it until somebody ends the watching.
 
     Returns:
@@ -80,7 +82,7 @@ def watch(
         if is_once:
             console.print(frame(view_of(run), console.width))
         elif console.is_terminal and not console.is_dumb_terminal:
-            _draw(run, console, interval_seconds, sleep, is_patient)
+            _draw(run, console, interval_seconds or LOOK_SECONDS, sleep, is_patient)
         else:
             _print_lines(run, console, interval_seconds, sleep, is_patient)
     finally:
@@ -107,19 +109,21 @@ def _draw(
 def _print_lines(
     run: LiveRun,
     console: Console,
-    interval_seconds: float,
+    interval_seconds: float | None,
     sleep: Callable[[float], None],
     is_patient: bool,
 ) -> None:
-    shown, shown_at = "", -math.inf
+    began, shown, shown_at = time.monotonic(), "", -math.inf
     while True:
         line, is_over = status_line(view_of(run)), _is_over(run, is_patient)
-        if line != shown and (is_over or time.monotonic() - shown_at >= LINE_EVERY_SECONDS):
+        now = time.monotonic()
+        least = interval_seconds or min(MOST_SECONDS, (now - began) / 6)
+        if line != shown and (is_over or now - shown_at >= least):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-            shown, shown_at = line, time.monotonic()
+            shown, shown_at = line, now
         if is_over:
             return
-        sleep(interval_seconds)
+        sleep(interval_seconds or LOOK_SECONDS)
         run.refresh()
 
 

@@ -48,6 +48,7 @@ def test_a_run_is_checked_before_its_first_step_and_shows_it(tmp_path: Path) -> 
     page = (run / "report.html").read_text()
     assert "Checked before and while training" in page
     assert one["verdict"] in page
+    assert checked == f"Checked: {one['verdict']}"
     assert "files/checks.json@000000000" in read_run_files(run)  # it goes where the run goes
 
 

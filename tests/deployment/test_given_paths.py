@@ -10,7 +10,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.deployment.given_paths import check_given
+from infrastructure.deployment.given_paths import check_given, check_measured
+from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.data.preparation.plan import read_chat_template, shipped_templates
 
 
@@ -26,14 +27,29 @@ def config(tmp_path: Path, saved_llama: Path) -> DeploymentConfig:
     )
 
 
-def test_the_name_of_a_run_is_answered_with_its_folder(
-    config: DeploymentConfig, tmp_path: Path
+@pytest.mark.parametrize("name", ["mine", "20260101-000000-mine-abcd", "own"])
+def test_the_name_of_a_run_is_its_model(
+    config: DeploymentConfig, tmp_path: Path, name: str
 ) -> None:
-    run = tmp_path / "runs" / "20260101-000000-mine-abcd"
-    (run / "final").mkdir(parents=True)
+    run = tmp_path / "runs" / ("own" if name == "own" else "20260101-000000-mine-abcd")
+    run.mkdir(parents=True)
     (run / "run.json").write_text(json.dumps({"config": {"run_name": {"value": "mine"}}}))
-    config.model.name = "mine"
-    with pytest.raises(ValueError, match=r"a run is called so; .* give .*-mine-abcd/final"):
+    config.model.name = name
+    make_ready(config)
+    assert config.model.name == str(run)  # which has no model yet, and that is what will be said
+    (run / "final").mkdir()
+    config.model.name = name
+    make_ready(config)
+    assert config.model.name == str(run / "final")
+    is_by_person = [f"model mine: the run of this name, {run}"] * (name == "mine")
+    assert [note for note in config.notes() if "the run of this name" in note][:1] == is_by_person
+
+
+def test_data_that_are_measured_on_are_not_called_training_data(config: DeploymentConfig) -> None:
+    config.data.path = "nowhere.jsonl"
+    with pytest.raises(ValueError, match=r"there is no data at 'nowhere\.jsonl'"):
+        check_measured(config)
+    with pytest.raises(ValueError, match=r"there is no training data at 'nowhere\.jsonl'"):
         check_given(config)
 
 

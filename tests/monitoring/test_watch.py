@@ -110,6 +110,37 @@ def test_without_a_terminal_a_line_shows_each_state_until_the_end(tmp_path: Path
     )
 
 
+@pytest.mark.parametrize(
+    ("interval_seconds", "steps"),
+    [(None, [*range(1, 8), 9, 11, 13, 16, 19, 23]), (10.0, [1, 2, 3, 4])],
+)
+def test_lines_in_a_pipe_come_as_often_as_wanted_or_seldomer_the_longer_it_takes(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    interval_seconds: float | None,
+    steps: list[int],
+) -> None:
+    directory = write_run(tmp_path)
+    add(directory, step_record(1, 0.5))
+    clock, waits, out = [0.0], [0], io.StringIO()
+    monkeypatch.setattr("infrastructure.monitoring.watch.time.monotonic", lambda: clock[0])
+
+    def pass_time(seconds: float) -> None:
+        clock[0], waits[0] = clock[0] + seconds, waits[0] + 1
+        if waits[0] == (24 if interval_seconds is None else 4):
+            raise InterruptedError
+        add(directory, step_record(1 + waits[0], 0.5))
+
+    with pytest.raises(InterruptedError):
+        watch(
+            directory,
+            interval_seconds=interval_seconds,
+            console=Console(file=out, width=40),
+            sleep=pass_time,
+        )
+    assert [int(line.split()[1]) for line in out.getvalue().splitlines()] == steps
+
+
 def test_a_run_that_was_broken_off_is_waited_for_by_who_is_patient_only(tmp_path: Path) -> None:
     directory = a_training(tmp_path)
     (directory / "trained_by").write_text(f"process 1 on {os.uname().nodename} ended\n")

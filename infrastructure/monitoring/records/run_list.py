@@ -115,11 +115,16 @@ def split_version(name: str) -> tuple[str, str | None]:
 
 
 def model_of_run(name: str, output_dir: Path) -> str:
-    """Of the id of a run, the path of its trained model, or that of the run where it has none yet.
-    Any other name stays as it is: one that a person has given means another run some day."""
-    run = output_dir / name
-    if not _BEGINS_WITH_TIME.match(name) or Path(name).exists() or not (run / RUN_FILE).is_file():
+    """Of the id of a run, or the name that a person has given it, the path of its trained model, or
+    that of the run where it has none yet. Any other name stays as it is."""
+    if Path(name).exists():
         return name
+    run = output_dir / name
+    if not (run / RUN_FILE).is_file():
+        named = run_named(name, output_dir)
+        if named is None:
+            return name
+        run = named
     return str(run / FINAL if (run / FINAL).is_dir() else run)
 
 

@@ -3,14 +3,17 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from infrastructure.core.hub import json_of
+from infrastructure.core.json_text import JsonObject
 from infrastructure.monitoring.drawing.metrics_file import Record, decode_record
 from infrastructure.monitoring.records.live_run import changed_at, state_of
-from infrastructure.monitoring.records.run_list import runs_in
+from infrastructure.monitoring.records.run_list import VERSION_SUFFIX, VERSIONS, runs_in
 from infrastructure.monitoring.records.run_owner import TrainerProcess, read_trainer
 from infrastructure.monitoring.records.run_reader import (
     HEAD_FILES,
     METRICS_FILE,
     config_of,
+    model_words,
     numbers_of,
     read_small_files,
     title_of,
@@ -18,6 +21,7 @@ from infrastructure.monitoring.records.run_reader import (
 )
 
 TAIL_BYTES = 1 << 14
+VERSIONS_FOLDER = f"checkpoints/{VERSIONS}"
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class RunRows:
         known = {}
         for path in runs:
             trainer = read_trainer(path)
-            files = ("summary.json", METRICS_FILE)
+            files = ("summary.json", METRICS_FILE, VERSIONS_FOLDER)
             signature = (*(changed_at(path / name) for name in files), trainer)
             before = self._known.get(path)
             if before is None or before[0] != signature:
@@ -65,15 +69,30 @@ def _row(path: Path, trainer: TrainerProcess | None) -> RunRow:
     facts = read_small_files(path, HEAD_FILES)
     records = last_records(path / METRICS_FILE)
     step = _newest("step", [*records, {"step": facts.summary.get("steps")}])
+    steps = [number for number in (step, _saved_step(path)) if number is not None]
     return RunRow(
         path.name,
         title_of(facts.run, path.name),
         state_of(facts, trainer),
-        int(step) if step is not None else None,
+        int(max(steps)) if steps else None,
         _newest("loss", records),
         _newest("eval_loss", [*records, numbers_of(facts.summary.get("after"))]),
-        training_words(config_of(facts.run)),
+        training_words(config_of(facts.run)) or _model_of_trainer(facts.run),
     )
+
+
+def _model_of_trainer(run: JsonObject) -> str:
+    """Of somebody's own Trainer, which keeps its data to itself."""
+    model = run.get("model")
+    name = model.get("name") if isinstance(model, dict) else None
+    return model_words(name) if isinstance(name, str) else ""
+
+
+def _saved_step(path: Path) -> int | None:
+    """Of the newest version, from which the run goes on: it may be saved oftener than logged."""
+    newest = max((path / VERSIONS_FOLDER).glob(f"*{VERSION_SUFFIX}"), default=None)
+    step = None if newest is None else json_of(newest).get("step")
+    return step if isinstance(step, int) else None
 
 
 def _newest(key: str, records: list[Record]) -> float | None:

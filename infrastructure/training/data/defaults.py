@@ -26,8 +26,8 @@ BY_LENGTH = "half of data.max_length"
 
 
 def make_ready(config: DeploymentConfig) -> None:
-    """Give the sample data to a training that names none, take the model of a run that is named by
-    its id, and lengths that the model has where nobody has given one, have names mean what they
+    """Give the sample data to a training that names none, take the model of a run that is named,
+    and lengths that the model has where nobody has given one, have names mean what they
     meant where its run began, then refuse what cannot be carried out; a second call changes
     nothing.
 
@@ -52,8 +52,10 @@ def problems_of(config: DeploymentConfig) -> list[str]:
 
 
 def _find_models_of_runs(config: DeploymentConfig) -> None:
-    output_dir = Path(config.output_dir)
-    config.model.name = model_of_run(config.model.name, output_dir)
+    output_dir, name = Path(config.output_dir), config.model.name
+    config.model.name = model_of_run(name, output_dir)
+    if Path(name).name not in (config.model.name, *Path(config.model.name).parts):
+        config.note(f"model {name}: the run of this name, {config.model.name}")
     if config.training.teacher is not None:
         config.training.teacher = model_of_run(config.training.teacher, output_dir)
 

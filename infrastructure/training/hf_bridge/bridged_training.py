@@ -219,12 +219,13 @@ def begin_training(
 
 
 def _beginning(run: TrainerRun) -> str | None:
-    """Of somebody's own Trainer where it trains and how the copies stand; a whole training of
-    Temper's says more of itself, but not where its copies go."""
-    if not run.is_whole:
-        return f"Run {run.name} in {run.directory}: {run.copies_line()}"
+    """Where the copies go, and of somebody's own Trainer where it trains; a whole training of
+    Temper's says that itself."""
     place = run.copies.backup.options.place
-    return None if place is None else f"Run {run.name}: copies go to {redact_urls(place)}"
+    copies = None if place is None else f"copies go to {redact_urls(place)}"
+    if not run.is_whole:
+        return f"Run {run.name} in {run.directory}: {copies or run.copies_line()}"
+    return copies and f"Run {run.name}: {copies}"
 
 
 def _has_closing_lines(run: TrainerRun, state: TrainingState) -> bool:

@@ -62,7 +62,7 @@ class FinishedTraining:
                 seal(run.files, read_summary(run.files))
             run.copies.compare_anew()
             run.complete()
-            if not run.is_whole:  # otherwise the lines that end it say so
+            if run.copies.has_place and not run.is_whole:  # else the lines that end it say so
                 run.report(run.copies_line())
         finally:
             self._release()

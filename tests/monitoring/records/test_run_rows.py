@@ -19,15 +19,37 @@ def test_each_run_is_a_row_and_the_newest_is_first(tmp_path: Path) -> None:
         (left / "trained_by").read_text().replace("process ", "process 99999")
     )
     assert RunRows(tmp_path).read() == [
-        RunRow("2026-c", "2026-c", "interrupted", None, None, None),
-        RunRow("2026-b", "2026-b", "running", 12, 0.75, 1.5),
-        RunRow("2025-a", "2025-a", "finished", 40, 0.5, 0.25),
+        RunRow("2026-c", "2026-c", "interrupted", None, None, None, "my-llama"),
+        RunRow("2026-b", "2026-b", "running", 12, 0.75, 1.5, "my-llama"),
+        RunRow("2025-a", "2025-a", "finished", 40, 0.5, 0.25, "my-llama"),
     ]
 
 
 def test_a_run_too_short_to_log_a_step_has_the_steps_of_its_summary(tmp_path: Path) -> None:
     write_run(tmp_path, "a", status="finished", steps=4)
     assert [row.step for row in RunRows(tmp_path).read()] == [4]
+
+
+def test_a_run_that_saved_later_than_it_logged_has_the_step_that_it_goes_on_from(
+    tmp_path: Path,
+) -> None:
+    run = write_run(tmp_path, "a")
+    add(run, step_record(250))
+    versions = run / "checkpoints/versions"
+    versions.mkdir(parents=True)
+    rows = RunRows(tmp_path)
+    for number, step in enumerate((240, 280)):
+        (versions / f"{number:012}-x.json").write_text(json.dumps({"step": step}))
+        assert [row.step for row in rows.read()] == [max(250, step)]
+    (versions / "000000000009-x.json").write_text("{ damaged")
+    assert [row.step for row in RunRows(tmp_path).read()] == [250]
+
+
+def test_of_somebodys_own_trainer_the_model_is_known(tmp_path: Path) -> None:
+    run = tmp_path / "own"
+    run.mkdir()
+    (run / "run.json").write_text(json.dumps({"config": {}, "model": {"name": "given/tiny-llama"}}))
+    assert [row.training for row in RunRows(tmp_path).read()] == ["tiny-llama"]
 
 
 def test_a_run_that_did_not_change_is_not_read_again(

@@ -400,6 +400,8 @@ def test_another_machine_goes_on_from_the_place(
     shutil.rmtree(here)
     trainer, _, lines = train(there, config=settings(there, backup=backup))
     assert any("brought back" in line for line in lines)
+    assert any(line.endswith(f": copies go to {place}") for line in lines)
+    assert not any("nobody copies" in line for line in lines)
     assert torch.equal(weights(trainer.model), undisturbed())
     records = read_metrics(run_of(there) / "metrics.jsonl")
     assert [r["step"] for r in records] == list(range(1, NUM_STEPS + 1))
