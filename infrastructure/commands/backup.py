@@ -141,7 +141,14 @@ def list_backups(options: argparse.Namespace, config: DeploymentConfig) -> ExitC
     run_id, backup = _named(options.run, config)
     entries = backup.list_backups()
     rows = [asdict(entry) for entry in entries]
-    show(options.json, {"run": run_id, "versions": rows}, f"Run {run_id}", _table(entries))
+    missing = None
+    if backup.options.place is not None:
+        place = open_place(backup.options.place)
+        if not any(place.url in entry.places for entry in entries):
+            missing = _nothing_of(run_id, place)
+    caution = [] if missing is None else [f"Caution: {missing}"]
+    facts = {"run": run_id, "versions": rows, "missing": missing}
+    show(options.json, facts, f"Run {run_id}", _table(entries), *caution)
     return ExitCode.DONE
 
 
@@ -178,30 +185,46 @@ def _newest(store: Store) -> BackupEntry | None:
 
 def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     """Read every version here and at the place and compare it with its names; 1 where one is
-    damaged or the place does not answer."""
+    damaged, or the place does not answer or holds nothing of the run."""
     run_id, backup = _named(options.run, config)
     chosen: dict[str, list[tuple[Store, str]]] = {"here": _versions(backup.store)}
     if backup.options.place is not None:
         place = open_place(backup.options.place)
         store = Store(Path(run_id), place)
         chosen[place.url] = answer_of(place, lambda: _versions(store))
-    rows = []
+    rows, missing = [], None
     for where, versions in chosen.items():
         checked = verify_versions(versions)
         rows += [{"where": where, **row} for row in checked]
     if backup.options.place is not None:
         rows += answer_of(place, lambda: list(_published_rows(place, run_id)))
+        if all(row["where"] == "here" for row in rows):
+            missing = _nothing_of(run_id, place)
     if not rows:
-        raise ValueError(f"run {run_id} has no version here or at its place: nothing to verify")
+        why = "" if missing is None else f" ({missing})"
+        raise ValueError(
+            f"run {run_id} has no version here or at its place: nothing to verify{why}"
+        )
     damaged = [row for row in rows if row["problem"]]
     lines = [f"{_name(row)} {row['where']}: {row['problem'] or 'whole'}" for row in rows]
     show(
         options.json,
-        {"run": run_id, "versions": rows, "damaged": len(damaged)},
+        {"run": run_id, "versions": rows, "damaged": len(damaged), "missing": missing},
+        f"Run {run_id}",
         *lines,
         f"{len(rows) - len(damaged)} of {len(rows)} are whole",
+        *([] if missing is None else [f"Caution: {missing}"]),
     )
-    return ExitCode.FAILED if damaged else ExitCode.DONE
+    return ExitCode.FAILED if damaged or missing is not None else ExitCode.DONE
+
+
+def _nothing_of(run_id: str, place: Place) -> str:
+    """That no copy of a run is at a place, and what is there, in a sentence."""
+    if (missing := _missing_folder(place)) is not None:
+        return missing
+    runs = answer_of(place, lambda: runs_at(place))
+    there = f"; it holds {', '.join(runs[-MAX_NAMED:])}" if runs else ""
+    return f"no copy of run {run_id} is at {place.url}{there}"
 
 
 def _published_rows(place: Place, run_id: str) -> Iterator[dict[str, object]]:
@@ -341,7 +364,7 @@ ACTIONS: dict[str, tuple[str, Action]] = {
         "show the versions here and at the place; without RUN, the runs at --place",
         list_backups,
     ),
-    "verify": ("compare every byte, here and at the place, with its hash", verify),
+    "verify": ("compare every byte of a run, here and at the place, with its hash", verify),
     RESTORE: ("bring a run from the place into the output folder", restore),
     "prune": ("remove versions that newer ones replace", prune),
     "status": ("show what is safe at the place, and what would be lost now", status),

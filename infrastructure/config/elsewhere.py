@@ -199,8 +199,8 @@ _WHOLE_ROWS = (
     " apart then; training.gradient_checkpointing and training.shard = yes make room for long ones"
 )
 PREFERENCES = (
-    "training.method = sft learns answers: training.method = dpo (or kto, orpo, reward) learns from"
-    " such pairs, by TRL"
+    "training.method = sft learns answers, and training.method = dpo (or kto, orpo, reward) learns"
+    " from such pairs, by TRL"
 )
 _PPO = (
     "PPO is not here: training.method = grpo and training.method = rloo learn from rewards, by TRL"

@@ -98,7 +98,7 @@ class MethodTraining:
             training.data.quarantine.write(run.quarantine_file)
             trainer.add_callback(callback)
             forecast.trainer = trainer
-            self.report(training.described(trainer))
+            self.report(f"Run {run.run_id}: {training.described(trainer)}")
             try:
                 with without_progress_bars():
                     trainer.train(resume_from_checkpoint=resumed)

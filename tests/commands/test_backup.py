@@ -287,6 +287,26 @@ def test_damage_at_the_place_is_found(run: Path, place: Path, temper: Temper) ->
     assert {row["where"] for row in output["versions"] if row["problem"]} == {str(place)}
 
 
+@pytest.mark.parametrize("is_there", [False, True], ids=["no such place", "of another run"])
+def test_what_was_never_copied_there_is_not_called_whole(
+    run: Path, place: Path, capsys: pytest.CaptureFixture[str], is_there: bool
+) -> None:
+    other = place.parent / "other"
+    if is_there:
+        shutil.copytree(place / run.name, other / "20260101-000000-another-0000")
+    shown = ["no copy of run", "another-0000"] if is_there else ["there is no folder", str(other)]
+    for action, code in (("verify", ExitCode.FAILED), ("list", ExitCode.DONE)):
+        capsys.readouterr()
+        assert main(["backup", action, run.name, "--place", str(other)]) == code
+        out = capsys.readouterr().out
+        assert f"Run {run.name}" in out
+        assert all(part in out.splitlines()[-1] for part in shown), out
+    shutil.rmtree(run / "checkpoints/versions")
+    capsys.readouterr()
+    assert main(["backup", "verify", run.name, "--place", str(other)]) == ExitCode.WRONG_INPUT
+    assert "nothing to verify" in capsys.readouterr().err
+
+
 def test_a_whole_run_comes_back_and_goes_on(run: Path, place: Path, temper: Temper) -> None:
     before = (run / "run.json").read_bytes()
     shutil.rmtree(run)

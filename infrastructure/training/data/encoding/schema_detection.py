@@ -300,7 +300,7 @@ def _preferences(rows: Sequence[Row], columns: list[str], pair: tuple[str, str])
         instead = f"write {chosen!r} into a column 'messages'"
     return (
         f"the rows hold a better and a worse answer ({' and '.join(map(repr, pair))}), and"
-        f" {PREFERENCES}: for the better alone, {instead}"
+        f" {PREFERENCES}; for the better alone, {instead}"
     )
 
 
