@@ -16,7 +16,7 @@ from infrastructure.optimization import gpu_optimizer as module
 from infrastructure.optimization.gpu_capability import cpu_has_bf16
 from infrastructure.optimization.gpu_optimizer import create_gpu_optimizer
 from tests.optimization.conftest import FakeGpu
-from tests.slow import slow_but
+from tests.slow import slow, slow_but
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLE = """
@@ -43,6 +43,7 @@ def layers() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
 
 
+@slow  # a compiler of C++; `seeds/test_blocks.py` runs the same without it
 @pytest.mark.skipif(torch.cuda.is_available(), reason="what a machine without a GPU does")
 def test_the_samples_of_the_specification_run_as_written_without_a_gpu() -> None:
     names: dict[str, Any] = {"model": layers()}

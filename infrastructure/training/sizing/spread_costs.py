@@ -17,7 +17,7 @@ from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimi
 from infrastructure.optimization.peak_memory import PeakMemory, peak_memory
 from infrastructure.training.checkpoints.checkpoint_manager import BACKGROUND_BYTES
 from infrastructure.training.distributed.checkpoint_storage import is_gathered
-from infrastructure.training.distributed.shard import blocks_of
+from infrastructure.training.distributed.shard import blocks_of, has_blocks_to_give_back
 from infrastructure.training.models.weights_on_disk import lies_in
 from infrastructure.training.sizing.batch_plan import BatchPlan
 from infrastructure.training.sizing.cost_measurement import (
@@ -102,7 +102,7 @@ def spread_costs(
     own = plan.of_one_process(num_ranks)
     size = min(own.micro_batch_size, len(measurement.usual))
     points, seconds = [], 0.0
-    if device.type == "cpu":  # as it will be when the model is spread
+    if has_blocks_to_give_back(model, device.type):  # as it will be when the model is spread
         give_back_large_blocks()
     with dry_run(model, device):
         _forward(measurement, 1)  # what is read from the disk as late as it can be is there now

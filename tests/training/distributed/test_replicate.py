@@ -51,6 +51,9 @@ QUICK = [
     ("full", {"data.packing": True, "training.gradient_accumulation": 3}, "tied"),
     ("lora", {**LORA, "data.packing": False, "data.validation_split": 0.2}, "model"),
     ("quantum", {**QUANTUM, "training.max_steps": 8}, "model"),
+    ("stack-wise", STACKS, "model"),
+]
+SLOW_STRATEGIES = [
     (
         "stages by loss",
         {
@@ -62,9 +65,6 @@ QUICK = [
         },
         "model",
     ),
-    ("stack-wise", STACKS, "model"),
-]
-SLOW_STRATEGIES = [
     ("end to end", {**STACKS, "training.strategy": "end_to_end"}, "model"),
     ("finetune", {**LORA, "training.strategy": "finetune", "data.packing": True}, "model"),
 ]

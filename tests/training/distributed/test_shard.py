@@ -354,12 +354,22 @@ def test_layers_that_share_weights_are_refused(what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device_type", "offload", "comes_and_goes"),
-    [("cpu", False, True), ("cuda", True, True), ("cuda", False, False)],
+    ("device_type", "offload", "num_bytes", "comes_and_goes"),
+    [
+        ("cpu", False, 24, True),
+        ("cuda", True, 24, True),
+        ("cuda", False, 24, False),
+        ("cpu", False, 25, False),
+    ],
 )
 def test_large_blocks_go_back_at_once_where_layers_come_and_go_in_main_memory(
-    monkeypatch: pytest.MonkeyPatch, device_type: str, offload: bool, comes_and_goes: bool
+    monkeypatch: pytest.MonkeyPatch,
+    device_type: str,
+    offload: bool,
+    num_bytes: int,
+    comes_and_goes: bool,
 ) -> None:
+    """And the model is no small one; this one has 24 bytes."""
     events: list[str] = []
 
     def stop(*_: object, **__: object) -> None:
@@ -367,6 +377,7 @@ def test_large_blocks_go_back_at_once_where_layers_come_and_go_in_main_memory(
 
     monkeypatch.setattr(shard, "give_back_large_blocks", lambda: events.append("set"))
     monkeypatch.setattr(shard, "fully_shard", stop)
+    monkeypatch.setattr(shard, "SMALL_MODEL_BYTES", num_bytes)
     mesh: Any = SimpleNamespace(device_type=device_type)
     model = torch.nn.Sequential(torch.nn.ModuleList([torch.nn.Linear(2, 2)]))
     with pytest.raises(InterruptedError):

@@ -9,7 +9,7 @@ import torch
 
 from infrastructure.core.process_memory import resident_bytes
 from infrastructure.optimization.memory_prediction import MemoryBudget
-from infrastructure.training.distributed import checkpoint_storage
+from infrastructure.training.distributed import checkpoint_storage, shard
 from infrastructure.training.sizing import spread_costs as spread_costs_module
 from infrastructure.training.sizing.batch_plan import BatchPlan
 from infrastructure.training.sizing.cost_measurement import SAVING_BYTES
@@ -116,6 +116,7 @@ def test_large_blocks_go_back_at_once_while_it_is_measured(
 
     monkeypatch.setattr(spread_costs_module, "give_back_large_blocks", lambda: events.append("set"))
     monkeypatch.setattr(spread_costs_module, "_forward", noted)
+    monkeypatch.setattr(shard, "SMALL_MODEL_BYTES", 0)
     measurement = small_trainer(saved_llama, tmp_path).cost_measurement()
     spread_costs(measurement, BatchPlan(2, 1), 2, offload=False)
     assert events[:2] == ["set", "forward"]
