@@ -4,6 +4,7 @@ Both are exact counts of storages, not samples: the same on a CPU and on a GPU.
 """
 
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -66,24 +66,37 @@ class AllocationCounter(_NewTensors):
 
 
 class LiveTensors(_NewTensors):
-    """Knows which of the tensors made inside the block are still held, by Python or by a graph."""
+    """Knows which of the tensors made inside the block are still held, by Python or by a graph.
+
+    Python's weak references: a storage has one Python object as long as it lives, and torch's own
+    `StorageWeakRef` keeps the memory of what is gone.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self._made: list[tuple[StorageWeakRef, str, int]] = []
+        self._made: list[tuple[weakref.ref[torch.UntypedStorage], str, int, int]] = []
         self._next_look = FIRST_LOOK
+        self._age = 0
 
     def note(self, line: str, storage: torch.UntypedStorage) -> None:
-        self._made.append((StorageWeakRef(storage), line, storage.nbytes()))
+        self._made.append((weakref.ref(storage), line, storage.nbytes(), self._age))
         if len(self._made) >= self._next_look:
-            self._made = [one for one in self._made if not one[0].expired()]
+            self._made = [one for one in self._made if one[0]() is not None]
             self._next_look = max(FIRST_LOOK, 2 * len(self._made))
 
-    def bytes_of_line(self) -> Counter[str]:
-        """`file:line` to the bytes of its tensors that are held now."""
+    def grow_older(self) -> None:
+        """What was made until now is of another age than what comes."""
+        self._age += 1
+
+    def bytes_of_line(self, is_old: bool = False) -> Counter[str]:
+        """`file:line` to the bytes of its tensors that are held now.
+
+        Args:
+            is_old: without those made since the last `grow_older`.
+        """
         sizes: Counter[str] = Counter()
-        for reference, line, size in self._made:
-            if not reference.expired():
+        for reference, line, size, age in self._made:
+            if reference() is not None and not (is_old and age == self._age):
                 sizes[line] += size
         return sizes
 

@@ -1,8 +1,9 @@
 """Notices memory that grows steadily, and finds the line that holds it.
 
-Watching costs nothing: one number every few seconds. Only when these have grown through a whole
-window does Python's own tracer (`tracemalloc`) and a count of living tensors run, for one more
-stretch, and the lines whose objects pile up in it are told.
+Watching costs nothing: one number every few seconds. Only when these have grown through two whole
+windows does a count of living tensors run for a few readings, then Python's own tracer
+(`tracemalloc`) for a few more, and the lines whose objects pile up are told. Each for itself makes
+a step a fifth longer; both at once made it several times as long.
 
 "Steadily" is Kendall's rank correlation with time (Mann 1945): nearly every later reading is larger
 than nearly every earlier one. Memory that rises and falls, or jumps once, does not count.
@@ -19,6 +20,7 @@ from infrastructure.core.hardware import MIB
 from infrastructure.optimization.allocations import LiveTensors
 
 WINDOW = 12  # readings
+NUM_TRACED = 6  # readings, half of them for each
 MIN_CORRELATION = 0.8
 MIN_GROWTH_SHARE = 0.02  # of what was there
 MIN_GROWTH_BYTES = 32 * MIB
@@ -65,7 +67,9 @@ class LeakWatch:
     _readings: deque[tuple[int, int]] = field(default_factory=deque)
     _traced_from: int | None = None
     _num_traced: int = 0
+    _is_suspected: bool = False
     _tensors: LiveTensors | None = None
+    _held: Counter[str] = field(default_factory=Counter)
 
     def add(self, step: int, used_bytes: int) -> Leak | None:
         """Take note of one reading; a `Leak` when the tracing after a suspicion is over."""
@@ -75,17 +79,27 @@ class LeakWatch:
         while len(self._readings) > self.window:
             self._readings.popleft()
         if self._traced_from is None:
-            if self._grows():
-                self._start_tracing(step)
+            self._suspect(step)
             return None
         self._num_traced += 1
-        return self._conclude() if self._num_traced >= self.window else None
+        if self._num_traced >= NUM_TRACED:
+            return self._conclude()
+        if self._tensors is not None and self._num_traced < NUM_TRACED // 2:
+            self._tensors.grow_older()
+        elif self._tensors is not None:
+            self._held = self._tensors.bytes_of_line(is_old=True)
+            self._forget_tensors()
+            tracemalloc.start(FRAMES_KEPT)
+        return None
 
     def stop(self) -> None:
         """End the tracing, if there is one."""
-        if self._traced_from is not None:
+        if self._traced_from is not None and self._tensors is None:
             tracemalloc.stop()
-            self._traced_from = None
+        self._traced_from = None
+        self._forget_tensors()
+
+    def _forget_tensors(self) -> None:
         if self._tensors is not None:
             self._tensors.__exit__(None, None, None)
             self._tensors = None
@@ -98,23 +112,36 @@ class LeakWatch:
         enough = max(self.min_growth_bytes, MIN_GROWTH_SHARE * sizes[0])
         return growth >= enough and kendall(sizes) >= MIN_CORRELATION
 
+    def _suspect(self, step: int) -> None:
+        """Trace where a second window grows as the one before it."""
+        if len(self._readings) < self.window:
+            return
+        if not self._grows():
+            self._is_suspected = False
+        elif self._is_suspected:
+            self._start_tracing(step)
+        else:
+            self._is_suspected = True
+            self._readings.clear()
+
     def _start_tracing(self, step: int) -> None:
         if tracemalloc.is_tracing():  # somebody else's: theirs would end with ours
             self.is_reported = True
             return
         self._traced_from, self._num_traced = step, 0
-        tracemalloc.start(FRAMES_KEPT)
         if self.counts_tensors:
             self._tensors = LiveTensors()
             self._tensors.__enter__()
+        else:
+            tracemalloc.start(FRAMES_KEPT)
 
     def _conclude(self) -> Leak | None:
         still_grows = self._grows()
-        held = self._tensors.bytes_of_line() if self._tensors is not None else Counter()
-        lines = largest_lines(held) if still_grows else ()
+        lines = largest_lines(self._held) if still_grows else ()
         self.stop()
         if not still_grows:
             self._readings.clear()
+            self._is_suspected = False
             return None
         self.is_reported = True
         (first_step, first), (last_step, last) = self._readings[0], self._readings[-1]
