@@ -177,6 +177,7 @@ def check_paths(config: DeploymentConfig) -> None:
     else:
         refuse_missing(config.model.name)
         if config.model.adapter in ("auto", *ADAPTERS.built_in):  # one's own may load otherwise
+            _refuse_name_of_run(config)
             refuse_missing_on_hub(config.model.name, config.model.revision)
     sources = _files_here(config.data)
     check_method(config)
@@ -204,6 +205,17 @@ def _refuse_checkpoint(config: DeploymentConfig) -> None:
         raise ValueError(
             f"model {config.model.name!r}: is a checkpoint, and a training begins with a model:"
             f" write it with temper export {shlex.quote(given)} FOLDER, and give FOLDER"
+        )
+
+
+def _refuse_name_of_run(config: DeploymentConfig) -> None:
+    """A run of somebody's own Trainer is called as a model of the Hub may be, too."""
+    for run in _runs_called(config.model.name, Path(config.output_dir)):
+        if not (run / FINAL).is_dir():
+            continue
+        raise ValueError(
+            f"model {config.model.name!r}: a run is called so; to train its model further, give"
+            f" {run / FINAL}"
         )
 
 

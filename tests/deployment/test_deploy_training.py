@@ -251,11 +251,11 @@ def test_an_interrupted_measurement(
 ) -> None:
     calls = []
 
-    def interrupted(trainer: Any) -> Any:
+    def interrupted(trainer: Any, count: Any) -> Any:
         calls.append(1)
         if len(calls) == call:
             os.kill(os.getpid(), signal.SIGTERM)
-        return measure(trainer)
+        return measure(trainer, count)
 
     monkeypatch.setattr(deploy_training, "measure", interrupted)
     monkeypatch.setattr(run_finalizer, "measure", interrupted)

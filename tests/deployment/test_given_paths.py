@@ -27,11 +27,11 @@ def config(tmp_path: Path, saved_llama: Path) -> DeploymentConfig:
     )
 
 
-@pytest.mark.parametrize("name", ["mine", "20260101-000000-mine-abcd", "own"])
+@pytest.mark.parametrize("name", ["mine", "20260101-000000-mine-abcd"])
 def test_the_name_of_a_run_is_its_model(
     config: DeploymentConfig, tmp_path: Path, name: str
 ) -> None:
-    run = tmp_path / "runs" / ("own" if name == "own" else "20260101-000000-mine-abcd")
+    run = tmp_path / "runs" / "20260101-000000-mine-abcd"
     run.mkdir(parents=True)
     (run / "run.json").write_text(json.dumps({"config": {"run_name": {"value": "mine"}}}))
     config.model.name = name
@@ -43,6 +43,18 @@ def test_the_name_of_a_run_is_its_model(
     assert config.model.name == str(run / "final")
     is_by_person = [f"model mine: the run of this name, {run}"] * (name == "mine")
     assert [note for note in config.notes() if "the run of this name" in note][:1] == is_by_person
+
+
+def test_the_name_of_an_own_trainers_run_is_answered_with_its_folder(
+    config: DeploymentConfig, tmp_path: Path
+) -> None:
+    """It may be the name of a model of the Hub."""
+    run = tmp_path / "runs" / "own"
+    (run / "final").mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    config.model.name = "own"
+    with pytest.raises(ValueError, match=r"a run is called so; .* give .*/own/final"):
+        check_given(config)
 
 
 def test_data_that_are_measured_on_are_not_called_training_data(config: DeploymentConfig) -> None:

@@ -116,15 +116,15 @@ def split_version(name: str) -> tuple[str, str | None]:
 
 def model_of_run(name: str, output_dir: Path) -> str:
     """Of the id of a run, or the name that a person has given it, the path of its trained model, or
-    that of the run where it has none yet. Any other name stays as it is."""
+    that of the run where it has none yet. Any other name stays as it is, that of a run of an own
+    Trainer, too: a name of the Hub may be meant."""
     if Path(name).exists():
         return name
-    run = output_dir / name
-    if not (run / RUN_FILE).is_file():
-        named = run_named(name, output_dir)
-        if named is None:
-            return name
-        run = named
+    run: Path | None = output_dir / name
+    if not _BEGINS_WITH_TIME.match(name) or not (output_dir / name / RUN_FILE).is_file():
+        run = run_named(name, output_dir)
+    if run is None:
+        return name
     return str(run / FINAL if (run / FINAL).is_dir() else run)
 
 
