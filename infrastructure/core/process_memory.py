@@ -21,8 +21,7 @@ PEAK_UNIT_BYTES = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
 LEAST_FREE_BYTES = 16 * MIB
 FILE_PAGES_BYTES = 32 * MIB
 M_MMAP_THRESHOLD = -3  # the number of this option in glibc's malloc.h
-# Smaller ones are kept: to fetch each anew made the steps of a small model a twentieth slower.
-LARGE_BLOCK_BYTES = 4 * MIB
+LARGE_BLOCK_BYTES = MIB
 UNLIMITED_STACK_BYTES = 2 * MIB  # of a thread where `ulimit -s` sets no limit
 
 
