@@ -120,9 +120,9 @@ def model_of_run(name: str, output_dir: Path) -> str:
     Trainer, too: a name of the Hub may be meant."""
     if Path(name).exists():
         return name
-    run: Path | None = output_dir / name
-    if not _BEGINS_WITH_TIME.match(name) or not (output_dir / name / RUN_FILE).is_file():
-        run = run_named(name, output_dir)
+    by_id = output_dir / name
+    is_id = _BEGINS_WITH_TIME.match(name) and (by_id / RUN_FILE).is_file()
+    run = by_id if is_id else run_named(name, output_dir)
     if run is None:
         return name
     return str(run / FINAL if (run / FINAL).is_dir() else run)

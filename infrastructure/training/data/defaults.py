@@ -54,7 +54,7 @@ def problems_of(config: DeploymentConfig) -> list[str]:
 def _find_models_of_runs(config: DeploymentConfig) -> None:
     output_dir, name = Path(config.output_dir), config.model.name
     config.model.name = model_of_run(name, output_dir)
-    if Path(name).name not in (config.model.name, *Path(config.model.name).parts):
+    if Path(name).name not in Path(config.model.name).parts:
         config.note(f"model {name}: the run of this name, {config.model.name}")
     if config.training.teacher is not None:
         config.training.teacher = model_of_run(config.training.teacher, output_dir)
