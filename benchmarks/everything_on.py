@@ -1,29 +1,38 @@
 """What all that Temper does beside the training costs: everything on, and everything off.
 
-    python -m benchmarks.everything_on --data gsm8k/train.jsonl [--rounds 3] [--write FILE]
+    python -m benchmarks.everything_on --data gsm8k/train.jsonl [--steps 410] [--write FILE]
 
 The 12.7 M-parameter model of `benchmarks.throughput` trains on packed rows of GSM8K: once with
 nothing but the loop, once as `temper train` runs it: monitor, alerts, metrics files, progress, a
 version every 100 steps, its copy at a place, and the quantum step at the rhythm that it has by
-default. They take turns, a whole training each, and who begins alternates. The time is from the
+default. Both train at once and take turns of ten steps; meanwhile the other one is stopped, with
+the processes that it has started. So a machine that is slower now than a minute ago is so for both,
+and what is written and copied beside a training takes nothing from the other. The time is from the
 start of the training, before the quantum step decides, to the end of the last step: waiting for
 copies and questions is in it; loading, measuring before and reporting after are not.
 
-Takes about fifteen minutes. Prints a page, and fails where the median ratio is below 0.97.
+Takes about seven minutes. Prints a page, and fails where the ratio is below 0.97.
 """
 
 import argparse
+import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any
+from typing import IO, Any
+
+import psutil
 
 from benchmarks.machine import environment, publish, sentence, table
 from benchmarks.throughput.systems import LEARNING_RATE, be_quiet
 from benchmarks.throughput.workbench import SCENARIOS, Workbench, prepare
+from benchmarks.turns import PAUSE_SECONDS, interval
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.deployment.deploy_training import TrainingDeployment
@@ -33,26 +42,81 @@ from infrastructure.training.trainer_factory import TrainerFactory
 
 CHECKPOINT_FREQUENCY = 100
 NUM_STEPS = 4 * CHECKPOINT_FREQUENCY + 10  # enough for the quantum step to look at examples
+TURN_STEPS = 10
 LEAST = 0.97
+KINDS = OFF, ON = "off", "on"
 
 
-@dataclass
-class Span(Observer):
-    """Tokens and seconds of a training."""
+@dataclass(frozen=True)
+class Turn:
+    """What a training has done while it was its turn."""
 
-    begun: float = 0.0
-    ended: float = 0.0
-    num_tokens: int = 0
+    num_tokens: int
+    seconds: float
+
+
+class Marks(Observer):
+    """A training's side: a line where it begins and after each step, with the tokens until then."""
+
+    def __init__(self, lines: IO[str]) -> None:
+        self.lines = lines
 
     def train_start(self, state: TrainingState) -> None:
-        self.begun = time.perf_counter()
+        print(0, 0, file=self.lines, flush=True)
 
     def step_end(self, state: TrainingState) -> None:
-        self.ended, self.num_tokens = time.perf_counter(), state.num_tokens
+        print(state.step, state.num_tokens, file=self.lines, flush=True)
 
-    @property
-    def tokens_per_second(self) -> float:
-        return self.num_tokens / (self.ended - self.begun)
+
+class Training:
+    """A process that goes on only while it is its turn, with all that it has started.
+
+    Args:
+        command: prints a line after each step: its number, and the tokens until then.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._tree = psutil.Process(self._process.pid)
+        self._num_tokens = 0
+
+    def go(self, last_step: int) -> Turn:
+        """Let it go on until `last_step` is done.
+
+        Raises:
+            RuntimeError: it has ended before.
+        """
+        assert self._process.stdout is not None
+        started = time.perf_counter()
+        self._signal(signal.SIGCONT)
+        for line in self._process.stdout:
+            step, num_tokens = map(int, line.split())
+            if step >= last_step:
+                seconds = time.perf_counter() - started
+                self._signal(signal.SIGSTOP)
+                turn = Turn(num_tokens - self._num_tokens, seconds)
+                self._num_tokens = num_tokens
+                return turn
+        raise RuntimeError(f"the training has ended before step {last_step}")
+
+    def end(self) -> None:
+        self._signal(signal.SIGKILL)
+        with self._process:  # closes its pipe, and waits
+            pass
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the process, and until it starts no more to those that it has started."""
+        signalled: set[psutil.Process] = set()
+        while missing := {self._tree, *self._started()} - signalled:
+            for process in missing:
+                with suppress(psutil.NoSuchProcess):
+                    process.send_signal(number)
+            signalled |= missing
+
+    def _started(self) -> list[psutil.Process]:
+        with suppress(psutil.NoSuchProcess):
+            return self._tree.children(recursive=True)
+        return []
 
 
 def configuration(bench: Workbench, folder: Path, steps: int, **training: Any) -> DeploymentConfig:
@@ -71,75 +135,109 @@ def configuration(bench: Workbench, folder: Path, steps: int, **training: Any) -
     )
 
 
-def everything_off(bench: Workbench, steps: int) -> float:
+def everything_off(bench: Workbench, folder: Path, steps: int, marks: Marks) -> None:
     """The loop alone."""
-    span = Span()
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = TrainerFactory().for_run(configuration(bench, Path(folder), steps))
-        trainer.add_hooks([span])
-        trainer.train()
-    return span.tokens_per_second
+    trainer = TrainerFactory().for_run(configuration(bench, folder, steps))
+    trainer.add_hooks([marks])
+    trainer.train()
 
 
-def everything_on(bench: Workbench, steps: int) -> float:
+def everything_on(bench: Workbench, folder: Path, steps: int, marks: Marks) -> None:
     """All of a run."""
-    span = Span()
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder) / "place"
-        place.mkdir()
-        config = configuration(
-            bench,
-            Path(folder),
-            steps,
-            checkpoint_frequency=CHECKPOINT_FREQUENCY,
-            enabled_extensions=["quantum"],
-        )
-        config = config.model_copy(
-            update={"backup": config.backup.model_copy(update={"place": str(place)})}
-        )
-        TrainingDeployment(config, say=do_nothing, observers=[span]).run()
-    return span.tokens_per_second
-
-
-def ratios(speeds: dict[str, list[float]]) -> list[float]:
-    """Of each round, everything on of everything off."""
-    return [on / off for on, off in zip(speeds["on"], speeds["off"], strict=True)]
-
-
-def page(speeds: dict[str, list[float]], num_steps: int) -> str:
-    each_ratio = ratios(speeds)
-    rows = [
-        (number, *(f"{speeds[name][number - 1]:,.0f}" for name in ("off", "on")), f"{ratio:.3f}")
-        for number, ratio in enumerate(each_ratio, start=1)
-    ]
-    return (
-        "# Everything on beside everything off\n\n"
-        f"`python -m benchmarks.everything_on`: trainings of {num_steps} steps, in turns."
-        f" With everything on there are {median(each_ratio):.3f} times the tokens a second (at"
-        f" least {LEAST}; the least of a round is {min(each_ratio):.3f})."
-        f" {sentence(environment())}\n\n"
-        f"{table(('round', 'tokens/s, all off', 'tokens/s, all on', 'ratio'), rows)}"
+    place = folder / "place"
+    place.mkdir()
+    config = configuration(
+        bench,
+        folder,
+        steps,
+        checkpoint_frequency=CHECKPOINT_FREQUENCY,
+        enabled_extensions=["quantum"],
     )
+    config.backup = config.backup.copy_with(place=str(place))
+    TrainingDeployment(config, say=do_nothing, observers=[marks]).run()
+
+
+def train(kind: str, folder: Path, steps: int) -> None:
+    """The program of one of the two processes."""
+    with os.fdopen(os.dup(1), "w") as lines, tempfile.TemporaryDirectory() as runs:
+        os.dup2(2, 1)  # whatever else is printed
+        be_quiet()
+        run = everything_on if kind == ON else everything_off
+        run(Workbench(SCENARIOS["all"], folder), Path(runs), steps, Marks(lines))
+
+
+def take_turns(trainings: dict[str, Training], num_steps: int) -> dict[str, list[Turn]]:
+    """Who begins alternates; tells the speeds on stderr."""
+    turns: dict[str, list[Turn]] = {name: [] for name in trainings}
+    for training in trainings.values():
+        training.go(0)
+    for last in range(TURN_STEPS, num_steps + 1, TURN_STEPS):
+        names = list(trainings)[:: -1 if last // TURN_STEPS % 2 else 1]
+        for name in names:
+            time.sleep(PAUSE_SECONDS)
+            turns[name].append(trainings[name].go(last))
+            speed = speed_of(turns[name][-1:])
+            print(f"step {last}, {name}: {speed:.0f} tokens/s", file=sys.stderr, flush=True)
+    return turns
+
+
+def speed_of(turns: Sequence[Turn]) -> float:
+    """Tokens per second."""
+    return sum(turn.num_tokens for turn in turns) / sum(turn.seconds for turn in turns)
+
+
+def ratio_of(pairs: Sequence[tuple[Turn, Turn]]) -> float:
+    """Everything on of everything off."""
+    off, on = zip(*pairs, strict=True)
+    return speed_of(on) / speed_of(off)
+
+
+def page(turns: dict[str, list[Turn]]) -> tuple[str, float]:
+    """The page, and how many times the tokens a second everything on has."""
+    pairs = list(zip(turns[OFF], turns[ON], strict=True))
+    ratio, (low, high) = ratio_of(pairs), interval(pairs, ratio_of)
+    size = CHECKPOINT_FREQUENCY // TURN_STEPS
+    spans = [pairs[first : first + size] for first in range(0, len(pairs), size)]
+    rows = []
+    for number, span in enumerate(spans):
+        first, last = (TURN_STEPS * (number * size + index) for index in (0, len(span)))
+        off, on = (speed_of(each) for each in zip(*span, strict=True))
+        rows.append((f"{first + 1} to {last}", f"{off:,.0f}", f"{on:,.0f}", f"{on / off:.3f}"))
+    text = (
+        "# Everything on beside everything off\n\n"
+        f"`python -m benchmarks.everything_on`: two trainings of {TURN_STEPS * len(pairs)} steps,"
+        f" which take turns of {TURN_STEPS} steps. With everything on there are {ratio:.3f} times"
+        f" the tokens a second (at least {LEAST}; 95 % interval {low:.3f} to {high:.3f})."
+        f" {sentence(environment())}\n\n"
+        f"{table(('steps', 'tokens/s, all off', 'tokens/s, all on', 'ratio'), rows)}"
+    )
+    return text, ratio
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="GSM8K's train.jsonl")
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
     parser.add_argument("--write", type=Path, metavar="FILE", help="keep the page")
+    parser.add_argument("--train", nargs=2, metavar=("KIND", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.train is not None:
+        kind, folder = arguments.train
+        train(kind, Path(folder), arguments.steps)
+        return 0
     be_quiet()
-    kinds = {"off": everything_off, "on": everything_on}
-    speeds: dict[str, list[float]] = {name: [] for name in kinds}
     with tempfile.TemporaryDirectory() as folder:
-        bench = prepare(SCENARIOS["all"], arguments.data, arguments.steps, Path(folder))
-        for turn in range(arguments.rounds):
-            for name in list(kinds)[:: -1 if turn % 2 else 1]:
-                speeds[name].append(kinds[name](bench, arguments.steps))
-                print(f"{name}: {speeds[name][-1]:.0f} tokens/s", file=sys.stderr, flush=True)
-    publish(page(speeds, arguments.steps), arguments.write)
-    return int(median(ratios(speeds)) < LEAST)
+        prepare(SCENARIOS["all"], arguments.data, arguments.steps, Path(folder))
+        command = [sys.executable, "-m", "benchmarks.everything_on", *sys.argv[1:], "--train"]
+        trainings = {kind: Training([*command, kind, folder]) for kind in KINDS}
+        try:
+            turns = take_turns(trainings, arguments.steps)
+        finally:
+            for training in trainings.values():
+                training.end()
+    text, ratio = page(turns)
+    publish(text, arguments.write)
+    return int(ratio < LEAST)
 
 
 if __name__ == "__main__":

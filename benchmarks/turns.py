@@ -188,7 +188,7 @@ def _train(turns: Connection, system: System, now: Callable[[], float], num_thre
 
 
 def interval(
-    values: Sequence[float], statistic: Callable[[Sequence[float]], float] = mean
+    values: Sequence[Any], statistic: Callable[[Sequence[Any]], float] = mean
 ) -> tuple[float, float]:
     """The 95 % bootstrap interval of a statistic of `values`."""
     generator = random.Random(0)

@@ -12,7 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-from infrastructure.backup.backends import require_backend
+from infrastructure.backup.backends import open_place, require_backend
+from infrastructure.backup.backends.base import Place
 from infrastructure.backup.format.retention import Retention, versions_to_keep
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.inventory import (
@@ -54,6 +55,7 @@ from infrastructure.core.waiting import within
 STATUS_FILE = "backup.json"
 POLL_SECONDS = 0.1
 CONTACT_SECONDS = 60.0  # a place that says nothing for so long before the training will not do
+WITHOUT_PLACE = "; --allow-missing-place trains without it until it is there"
 ENDS_SECONDS = 10.0  # with nothing left to copy it ends at once, on a busy machine (niced) later
 
 
@@ -329,14 +331,11 @@ class RunBackup:
             self.is_missing = False
             return None
         except (OSError, StorageError) as error:  # TimeoutError is an OSError
-            reason, advice = getattr(error, "strerror", None) or str(error), ""
-            if isinstance(error, OSError):
-                advice = f" ({place.advice(error)})"
-        message = redact(f"backup.place {place.url} cannot be used: {reason}{advice}")
+            message = _cannot_be_used(place, error)
         if self.options.allow_missing_place:
             self.is_missing = True
             return message
-        raise StorageError(f"{message}; --allow-missing-place trains without it until it is there")
+        raise StorageError(f"{message}{WITHOUT_PLACE}")
 
     def _contact(self) -> None:
         link = self._require_link()
@@ -472,3 +471,27 @@ def last_place(checkpoints: Path) -> str | None:
 def place_options(config: DeploymentConfig) -> BackupConfig:
     """Section `backup`, without a place where backups are off."""
     return config.backup if config.enable_backups else config.backup.copy_with(place=None)
+
+
+def refuse_unreachable_place(options: BackupConfig) -> None:
+    """Refuse what shows of the place without connecting to anything: a disk that is not there.
+
+    Raises:
+        StorageError: says what to do.
+        ValueError: `options.place` is not an address.
+    """
+    if options.place is None:
+        return
+    place = open_place(options.place)
+    try:
+        place.require_reachable()
+    except OSError as error:
+        if not options.allow_missing_place:
+            raise StorageError(f"{_cannot_be_used(place, error)}{WITHOUT_PLACE}") from error
+
+
+def _cannot_be_used(place: Place, error: OSError | StorageError) -> str:
+    reason, advice = getattr(error, "strerror", None) or str(error), ""
+    if isinstance(error, OSError):
+        advice = f" ({place.advice(error)})"
+    return redact(f"backup.place {place.url} cannot be used: {reason}{advice}")

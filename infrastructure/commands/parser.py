@@ -158,9 +158,9 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
     words = [word for word in (options.command, getattr(options, "action", None)) if word]
     known, command = known_flags(parser, *words), " ".join([PROGRAM, *words])
     flags = [word.split("=")[0] for word in unknown if word.startswith("--")] or [unknown[0]]
-    first, *others = (f"{flag!r}{flag_hint(flag, known, command)}" for flag in dict.fromkeys(flags))
-    more = "".join(f"{'' if first.endswith('?') else '.'} Unknown too: {other}" for other in others)
-    raise ValueError(f"unknown argument {first}{more}")
+    *before, last = (f"{flag!r}{flag_hint(flag, known, command)}" for flag in dict.fromkeys(flags))
+    ended = [text if text.endswith("?") else f"{text}." for text in before]
+    raise ValueError("unknown argument " + " Unknown too: ".join([*ended, last]))
 
 
 def _name_with_spaces(words: Sequence[str]) -> str | None:

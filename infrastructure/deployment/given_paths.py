@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from infrastructure.backup.backends import open_place
+from infrastructure.backup.run_backup import place_options, refuse_unreachable_place
 from infrastructure.config.auto import attention_for
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.elsewhere import PREFERENCES
@@ -27,6 +28,7 @@ from infrastructure.monitoring.records.run_list import (
     finished_model,
     naming_runs,
     run_named,
+    runs_in,
     split_version,
 )
 from infrastructure.monitoring.watching.alert_sinks import check_alert_sinks
@@ -95,6 +97,8 @@ def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
         writable(output_dir)
     if config.backup.place is not None:
         open_place(config.backup.place)  # which connects to nothing
+    if not runs_in(output_dir):  # else one that is finished may be given back without its place
+        refuse_unreachable_place(place_options(config))
     if config.enable_monitoring:
         check_alert_sinks(config.monitor.alert_sinks)
     check_sinks(config.training.metrics_sinks)

@@ -1,14 +1,52 @@
-"""The page that compares everything on with everything off."""
+"""Everything on beside everything off: whose turn it is, and the page."""
+
+import sys
+import time
 
 import pytest
 
-from benchmarks.everything_on import page, ratios
+from benchmarks.everything_on import OFF, ON, Training, Turn, page
+
+# Each of its steps waits for a line of a process that it has started.
+COUNTS = """
+import subprocess, sys
+helper = subprocess.Popen(
+    [sys.executable, "-c", "import time\\nwhile True: print(flush=True); time.sleep(0.01)"],
+    stdout=subprocess.PIPE,
+)
+for step in range(1000):
+    helper.stdout.readline()
+    print(step, step, flush=True)
+"""
 
 
-def test_each_round_is_compared_by_itself() -> None:
-    speeds = {"off": [1000.0, 2000.0, 1000.0], "on": [990.0, 1900.0, 980.0]}
-    assert ratios(speeds) == pytest.approx([0.99, 0.95, 0.98])
-    text = page(speeds, 210)
-    assert "there are 0.980 times" in text
-    assert "the least of a round is 0.950" in text
-    assert "| 2 | 2,000 | 1,900 | 0.950 |" in text
+def test_a_training_stands_still_with_what_it_has_started_until_its_turn() -> None:
+    training = Training([sys.executable, "-c", COUNTS])
+    try:
+        assert training.go(0).num_tokens == 0
+        assert training.go(5).num_tokens == 5
+        time.sleep(1.0)  # a hundred lines, if it were not stopped
+        turn = training.go(10)
+        assert turn.num_tokens == 5
+        assert turn.seconds < 0.5
+        assert {each.status() for each in (training._tree, *training._started())} == {"stopped"}
+    finally:
+        training.end()
+
+
+def test_an_end_before_its_time_is_said() -> None:
+    training = Training([sys.executable, "-c", "print(0, 0)"])
+    training.go(0)
+    with pytest.raises(RuntimeError, match="ended before step 7"):
+        training.go(7)
+    training.end()
+
+
+def test_steps_are_compared_by_the_hundred_and_together() -> None:
+    off = [Turn(1000, 1.0)] * 20
+    on = [Turn(1000, 1.0)] * 10 + [Turn(1000, 1.25)] * 10
+    text, ratio = page({OFF: off, ON: on})
+    assert ratio == pytest.approx(20 / 22.5)
+    assert "there are 0.889 times" in text
+    assert "| 1 to 100 | 1,000 | 1,000 | 1.000 |" in text
+    assert "| 101 to 200 | 1,000 | 800 | 0.800 |" in text

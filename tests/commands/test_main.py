@@ -149,6 +149,14 @@ def test_wrong_input_is_exit_code_2_without_a_traceback() -> None:
     assert completed.stdout == ""
 
 
+def test_each_unknown_flag_has_a_sentence_of_its_own() -> None:
+    with pytest.raises(ValueError, match="unknown argument") as caught:
+        parse(create_parser(), ["train", "--qqxz", "--xzqq", "--max-step=5", "--zzqx"])
+    *before, _ = (sentences := str(caught.value).split(" Unknown too: "))
+    assert len(sentences) == 4
+    assert all(sentence[-1] in ".?" for sentence in before)
+
+
 # Of each command: its exit code, its errors, whether torch is loaded now, what lies in the folder.
 TORCHLESS = """
 import contextlib, io, json, os, sys

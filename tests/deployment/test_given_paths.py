@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.errors import StorageError
 from infrastructure.deployment.given_paths import check_given, check_measured
 from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.data.preparation.plan import read_chat_template, shipped_templates
@@ -63,6 +64,27 @@ def test_data_that_are_measured_on_are_not_called_training_data(config: Deployme
         check_measured(config)
     with pytest.raises(ValueError, match=r"there is no training data at 'nowhere\.jsonl'"):
         check_given(config)
+
+
+def test_a_place_whose_disk_is_not_there_is_refused_before_torch_is_loaded(
+    config: DeploymentConfig, tmp_path: Path
+) -> None:
+    place = str(tmp_path / "dsik" / "temper")
+    config.backup = config.backup.copy_with(place=place)
+    config.data.max_length = 128
+    with pytest.raises(StorageError, match=r"dsik is not there \(check the path.*--allow-missing"):
+        check_given(config)
+    config.enable_backups = False
+    check_given(config)
+    config.enable_backups = True
+    config.backup = config.backup.copy_with(allow_missing_place=True)
+    check_given(config)
+    config.backup = config.backup.copy_with(allow_missing_place=False)
+    run = tmp_path / "runs" / "20260101-000000-mine-abcd"  # it may be finished and lie here
+    run.mkdir(parents=True)
+    (run / "run.json").write_text("{}")
+    check_given(config)
+    assert not (tmp_path / "dsik").exists()
 
 
 @pytest.mark.parametrize("name", ["mine@best", "20260101-000000-mine-abcd@12"])

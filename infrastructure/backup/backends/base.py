@@ -101,6 +101,14 @@ class Place(FileOperations, abc.ABC):
                 f" temper backup create RUN --place {self.url}",
             )
 
+    def require_reachable(self) -> None:
+        """Refuse what shows without connecting to anything, and without writing.
+
+        Raises:
+            OSError: the place cannot be used as it is.
+        """
+        return
+
     def probe(self) -> None:
         """Write a small file and remove it: who may not do that cannot keep a backup here.
 

@@ -57,6 +57,9 @@ class FolderPlace(Place):
         self.operations = operations or FileOperations()
         self._was_there = False
 
+    def require_reachable(self) -> None:
+        self._require_connection()
+
     def confirm(self, path: Path, content: Content) -> bool:
         self.require_identity()
         require_content(self, path, content)
