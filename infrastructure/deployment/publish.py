@@ -198,10 +198,10 @@ class ModelRepository:
             name = path.relative_to(folder).as_posix()
             if name not in own:
                 operations.append(CommitOperationAdd(name, path))
-                contents[name] = Content.of(_chunks(path))
+                contents[name] = Content.of(_chunks(path), self.place.hashes)
         for name, data in own.items():
             operations.append(CommitOperationAdd(name, data))
-            contents[name] = Content.of([data])
+            contents[name] = Content.of([data], self.place.hashes)
         operations += [
             CommitOperationDelete(name, is_folder=False)
             for name in there

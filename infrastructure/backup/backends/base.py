@@ -16,34 +16,59 @@ from typing import Self
 
 from infrastructure.backup.backends.place_identity import FOLDER, has_id, ids_at, mark
 from infrastructure.backup.format.file_operations import Buffer, FileOperations
+from infrastructure.backup.format.hashing import Digest, new_digest
 from infrastructure.core.errors import StorageError
 
 PROBE = "probe-"
+SERVER_HASHES = ("sha256", "md5")  # one of which most servers compute themselves
 
 
 @dataclass(frozen=True)
 class Content:
-    """What was written to one file: its size, and the hashes that servers know.
+    """What was written to one file: its size, and the hashes that its place compares.
 
     Attributes:
         size_bytes: of the bytes as they are stored (of a compressed object: the compressed ones).
-        sha256, md5: hex hashes of the same bytes. MD5 is only ever compared with what a server
-            says of a file that we wrote; it is no protection against a person.
+        hashes: names and hex hashes of the same bytes. The first is that of the file read back.
+            MD5 is only ever compared with what a server says of a file that we wrote; it is no
+            protection against a person.
     """
 
     size_bytes: int
-    sha256: str
-    md5: str
+    hashes: tuple[tuple[str, str], ...]
 
     @classmethod
-    def of(cls, buffers: Iterable[Buffer]) -> Self:
-        """The content of `buffers`, one after the other."""
-        size_bytes, sha256, md5 = 0, hashlib.sha256(), hashlib.md5(usedforsecurity=False)
+    def of(cls, buffers: Iterable[Buffer], names: Iterable[str] = SERVER_HASHES) -> Self:
+        """The content of `buffers`, one after the other.
+
+        Args:
+            names: of the hashes, as in `Place.hashes`.
+        """
+        size_bytes, digests = 0, {name: _digest(name) for name in names}
         for buffer in buffers:
             size_bytes += memoryview(buffer).nbytes
-            sha256.update(buffer)
-            md5.update(buffer)
-        return cls(size_bytes, sha256.hexdigest(), md5.hexdigest())
+            for digest in digests.values():
+                digest.update(buffer)
+        return cls(size_bytes, tuple((name, d.hexdigest()) for name, d in digests.items()))
+
+    @property
+    def sha256(self) -> str:
+        return self._hash("sha256")
+
+    @property
+    def md5(self) -> str:
+        return self._hash("md5")
+
+    def _hash(self, name: str) -> str:
+        """Raises ValueError where the place does not say that it compares this one."""
+        for known, value in self.hashes:
+            if known == name:
+                return value
+        raise ValueError(f"the content has no {name}: name it in the `hashes` of the place")
+
+
+def _digest(name: str) -> Digest:
+    return hashlib.md5(usedforsecurity=False) if name == "md5" else new_digest(name)
 
 
 class Place(FileOperations, abc.ABC):
@@ -55,11 +80,13 @@ class Place(FileOperations, abc.ABC):
     Attributes:
         url: the place as people write it, without any secret.
         is_slow: whether bytes cost more time than compressing them.
+        hashes: of a file, that `confirm` compares; each is a pass over all bytes.
         identity: the id that `identify` found; None: nobody has asked.
     """
 
     url: str
     is_slow: bool
+    hashes: Sequence[str] = SERVER_HASHES
     identity: str | None = None
 
     def identify(self, known: str | None = None) -> str:
@@ -235,10 +262,11 @@ def require_content(place: Place, path: Path, content: Content) -> None:
         if size_bytes != content.size_bytes:
             raise StorageError(f"{shown} has {size_bytes} bytes instead of {content.size_bytes}")
         place.forget_cached(path)
-        digest = hashlib.sha256()
+        name, expected = content.hashes[0]
+        digest = _digest(name)
         for chunk in place.read(path):
             digest.update(chunk)
     except FileNotFoundError as error:
         raise StorageError(f"{shown} is gone") from error
-    if digest.hexdigest() != content.sha256:
+    if digest.hexdigest() != expected:
         raise StorageError(f"{shown} does not hold what was written to it")

@@ -48,7 +48,11 @@ class BucketPlace(HubPlace):
         written, name = self._written.get(self.at(path), (None, ""))
         if written is None:
             require_content(self, path, content)
-        elif (written, name, written.size_bytes) != (content, info.xet_hash, info.size):
+        elif (written.sha256, name, info.size) != (
+            content.sha256,
+            info.xet_hash,
+            content.size_bytes,
+        ):
             raise StorageError(f"{self.shown(path)} does not hold what was written to it")
         return True
 
@@ -81,7 +85,7 @@ class BucketPlace(HubPlace):
             self._make_ready()
             self._removed.discard(at)
             self.api.batch_bucket_files(self.repo_id, add=[(file.name, at)])
-        self._written[at] = (Content.of(buffers), computed.hash)
+        self._written[at] = (Content.of(buffers, self.hashes), computed.hash)
 
     def remove(self, path: Path) -> None:
         at = self.at(path)

@@ -75,6 +75,7 @@ class DrivePlace(FolderPlace):
         drive_id: Callable[[Path], str | None] = read_drive_id,
     ) -> None:
         super().__init__(root, operations)
+        self.hashes = ("sha256",)
         self.anchor = drive_folder(root) or root.parent
         self._drive_id = drive_id
         self._seen: set[Path] = set()

@@ -10,6 +10,7 @@ from typing import TypeVar
 from infrastructure.backup.backends.base import Content, Place, require_content
 from infrastructure.backup.backends.mounts import MOUNTS, mount_of
 from infrastructure.backup.format.file_operations import Buffer, FileOperations
+from infrastructure.backup.format.hashing import available_hash
 from infrastructure.core.files import paths_below, remove_if_unlocked
 from infrastructure.core.lock import is_held
 
@@ -55,6 +56,7 @@ class FolderPlace(Place):
         self.url = str(root)
         self.anchor = root.parent  # must be there
         self.operations = operations or FileOperations()
+        self.hashes: Sequence[str] = (available_hash(),)
         self._was_there = False
 
     def require_reachable(self) -> None:

@@ -62,6 +62,7 @@ class HubPlace(Place):
     """
 
     is_slow = True
+    hashes = ("sha256",)
 
     def __init__(self, url: str, endpoint: str | None = None) -> None:
         self.url = redact_urls(url).rstrip("/")

@@ -72,7 +72,9 @@ class PublishedFolder:
         self.place, self.parent, self.what = place, parent, what
         self.folder, self.bandwidth = Path(what.folder), bandwidth
         self.target: Path | None = None
-        self._contents = {path: _content_of(path) for path in paths_in(self.folder, what.files)}
+        self._contents = {
+            path: _content_of(path, self._hashes()) for path in paths_in(self.folder, what.files)
+        }
         lines = [f"{c.sha256}  {self._relative(p)}\n" for p, c in self._contents.items()]
         self._sums = "".join(lines).encode()
         self.total_bytes = sum(content.size_bytes for content in self._contents.values())
@@ -99,9 +101,13 @@ class PublishedFolder:
             if waiting:
                 yield wait
                 wait = min(2 * wait, LONGEST_WAIT_SECONDS)
-        while not self._put(target / SUMS, [self._sums], Content.of([self._sums])):
+        while not self._put(target / SUMS, [self._sums], Content.of([self._sums], self._hashes())):
             yield wait
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+
+    def _hashes(self) -> Sequence[str]:
+        """SHA-256 is among them: the sums are of that."""
+        return self.place.hashes if "sha256" in self.place.hashes else ["sha256"]
 
     def _target(self) -> Path:
         plain = self.parent / self.what.name
@@ -261,6 +267,6 @@ def _unbounded(_num_bytes: int) -> None:
     return
 
 
-def _content_of(path: Path) -> Content:
+def _content_of(path: Path, hashes: Sequence[str]) -> Content:
     with path.open("rb", buffering=0) as file:
-        return Content.of(OpenFile(path, file))
+        return Content.of(OpenFile(path, file), hashes)

@@ -62,7 +62,7 @@ class OpenObject(OpenFile):
 
     def __init__(self, path: Path, file: BinaryIO, digest: str, hash_name: str) -> None:
         super().__init__(path, file)
-        self._digest, self._hash_name = digest, hash_name
+        self._digest, self.hash_name = digest, hash_name
 
     def __iter__(self) -> Iterator[Buffer]:
         """The pieces in order.
@@ -70,7 +70,7 @@ class OpenObject(OpenFile):
         Raises:
             CheckpointError: the bytes are not those of its name, or cannot be read.
         """
-        digest = new_digest(self._hash_name)
+        digest = new_digest(self.hash_name)
         for index in range(len(self)):
             piece = self[index]
             digest.update(piece)

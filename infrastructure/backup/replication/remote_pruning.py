@@ -190,7 +190,7 @@ def _confirmed_manifest(link: RemoteSession, name: str) -> Manifest | None:
         manifest = link.store.read(name)
         link.store.verify(manifest)
         for path in [link.store.manifest_path(name), *_object_paths(link, manifest)]:
-            if not link.place.confirm(path, Content.of(link.place.read(path))):
+            if not link.place.confirm(path, Content.of(link.place.read(path), link.place.hashes)):
                 return None
     except (CheckpointError, StorageError, FileNotFoundError):
         return None

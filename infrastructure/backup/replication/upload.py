@@ -15,6 +15,7 @@ from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.bandwidth import Paced
 from infrastructure.backup.replication.object_reader import (
     OpenFile,
+    OpenObject,
     PackedObject,
     Progress,
     open_object,
@@ -147,7 +148,8 @@ class ObjectUpload:
 
     def sent(self, path: Path, buffers: Sequence[Buffer]) -> UploadedFile:
         """A file as it is written there."""
-        return UploadedFile(path, Content.of(buffers), self.link.clock())
+        content = Content.of(buffers, self.link.place.hashes)
+        return UploadedFile(path, content, self.link.clock())
 
     def _forget_unconfirmed(self, packs: Sequence[Pack]) -> None:
         """The next version asks anew for what was not confirmed."""
@@ -258,10 +260,22 @@ class ObjectUpload:
             packed, plain = file.load()
         elif self.link.compresses and pack.size_bytes <= LARGEST_BYTES:
             packed = compress(_joined(file))
-        forms: list[Form] = [(self.sent(self.link.store.objects.path_of(pack.hash), plain), plain)]
+        forms: list[Form] = [(self._plain(pack, plain), plain)]
         if packed is not None and len(packed) < pack.size_bytes:
             forms.append(self._packed(pack, packed))
         return forms
+
+    def _plain(self, pack: Pack, plain: Sequence[Buffer]) -> UploadedFile:
+        """An object as its name says that it is; where the place compares another hash, as that is.
+
+        Raises:
+            CheckpointError: its bytes are not those of its name, where they have to be read.
+        """
+        path = self.link.store.objects.path_of(pack.hash)
+        if not isinstance(plain, OpenObject) or [*self.link.place.hashes] != [plain.hash_name]:
+            return self.sent(path, plain)
+        content = Content(pack.size_bytes, ((plain.hash_name, pack.hash),))
+        return UploadedFile(path, content, self.link.clock())
 
     def _packed(self, pack: Pack, packed: bytes) -> Form:
         path = self.link.store.objects.path_of(pack.hash + SUFFIX)

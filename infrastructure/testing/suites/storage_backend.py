@@ -147,7 +147,8 @@ class StorageBackendSuite:
             raise AssertionError("a removed file can still be read")
 
     def test_what_was_written_is_confirmed(self, tmp_path: Path) -> None:
-        place, content = self.look(tmp_path), Content.of(HELLO)
+        place = self.look(tmp_path)
+        content = Content.of(HELLO, place.hashes)
         place.identify()
         place.write(FILE, HELLO)
         end = time.monotonic() + self.confirm_seconds
@@ -171,7 +172,8 @@ class StorageBackendSuite:
 
     def test_another_place_confirms_nothing(self, tmp_path: Path) -> None:
         """A mount went away, and below it lies a folder that happens to hold the same bytes."""
-        place, content = self.look(tmp_path), Content.of(HELLO)
+        place = self.look(tmp_path)
+        content = Content.of(HELLO, place.hashes)
         identity = place.identify()
         place.write(FILE, HELLO)
         place.close()
@@ -221,7 +223,7 @@ class StorageBackendSuite:
         elif seen[-1] not in (None, old):
             confirmed = False
             with contextlib.suppress(StorageError):
-                confirmed = place.confirm(path, Content.of(pieces))
+                confirmed = place.confirm(path, Content.of(pieces, place.hashes))
             assert not confirmed, "half a file is confirmed"
         seen.clear()
         place.write(path, _Pieces(pieces, look))
@@ -233,7 +235,8 @@ class StorageBackendSuite:
         assert content == b"".join(pieces), "after a write that failed another one is not whole"
 
     def test_other_bytes_are_never_confirmed(self, tmp_path: Path) -> None:
-        place, content = self.look(tmp_path), Content.of(HELLO)
+        place = self.look(tmp_path)
+        content = Content.of(HELLO, place.hashes)
         place.identify()
         for damage in (b"hello there", b"hello there?", b"", None):
             if damage is not None:
