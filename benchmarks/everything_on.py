@@ -5,7 +5,7 @@
 The 12.7 M-parameter model of `benchmarks.throughput` trains on packed rows of GSM8K: once with
 nothing but the loop, once as `temper train` runs it: monitor, alerts, metrics files, progress, a
 version every 100 steps, its copy at a place, and the quantum step at the rhythm that it has by
-default. Both train at once and take turns of ten steps; meanwhile the other one is stopped, with
+default. Both train at once and take turns of two steps; meanwhile the other one is stopped, with
 the processes that it has started. So a machine that is slower now than a minute ago is so for both,
 and what is written and copied beside a training takes nothing from the other. The time is from the
 start of the training, before the quantum step decides, to the end of the last step: waiting for
@@ -42,7 +42,7 @@ from infrastructure.training.trainer_factory import TrainerFactory
 
 CHECKPOINT_FREQUENCY = 100
 NUM_STEPS = 4 * CHECKPOINT_FREQUENCY + 10  # enough for the quantum step to look at examples
-TURN_STEPS = 10
+TURN_STEPS = 2
 LEAST = 0.97
 KINDS = OFF, ON = "off", "on"
 
@@ -105,13 +105,15 @@ class Training:
             pass
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the process, and until it starts no more to those that it has started."""
-        signalled: set[psutil.Process] = set()
-        while missing := {self._tree, *self._started()} - signalled:
+        """To the process, and then to all that it has started."""
+        started: set[psutil.Process] = set()
+        missing = {self._tree}
+        while missing:
             for process in missing:
                 with suppress(psutil.NoSuchProcess):
                     process.send_signal(number)
-            signalled |= missing
+            started |= missing
+            missing = {*self._started()} - started
 
     def _started(self) -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess):
@@ -176,8 +178,9 @@ def take_turns(trainings: dict[str, Training], num_steps: int) -> dict[str, list
         for name in names:
             time.sleep(PAUSE_SECONDS)
             turns[name].append(trainings[name].go(last))
-            speed = speed_of(turns[name][-1:])
-            print(f"step {last}, {name}: {speed:.0f} tokens/s", file=sys.stderr, flush=True)
+        if last % CHECKPOINT_FREQUENCY == 0:
+            speeds = (f"{name} {speed_of(turns[name]):.0f}" for name in KINDS)
+            print(f"step {last}: {', '.join(speeds)} tokens/s", file=sys.stderr, flush=True)
     return turns
 
 

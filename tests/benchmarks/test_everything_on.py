@@ -34,7 +34,7 @@ def test_a_training_stands_still_with_what_it_has_started_until_its_turn() -> No
         training.end()
 
 
-def test_an_end_before_its_time_is_said() -> None:
+def test_an_end_before_its_time_is_an_error() -> None:
     training = Training([sys.executable, "-c", "print(0, 0)"])
     training.go(0)
     with pytest.raises(RuntimeError, match="ended before step 7"):
@@ -43,8 +43,8 @@ def test_an_end_before_its_time_is_said() -> None:
 
 
 def test_steps_are_compared_by_the_hundred_and_together() -> None:
-    off = [Turn(1000, 1.0)] * 20
-    on = [Turn(1000, 1.0)] * 10 + [Turn(1000, 1.25)] * 10
+    off = [Turn(1000, 1.0)] * 100
+    on = [Turn(1000, 1.0)] * 50 + [Turn(1000, 1.25)] * 50
     text, ratio = page({OFF: off, ON: on})
     assert ratio == pytest.approx(20 / 22.5)
     assert "there are 0.889 times" in text

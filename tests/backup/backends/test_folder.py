@@ -13,6 +13,7 @@ from infrastructure.backup.backends import open_place
 from infrastructure.backup.backends.base import Content
 from infrastructure.backup.backends.folder import ADVICE, FolderPlace
 from infrastructure.backup.format.file_operations import FileOperations
+from infrastructure.backup.format.hashing import available_hash
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import StorageError
 from tests.faults.store_history import next_save_works, tensors_at
@@ -38,6 +39,18 @@ def test_a_store_in_a_place_is_a_store(tmp_path: Path) -> None:
     assert (name, rejected) == (store.versions()[0], [])
     assert Store(tmp_path / "backups" / "run-1").newest()[0] == name
     assert next_save_works(place, Path("run-1"))
+
+
+def test_a_hash_that_the_place_does_not_compare_is_not_taken_for_one(tmp_path: Path) -> None:
+    place = FolderPlace(tmp_path / "backups")
+    place.write(FILE, [b"hello ", b"there"])
+    own = Content.of([b"hello there"], place.hashes)
+    assert place.confirm(FILE, own)
+    assert [name for name, _ in own.hashes] == [available_hash()]
+    with pytest.raises(ValueError, match="no md5: name it in the `hashes` of the place"):
+        assert own.md5
+    with pytest.raises(StorageError, match="does not hold what was written"):
+        place.confirm(FILE, Content.of([b"hello_there"], place.hashes))
 
 
 def test_what_is_written_can_be_read_and_is_confirmed_by_a_reading_back(tmp_path: Path) -> None:

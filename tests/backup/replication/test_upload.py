@@ -3,16 +3,19 @@
 import contextlib
 import errno
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 import pytest
 
-from infrastructure.backup.format.file_operations import FileOperations
+from infrastructure.backup.backends.folder import FolderPlace
+from infrastructure.backup.format.file_operations import Buffer, FileOperations
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication import upload as replication
+from infrastructure.backup.replication.object_reader import OpenObject
 from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.backup.replication.upload import (
     DOUBTFUL_SECONDS,
@@ -22,6 +25,7 @@ from infrastructure.backup.replication.upload import (
     fetch_version,
 )
 from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.files import paths_below
 from tests.backup.memory_place import RUN, MemoryPlace, disconnected, save
 from tests.faults.drive_model import Clock
 from tests.faults.memory_files import MemoryFiles
@@ -133,6 +137,43 @@ def test_bytes_that_are_not_those_of_their_name_never_arrive_whole(store: Store)
     with pytest.raises(CheckpointError, match="have changed here"):
         run(upload(store, name, link_to(place)))
     assert place.written == []
+
+
+def folder_link(tmp_path: Path) -> RemoteSession:
+    place = FolderPlace(tmp_path / "disk")
+    place.identify()
+    return RemoteSession(place, RUN, clock=Clock())
+
+
+def test_for_a_folder_an_object_is_read_once_and_comes_back_compared_by_its_name(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, num_readings = folder_link(tmp_path), Counter[Path]()
+    pieces_of = OpenObject.__iter__
+
+    def counted(self: OpenObject) -> Iterator[Buffer]:
+        num_readings[self.path] += 1
+        return pieces_of(self)
+
+    monkeypatch.setattr(OpenObject, "__iter__", counted)
+    name = save(store, 1)
+    run(upload(store, name, link))
+    packs = store.read(name).packs
+    assert num_readings == {store.objects.path_of(pack.hash): 1 for pack in packs}
+    hashes = {pack.hash: link.sent[pack.hash].content.hashes for pack in packs}
+    assert hashes == {digest: ((store.hash_name, digest),) for digest in hashes}
+    link.store.verify(link.store.read(name))
+
+
+def test_bytes_that_changed_here_leave_nothing_in_a_folder(store: Store, tmp_path: Path) -> None:
+    link, name = folder_link(tmp_path), save(store, 1)
+    packs = store.read(name).packs
+    for pack in packs:
+        store.objects.path_of(pack.hash).write_bytes(bytes(pack.size_bytes))
+    with pytest.raises(CheckpointError, match="have changed here"):
+        run(upload(store, name, link))
+    left = [path.name for path in paths_below(tmp_path / "disk") if path.is_file()]
+    assert not [file for file in left if any(file.startswith(pack.hash) for pack in packs)]
 
 
 def test_an_upload_that_was_broken_off_goes_on_where_it_was(store: Store) -> None:
