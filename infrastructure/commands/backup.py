@@ -213,7 +213,7 @@ def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
         f"Run {run_id}",
         *lines,
         f"{len(rows) - len(damaged)} of {len(rows)} are whole",
-        *([] if missing is None else [f"Caution: {missing}"]),
+        *([] if missing is None else [f"Caution: {missing}{_others_at(options, backup)}"]),
     )
     return ExitCode.FAILED if damaged or missing is not None else ExitCode.DONE
 
@@ -225,6 +225,16 @@ def _nothing_of(run_id: str, place: Place) -> str:
     runs = answer_of(place, lambda: runs_at(place))
     there = f"; it holds {', '.join(runs[-MAX_NAMED:])}" if runs else ""
     return f"no copy of run {run_id} is at {place.url}{there}"
+
+
+def _others_at(options: argparse.Namespace, backup: RunBackup) -> str:
+    """How a run that is at the place is verified, where nobody named one."""
+    place = open_place(str(backup.options.place))
+    if options.run is not None or _missing_folder(place) is not None:
+        return ""
+    runs = answer_of(place, lambda: runs_at(place))
+    command = f"temper backup verify {shlex.quote(runs[-1])} --place" if runs else ""
+    return f"; of those: {command} {shlex.quote(place.url)}" if runs else ""
 
 
 def _published_rows(place: Place, run_id: str) -> Iterator[dict[str, object]]:

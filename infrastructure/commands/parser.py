@@ -157,7 +157,14 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
         raise ValueError(f"{spaced} has spaces: put it between quotes: {shlex.quote(spaced)}")
     words = [word for word in (options.command, getattr(options, "action", None)) if word]
     known, command = known_flags(parser, *words), " ".join([PROGRAM, *words])
-    flags = [word.split("=")[0] for word in unknown if word.startswith("--")] or [unknown[0]]
+    flags = [word.split("=")[0] for word in unknown if word.startswith("--")]
+    data = getattr(options, "data", None)
+    if not flags and data is not None and not unknown[0].startswith("-"):
+        raise ValueError(
+            f"unknown argument {unknown[0]!r}: {data!r} is DATA already, and one is taken; put"
+            " several files into a folder, and name that"
+        )
+    flags = flags or [unknown[0]]
     *before, last = (f"{flag!r}{flag_hint(flag, known, command)}" for flag in dict.fromkeys(flags))
     ended = [text if text.endswith("?") else f"{text}." for text in before]
     raise ValueError("unknown argument " + " Unknown too: ".join([*ended, last]))
@@ -182,6 +189,8 @@ def _words_before_flags(
     num_commands = 1 + (getattr(options, "action", None) is not None)
     if first_flag <= num_commands or any(word.startswith("-") for word in unknown):
         return None
+    if {*words[:first_flag]} & {*unknown}:
+        return None  # no flag stands between it and the others: it is one too many
     rest = list(words)
     for word in unknown:
         del rest[len(rest) - 1 - rest[::-1].index(word)]

@@ -198,10 +198,7 @@ _WHOLE_ROWS = (
     "a row is not cut over GPUs here (context parallelism): nothing in PyTorch keeps packed rows"
     " apart then; training.gradient_checkpointing and training.shard = yes make room for long ones"
 )
-PREFERENCES = (
-    "training.method = sft learns answers, and training.method = dpo (or kto, orpo, reward) learns"
-    " from such pairs, by TRL"
-)
+PREFERENCES = "training.method = dpo (or kto, orpo, reward) learns from such pairs, by TRL"
 _PPO = (
     "PPO is not here: training.method = grpo and training.method = rloo learn from rewards, by TRL"
 )

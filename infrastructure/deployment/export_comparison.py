@@ -81,7 +81,7 @@ class Comparison:
         """As they are written beside the model."""
         return {
             "read_by": self.by,
-            "logits_distance": round(self.distance, 6),
+            "logits_distance": float(f"{self.distance:.2g}"),
             "same_choice": round(self.same_choice, 4),
             "same_prompt": self.same_prompt,
         }

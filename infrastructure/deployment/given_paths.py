@@ -9,7 +9,11 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from infrastructure.backup.backends import open_place
-from infrastructure.backup.run_backup import place_options, refuse_unreachable_place
+from infrastructure.backup.run_backup import (
+    last_place,
+    place_options,
+    refuse_unreachable_place,
+)
 from infrastructure.config.auto import attention_for
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.elsewhere import PREFERENCES
@@ -22,6 +26,7 @@ from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.files import recover_directory
 from infrastructure.core.gpu_presence import FP8_NEEDS_GPU, FP16_NEEDS_GPU, NO_GPU, has_no_gpu
 from infrastructure.core.optional import refuse_missing as refuse_missing_package
+from infrastructure.evaluation.run_settings import inherit_from_run
 from infrastructure.monitoring.records.run_list import (
     FINAL,
     RUN_FILE,
@@ -33,6 +38,7 @@ from infrastructure.monitoring.records.run_list import (
 )
 from infrastructure.monitoring.watching.alert_sinks import check_alert_sinks
 from infrastructure.run.configuration_judge import canonical_name
+from infrastructure.run.directory import RunDirectory
 from infrastructure.run.output_dir import no_empty_folder_left, writable
 from infrastructure.run.restore import folder_of
 from infrastructure.training.data.defaults import num_positions
@@ -96,9 +102,10 @@ def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
     with no_empty_folder_left(output_dir):
         writable(output_dir)
     if config.backup.place is not None:
-        open_place(config.backup.place)  # which connects to nothing
-    if not runs_in(output_dir):  # else one that is finished may be given back without its place
-        refuse_unreachable_place(place_options(config))
+        url = open_place(config.backup.place).url  # which connects to nothing
+        places = (last_place(RunDirectory(run).checkpoints) for run in runs_in(output_dir))
+        if url not in places:  # else that run may be finished, and is shown without its place
+            refuse_unreachable_place(place_options(config))
     if config.enable_monitoring:
         check_alert_sinks(config.monitor.alert_sinks)
     check_sinks(config.training.metrics_sinks)
@@ -139,8 +146,10 @@ def check_measured(config: DeploymentConfig, against: str | None = None) -> None
     with naming_runs(Path(config.output_dir)):
         for name in (*([] if against is None else [against]), config.model.name):
             check_model(name)
+    measured = config.model_copy(deep=True)
+    inherit_from_run(measured)  # the columns that the run was trained on, where the data has them
     try:
-        _check_rows(_files_here(config.data, "data"), config)
+        _check_rows(_files_here(measured.data, "data"), measured)
     except ValueError as error:
         if PREFERENCES not in str(error):
             raise

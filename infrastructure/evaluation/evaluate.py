@@ -14,13 +14,11 @@ from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import EXACT_MATCH, LOSS
 from infrastructure.config.merging.precedence import Layer
-from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import EmbeddedModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.files import write_json, write_text
-from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.core.optional import is_installed
 from infrastructure.evaluation.comparison import Difference, compare, paired, unlike_tokens
 from infrastructure.evaluation.evaluation_page import evaluation_page
@@ -41,24 +39,17 @@ from infrastructure.evaluation.rows import (
     by_task,
     measure_rows,
 )
+from infrastructure.evaluation.run_settings import inherit_from_runs, record_of_run, values_of
 from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.drawing.quantity_names import name_and_value
 from infrastructure.monitoring.drawing.tables import PLAIN_LOSS, held_out_loss, render_table
 from infrastructure.monitoring.records.run_list import finished_model
-from infrastructure.training.data.preparation.plan import first_rows
 from infrastructure.training.data.readers.sources import data_files_hash, discover, held_out_beside
 from infrastructure.training.models.saved_model import notes_of_rounded
 from infrastructure.training.models.source import find_source
 from infrastructure.training.trainer_factory import TrainerFactory
 
-# How rows became tokens in the run that made the model; other rules would measure something else.
-INHERITED = ("max_length", "train_on", "chat_template", "over_length")
-# Which columns they were made of; other data may have other ones.
-COLUMNS = (
-    *("shape", "prompt_column", "answer_column", "context_column", "text_column"),
-    *("image_column", "task_column"),
-)
 NOTE = "note: "  # begins the line of a note
 
 
@@ -271,11 +262,11 @@ def _lines(
 
 def trained_on(config: DeploymentConfig) -> list[str]:
     """A note where the run that the model lies in was trained on these very rows."""
-    run = _record_of_run(Path(config.model.name))
+    run = record_of_run(Path(config.model.name))
     data = config.data.path
     if run is None or data is None or not Path(data).exists():
         return []
-    recorded_data, described = _values(run).get("data"), run.get("data")
+    recorded_data, described = values_of(run).get("data"), run.get("data")
     path = recorded_data.get("path") if isinstance(recorded_data, dict) else None
     is_same_file = isinstance(path, str) and Path(path).resolve() == Path(data).resolve()
     recorded = described.get("files_sha256") if isinstance(described, dict) else None
@@ -316,88 +307,6 @@ def set_aside(config: DeploymentConfig) -> list[str]:
     if config.training.batch_size == "auto":  # of a training; what does not fit here is halved
         config.training.batch_size = TrainingConfig().batch_size
     return notes
-
-
-def inherit_from_runs(configs: Sequence[DeploymentConfig]) -> list[str]:
-    """Take the data settings of the run that each model lies in, where nobody gave others. Beside
-    it, a model that lies in none is measured alike: it may be what the run began with.
-
-    Returns:
-        A note for each value that is not the usual one.
-    """
-    own = [inherit_from_run(config) for config in configs]
-    for config, other in zip(configs, reversed(configs), strict=True):
-        if _data_of_run(config) is None and _data_of_run(other) is not None:
-            _take(config, {f"data.{name}": getattr(other.data, name) for name in INHERITED})
-    taken = [f"{key} = {value}, as in the run" for each in own for key, value in each.items()]
-    return [*dict.fromkeys(taken)]
-
-
-def inherit_from_run(config: DeploymentConfig) -> dict[str, object]:
-    """Take the data settings of the run that the model lies in, where nobody gave others; those
-    that were different."""
-    saved = _data_of_run(config)
-    if saved is None:
-        return {}
-    names = (*INHERITED, *COLUMNS) if _has_columns(config, saved) else INHERITED
-    return _take(config, {f"data.{name}": getattr(saved, name) for name in names})
-
-
-def _has_columns(config: DeploymentConfig, saved: DataConfig) -> bool:
-    """Whether the data that is measured has the columns that were named for the run's."""
-    named = {name: getattr(saved, name) for name in COLUMNS}
-    if all(named[name] == getattr(DataConfig(), name) for name in COLUMNS):
-        return False
-    if any(config.source(f"data.{name}").layer is not Layer.DEFAULT for name in COLUMNS):
-        return False
-    try:
-        first_rows(config.data.model_copy(update=named))
-    except (ValueError, OSError):
-        return False
-    return True
-
-
-def _take(config: DeploymentConfig, values: Mapping[str, object]) -> dict[str, object]:
-    taken = {
-        key: value
-        for key, value in values.items()
-        if config.source(key).layer is Layer.DEFAULT and value != config.value(key)
-    }
-    for key, value in taken.items():
-        setattr(config.data, key.removeprefix("data."), value)
-    return taken
-
-
-def _data_of_run(config: DeploymentConfig) -> DataConfig | None:
-    """How the run that the model lies in made tokens; None: there is none, or it is unreadable."""
-    run = _record_of_run(Path(config.model.name))
-    if run is None:
-        return None
-    try:
-        recorded = as_object(_values(run)["data"])
-        known: dict[str, Any] = {name: recorded[name] for name in INHERITED}
-        known |= {name: recorded[name] for name in COLUMNS if name in recorded}
-        return DataConfig(**known)
-    except (KeyError, TypeError, ValueError):
-        return None  # not a run of ours, or an unreadable one: the model itself is still whole
-
-
-def _record_of_run(model: Path) -> JsonObject | None:
-    """What the run says of itself that a model lies in; None: it is none of ours, or unreadable."""
-    records = [path for path in (model / "run.json", model.parent / "run.json") if path.is_file()]
-    if not model.is_dir() or not records:
-        return None
-    try:
-        return as_object(parse_json(records[0].read_text()))
-    except (OSError, TypeError, ValueError):
-        return None
-
-
-def _values(run: JsonObject) -> JsonObject:
-    """The settings that a run has recorded, by section."""
-    configuration = run.get("configuration")
-    values = configuration.get("values") if isinstance(configuration, dict) else None
-    return values if isinstance(values, dict) else {}
 
 
 def _write(

@@ -145,4 +145,8 @@ def _signed_range(measure: str, change: Interval) -> str:
 def _signed(measure: str, value: float) -> str:
     if math.isnan(value):
         return "–"
-    return f"{value:+z.4g}" if measure in PLAIN else f"{100 * value:+z.1f}{POINTS}"
+    if measure in PLAIN:
+        return f"{value:+z.4g}"
+    rounded = f"{100 * value:+z.1f}"  # what is not 0 does not look so: it decides the verdict
+    is_small = value != 0 and float(rounded) == 0
+    return f"{100 * value:+.1g}{POINTS}" if is_small else f"{rounded}{POINTS}"

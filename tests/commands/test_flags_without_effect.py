@@ -19,7 +19,10 @@ from infrastructure.evaluation.request import OF_LEARNING, UNUSED
         (["train-eval", "MODEL", "PAIRS", "--lr", "1e-3"], "--learning-rate has no effect on a"),
         (["train-eval", "MODEL", "PAIRS", "--lora-r", "4"], "MODEL brings its own LoRA"),
         (["train-eval", "MODEL", "--tasks", "a", "--method", "dpo"], "--method has no effect"),
-        (["train-eval", "MODEL", "PAIRS"], "answers are measured here; for the better alone, set"),
+        (
+            ["train-eval", "MODEL", "PAIRS"],
+            "answers are measured here; for the better answers alone, set",
+        ),
     ],
 )
 def test_what_has_no_effect_is_refused(

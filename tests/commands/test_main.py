@@ -149,6 +149,20 @@ def test_wrong_input_is_exit_code_2_without_a_traceback() -> None:
     assert completed.stdout == ""
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["a.jsonl", "b.jsonl", "--model", "m"],
+        ["--model", "m", "a.jsonl", "b.jsonl"],
+        ["a.jsonl", "--model", "m", "b.jsonl"],
+        ["a.jsonl", "b.jsonl"],
+    ],
+)
+def test_of_two_files_the_second_is_the_one_too_many(words: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"'b.jsonl': 'a.jsonl' is DATA already.*into a folder"):
+        parse(create_parser(), ["train", *words])
+
+
 def test_each_unknown_flag_has_a_sentence_of_its_own() -> None:
     with pytest.raises(ValueError, match="unknown argument") as caught:
         parse(create_parser(), ["train", "--qqxz", "--xzqq", "--max-step=5", "--zzqx"])

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from infrastructure.backup.replication.status import BackupStatus, write_status
+from infrastructure.backup.run_backup import STATUS_FILE
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import StorageError
 from infrastructure.deployment.given_paths import check_given, check_measured
@@ -81,10 +83,31 @@ def test_a_place_whose_disk_is_not_there_is_refused_before_torch_is_loaded(
     check_given(config)
     config.backup = config.backup.copy_with(allow_missing_place=False)
     run = tmp_path / "runs" / "20260101-000000-mine-abcd"  # it may be finished and lie here
-    run.mkdir(parents=True)
+    (run / "checkpoints").mkdir(parents=True)
     (run / "run.json").write_text("{}")
+    with pytest.raises(StorageError, match="dsik is not there"):
+        check_given(config)
+    write_status(run / "checkpoints" / STATUS_FILE, BackupStatus(place, "idle"))
     check_given(config)
     assert not (tmp_path / "dsik").exists()
+
+
+def test_data_with_the_columns_of_the_run_is_measured_without_naming_them(
+    config: DeploymentConfig, tmp_path: Path, saved_llama: Path
+) -> None:
+    columns = {"prompt_column": "they ask", "answer_column": "we reply"}
+    run = tmp_path / "runs" / "mine"
+    shutil.copytree(saved_llama, run / "final")
+    saved = DeploymentConfig(data=columns).to_dict()
+    (run / "run.json").write_text(json.dumps({"configuration": saved}))
+    (run / "summary.json").write_text('{"status": "finished"}')
+    (tmp_path / "rows.csv").write_text("they ask,we reply\nHow late?,Nine\nWhere?,Here\n")
+    config.data.path, config.data.max_length = str(tmp_path / "rows.csv"), 128
+    with pytest.raises(ValueError, match=r"name the columns|one answers the other"):
+        check_measured(config)
+    config.model.name = str(run)
+    check_measured(config)
+    assert config.data.prompt_column is None, "the measurement itself takes it, and says so"
 
 
 @pytest.mark.parametrize("name", ["mine@best", "20260101-000000-mine-abcd@12"])

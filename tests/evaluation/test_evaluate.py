@@ -8,24 +8,23 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.measures import F1
 from infrastructure.config.sources.load import load_config
-from infrastructure.evaluation import evaluate
+from infrastructure.evaluation import run_settings
+from infrastructure.evaluation.comparison import Difference
 from infrastructure.evaluation.evaluate import (
     _notes_of,
     evaluate_model,
-    inherit_from_run,
-    inherit_from_runs,
     measure_model,
     set_aside,
     trained_on,
 )
-from infrastructure.evaluation.evaluation_tables import short_names
+from infrastructure.evaluation.evaluation_tables import difference_table, short_names
+from infrastructure.evaluation.intervals import Interval
 from infrastructure.evaluation.request import Request
 from infrastructure.evaluation.row_losses import RowLoss
 from infrastructure.evaluation.rows import MeasuredRow, ModelRows
 from infrastructure.training.data.readers.sources import data_files_hash
-
-ALL_TOKENS = "train_on = all"
 
 
 @pytest.fixture
@@ -39,77 +38,6 @@ def run(tmp_path: Path) -> Path:
 
 def config_for(model: Path, **data: Any) -> DeploymentConfig:
     return DeploymentConfig(model={"name": str(model)}, data=data)
-
-
-@pytest.mark.parametrize("part", ["", "final"])
-def test_a_model_is_measured_by_the_rules_of_its_run(run: Path, part: str) -> None:
-    config = config_for(run / part)
-    assert inherit_from_run(config) == {"data.max_length": 77, "data.train_on": "all"}
-    assert (config.data.max_length, config.data.train_on) == (77, "all")
-
-
-def test_what_was_requested_comes_first(run: Path) -> None:
-    config = config_for(run / "final", max_length=99)
-    assert inherit_from_run(config) == {"data.train_on": "all"}
-    assert config.data.max_length == 99
-
-
-def test_the_columns_of_the_run_are_those_of_data_that_has_them(tmp_path: Path) -> None:
-    columns = {"prompt_column": "they ask", "answer_column": "we reply"}
-    saved = DeploymentConfig(data=columns).to_dict()
-    (tmp_path / "final").mkdir()
-    (tmp_path / "run.json").write_text(json.dumps({"configuration": saved}))
-    (tmp_path / "alike.csv").write_text("they ask,we reply\nHow late?,Nine\nWhere?,Here\n")
-    (tmp_path / "usual.csv").write_text("question,answer\nHow late?,Nine\nWhere?,Here\n")
-    alike = config_for(tmp_path / "final", path=str(tmp_path / "alike.csv"))
-    assert inherit_from_run(alike) == {f"data.{key}": name for key, name in columns.items()}
-    assert alike.data.answer_column == "we reply"
-    given = {"prompt_column": "we reply", "answer_column": "they ask"}
-    for path, more in (("usual.csv", {}), ("alike.csv", given)):
-        config = config_for(tmp_path / "final", path=str(tmp_path / path), **more)
-        assert inherit_from_run(config) == {}
-
-
-@pytest.mark.parametrize("is_first", [True, False])
-def test_beside_a_run_the_model_that_it_began_with_is_measured_alike(
-    run: Path, tmp_path: Path, is_first: bool
-) -> None:
-    """Rows that were cut at other lengths could not be compared."""
-    trained, base = config_for(run / "final"), config_for(tmp_path, max_length=99)
-    notes = inherit_from_runs([base, trained] if is_first else [trained, base])
-    assert notes == [f"data.{key}, as in the run" for key in ("max_length = 77", ALL_TOKENS)]
-    assert (base.data.max_length, base.data.train_on) == (99, "all"), "what was given stays"
-    plain = config_for(tmp_path)
-    inherit_from_runs([trained, plain])
-    assert plain.data.max_length == 77
-
-
-def test_of_two_runs_each_keeps_its_own_way(run: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(run, other)
-    saved = DeploymentConfig(data={"max_length": 33}).to_dict()
-    (other / "run.json").write_text(json.dumps({"configuration": saved}))
-    configs = [config_for(run / "final"), config_for(other / "final")]
-    inherit_from_runs(configs)
-    assert [config.data.max_length for config in configs] == [77, 33]
-    assert [config.data.train_on for config in configs] == ["all", "answers"]
-
-
-@pytest.mark.parametrize("text", ["{}", "not json", '{"configuration": {"nonsense": 1}}'])
-def test_another_run_json_is_not_ours(run: Path, text: str) -> None:
-    (run / "run.json").write_text(text)
-    assert inherit_from_run(config_for(run / "final")) == {}
-
-
-def test_a_model_of_no_run_inherits_nothing(tmp_path: Path) -> None:
-    assert inherit_from_run(config_for(tmp_path)) == {}
-    assert inherit_from_run(DeploymentConfig(model_name="some/hub-model")) == {}
-
-
-def test_a_run_whose_data_was_masked_still_explains_how_to_make_tokens(tmp_path: Path) -> None:
-    saved = DeploymentConfig(data={"max_length": 77, "path": "https://me:pw@host/rows"}).to_dict()
-    (tmp_path / "run.json").write_text(json.dumps({"configuration": saved}))
-    assert inherit_from_run(config_for(tmp_path)) == {"data.max_length": 77}
 
 
 NO_USE = [
@@ -237,7 +165,9 @@ def worse(saved_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_models_are_compared_on_the_same_rows(
     saved_llama: Path, worse: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluate, "inherit_from_run", lambda _: {"data.train_on": "last_answer"})
+    monkeypatch.setattr(
+        run_settings, "inherit_from_run", lambda _: {"data.train_on": "last_answer"}
+    )
     config = measuring(saved_llama, rows, tmp_path, validation_prompts=9)
     evaluation, lines = measure_model(config, Request(against=str(worse)))
     differences = {one["measure"]: one for one in evaluation.against["differences"]["all"]}
@@ -263,6 +193,16 @@ def test_two_models_are_compared_on_the_same_rows(
     assert page.count(str(saved_llama)) == page.count(str(worse)) == 1  # then by their short names
     assert {"tiny-llama", "model"} <= {line.split("  ")[0] for line in "\n".join(lines).split("\n")}
     assert page.count("<h3>Expected</h3>") == 9
+
+
+def test_what_decides_a_verdict_does_not_look_like_zero() -> None:
+    surely = Difference(F1, 60, 0.0, 0.002, Interval(0.002, 0.00029, 0.004))
+    perhaps = Difference(F1, 60, 0.0, 0.001, Interval(0.001, 0.0, 0.002))
+    _, rows = difference_table({"all": [surely, perhaps]}, ("first", "second"))
+    assert [row[5:] for row in rows] == [
+        ["+0.03 to +0.4 points", "second is better"],
+        ["+0.0 to +0.2 points", "no clear difference"],
+    ]
 
 
 def test_models_are_called_by_short_names_where_these_differ(tmp_path: Path) -> None:

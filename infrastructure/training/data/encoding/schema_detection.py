@@ -299,8 +299,8 @@ def _preferences(rows: Sequence[Row], columns: list[str], pair: tuple[str, str])
     else:
         instead = f"write {chosen!r} into a column 'messages'"
     return (
-        f"the rows hold a better and a worse answer ({' and '.join(map(repr, pair))}), and"
-        f" {PREFERENCES}; for the better alone, {instead}"
+        f"the rows hold a better and a worse answer ({' and '.join(map(repr, pair))}):"
+        f" {PREFERENCES}; for the better answers alone, {instead}"
     )
 
 
@@ -515,6 +515,8 @@ def _unclear(
             f"the rows can be read in {len(candidates)} ways (columns: {shown(columns)}): {ways}:"
             " say which with data.shape, or with data.prompt_column and data.answer_column"
         )
+    if request.shape == "auto" and bool(request.prompt_column) != bool(request.answer_column):
+        return _other_column(columns, request)
     wanted = "of no known shape" if request.shape == "auto" else f"not of the shape {request.shape}"
     odd = [name for name in columns if name not in USUAL_COLUMNS]
     short = [name for name in odd if len(name) <= COLUMN_CHARACTERS]
@@ -522,6 +524,20 @@ def _unclear(
     slips = [f"is {name!r} meant to be {known!r}? Else " for name, known in meant if known]
     hint = slips[0] if slips and request.shape == "auto" else ""
     return f"the rows are {wanted} (columns: {shown(columns)}): {hint}{_way_on(rows, columns)}"
+
+
+def _other_column(columns: list[str], request: ShapeRequest) -> str:
+    """What to set beside the one column of a pair that is named."""
+    has_prompt = request.prompt_column is not None
+    what = "the answers" if has_prompt else "the prompts"
+    key = f"data.{'answer' if has_prompt else 'prompt'}_column"
+    named = {request.prompt_column, request.answer_column}
+    others = [column for column in columns if column not in named]
+    return (
+        f"column {request.prompt_column or request.answer_column!r} holds"
+        f" {'the prompts' if has_prompt else 'the answers'}, and none of the others is known to"
+        f" hold {what} (columns: {shown(others)}): name it with {key}"
+    )
 
 
 def _columns_of(parts: dict[str, str]) -> str:

@@ -116,6 +116,28 @@ def test_unknown_columns_are_refused_and_named() -> None:
         recognise_shape(names("question", "answer"), ShapeRequest("messages"))
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"prompt_column": "they_ask"}, "'they_ask' holds the prompts.*name it with data.answer_c"),
+        ({"answer_column": "we_reply"}, "'we_reply' holds the answers.*name it with data.prompt_c"),
+    ],
+)
+def test_one_named_column_leaves_only_the_other_to_be_named(
+    given: dict[str, str], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words) as caught:
+        recognise_shape(names("id", "they_ask", "we_reply", "priority"), ShapeRequest(**given))
+    assert "of no known shape" not in str(caught.value)
+
+
+def test_pairs_of_answers_are_named_with_what_learns_from_them() -> None:
+    with pytest.raises(
+        ValueError, match=r"'rejected'\): training\.method = dpo .* by TRL; for the"
+    ):
+        recognise_shape(names("prompt", "chosen", "rejected"), ShapeRequest())
+
+
 QA_ROW, CHAT_ROW = {"question": "Q", "answer": "A"}, {"messages": MESSAGES}
 MIXED: list[tuple[list[dict[str, Any]], str]] = [
     (

@@ -1,0 +1,101 @@
+"""How the run that a model lies in made tokens of its rows: a measurement does the same."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.merging.precedence import Layer
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.core.json_text import JsonObject, as_object, parse_json
+from infrastructure.training.data.preparation.plan import first_rows
+
+# How rows became tokens in the run that made the model; other rules would measure something else.
+INHERITED = ("max_length", "train_on", "chat_template", "over_length")
+# Which columns they were made of; other data may have other ones.
+COLUMNS = (
+    *("shape", "prompt_column", "answer_column", "context_column", "text_column"),
+    *("image_column", "task_column"),
+)
+
+
+def inherit_from_runs(configs: Sequence[DeploymentConfig]) -> list[str]:
+    """Take the data settings of the run that each model lies in, where nobody gave others. Beside
+    it, a model that lies in none is measured alike: it may be what the run began with.
+
+    Returns:
+        A note for each value that is not the usual one.
+    """
+    own = [inherit_from_run(config) for config in configs]
+    for config, other in zip(configs, reversed(configs), strict=True):
+        if _data_of_run(config) is None and _data_of_run(other) is not None:
+            _take(config, {f"data.{name}": getattr(other.data, name) for name in INHERITED})
+    taken = [f"{key} = {value}, as in the run" for each in own for key, value in each.items()]
+    return [*dict.fromkeys(taken)]
+
+
+def inherit_from_run(config: DeploymentConfig) -> dict[str, object]:
+    """Take the data settings of the run that the model lies in, where nobody gave others; those
+    that were different."""
+    saved = _data_of_run(config)
+    if saved is None:
+        return {}
+    names = (*INHERITED, *COLUMNS) if _has_columns(config, saved) else INHERITED
+    return _take(config, {f"data.{name}": getattr(saved, name) for name in names})
+
+
+def _has_columns(config: DeploymentConfig, saved: DataConfig) -> bool:
+    """Whether the data that is measured has the columns that were named for the run's."""
+    named = {name: getattr(saved, name) for name in COLUMNS}
+    if all(named[name] == getattr(DataConfig(), name) for name in COLUMNS):
+        return False
+    if any(config.source(f"data.{name}").layer is not Layer.DEFAULT for name in COLUMNS):
+        return False
+    try:
+        first_rows(config.data.model_copy(update=named))
+    except (ValueError, OSError):
+        return False
+    return True
+
+
+def _take(config: DeploymentConfig, values: Mapping[str, object]) -> dict[str, object]:
+    taken = {
+        key: value
+        for key, value in values.items()
+        if config.source(key).layer is Layer.DEFAULT and value != config.value(key)
+    }
+    for key, value in taken.items():
+        setattr(config.data, key.removeprefix("data."), value)
+    return taken
+
+
+def _data_of_run(config: DeploymentConfig) -> DataConfig | None:
+    """How the run that the model lies in made tokens; None: there is none, or it is unreadable."""
+    run = record_of_run(Path(config.model.name))
+    if run is None:
+        return None
+    try:
+        recorded = as_object(values_of(run)["data"])
+        known: dict[str, Any] = {name: recorded[name] for name in INHERITED}
+        known |= {name: recorded[name] for name in COLUMNS if name in recorded}
+        return DataConfig(**known)
+    except (KeyError, TypeError, ValueError):
+        return None  # not a run of ours, or an unreadable one: the model itself is still whole
+
+
+def record_of_run(model: Path) -> JsonObject | None:
+    """What the run says of itself that a model lies in; None: it is none of ours, or unreadable."""
+    records = [path for path in (model / "run.json", model.parent / "run.json") if path.is_file()]
+    if not model.is_dir() or not records:
+        return None
+    try:
+        return as_object(parse_json(records[0].read_text()))
+    except (OSError, TypeError, ValueError):
+        return None
+
+
+def values_of(run: JsonObject) -> JsonObject:
+    """The settings that a run has recorded, by section."""
+    configuration = run.get("configuration")
+    values = configuration.get("values") if isinstance(configuration, dict) else None
+    return values if isinstance(values, dict) else {}
