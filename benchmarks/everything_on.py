@@ -153,6 +153,7 @@ def everything_on(bench: Workbench, folder: Path, steps: int, marks: Marks) -> N
         folder,
         steps,
         checkpoint_frequency=CHECKPOINT_FREQUENCY,
+        checkpoint_seconds=None,  # the clock goes on while it is stopped
         enabled_extensions=["quantum"],
     )
     config.backup = config.backup.copy_with(place=str(place))
