@@ -164,7 +164,7 @@ class Count:
 
     def words(self) -> str:
         """`measuring the model, 32 of 75 answers`; before the first count without it."""
-        if not self.num_done:
+        if not self.total:
             return self.what
         return f"{self.what}, {self.num_done:,} of {self.total:,} {self.things}"
 

@@ -181,9 +181,13 @@ def naming_runs(output_dir: Path) -> Iterator[None]:
         runs = runs_in(folder)
         if match is None or not runs:
             raise
-        given = (name for run in runs if isinstance(name := _given_name(run), str))
-        names = dict.fromkeys([*given, *(run.name for run in runs)])
-        known = unknown_name("run", meant.name, names, MAX_NAMED)
+        is_id = _BEGINS_WITH_TIME.match(meant.name)
+        given = (None if is_id else _given_name(run) for run in runs)
+        each = (
+            name if isinstance(name, str) else run.name
+            for name, run in zip(given, runs, strict=True)
+        )
+        known = unknown_name("run", meant.name, dict.fromkeys(each), MAX_NAMED)
         raise ValueError(f"{error}; in {folder}: {known}") from None
 
 

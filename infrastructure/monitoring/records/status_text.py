@@ -12,6 +12,7 @@ from infrastructure.monitoring.records.run_reader import RunFacts, brought_back_
 
 HERE_ONLY = "Checkpoints lie on this machine only; backup.place copies them elsewhere"
 MAX_CHARACTERS, MAX_STATE_CHARACTERS = 300, 600
+EXPANDED = frozenset('"$`\\!')  # by a shell, between double quotes
 STATE_WORDS = {
     "starting": "Being prepared",
     "running": "Being trained",
@@ -31,8 +32,12 @@ def question_command(model: str, system: object = None) -> str:
     command = f"temper ask {shlex.quote(model)}"
     if not isinstance(system, str):
         return command
-    shown = shlex.quote(system) if len(system) <= MAX_CHARACTERS else "SYSTEM_PROMPT"
-    return f"{command} --system {shown}"
+    if len(system) > MAX_CHARACTERS:
+        return f"{command} --system SYSTEM_PROMPT"
+    quoted = shlex.quote(system)
+    if "'" in system and not EXPANDED & {*system}:
+        quoted = f'"{system}"'  # which reads better
+    return f"{command} --system {quoted}"
 
 
 def writes_text(model: Path) -> bool:

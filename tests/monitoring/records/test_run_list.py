@@ -95,6 +95,7 @@ def test_a_wrong_letter_is_answered_with_the_run_that_was_meant(tmp_path: Path) 
         with pytest.raises(ValueError, match=meant) as raised, naming_runs(tmp_path / "runs"):
             raise ValueError(f"model {name!r}: {NOT_HERE}")
         assert raised.value.__cause__ is None  # one sentence, and no chain of errors
+        assert "2026-a-my-run" not in str(raised.value), "each run counts once"
     other = f"model 'owner/name': {NOT_HERE}"
     with pytest.raises(ValueError, match=f"{other}$"), naming_runs(tmp_path / "runs"):
         raise ValueError(other)

@@ -1,12 +1,18 @@
 """What is told of a run in one sentence."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infrastructure.monitoring.records.run_reader import RunFacts
-from infrastructure.monitoring.records.status_text import alert_words, error_words, safety_words
+from infrastructure.monitoring.records.status_text import (
+    alert_words,
+    error_words,
+    question_command,
+    safety_words,
+)
 
 SAFE = {"place": "drive:x", "confirmed_step": 120, "saved_at": 1000.0}
 
@@ -45,3 +51,14 @@ def test_errors_and_alerts_are_one_sentence_each() -> None:
     alert = {"step": 7, "rule": "hot", "message": "91 °C"}
     assert alert_words(alert) == "step 7: 91 °C"
     assert alert_words({**alert, "ended_at": 9.0}) == "step 7: 91 °C (over)"
+
+
+@pytest.mark.parametrize(
+    "system", ["You are the town's desk.", 'It\'s "so"', "It's $HOME", "It's `so`\\", "plain"]
+)
+def test_a_shell_reads_the_question_that_is_shown_with_its_system_prompt(system: str) -> None:
+    command = question_command("runs/my model", system)
+    arguments = ["bash", "-c", command.replace("temper ask", "printf '%s\\n'", 1)]
+    out = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
+    assert out.splitlines() == ["runs/my model", "--system", system]
+    assert question_command("m", "the town's").endswith('--system "the town\'s"')
