@@ -165,7 +165,7 @@ NAMED = {
     ),
     "a place's bytes are not compared with what was written": (
         "infrastructure/backup/backends/base.py",
-        "if digest.hexdigest() != content.sha256:",
+        "if digest.hexdigest() != expected:",
         "if False:",
     ),
     "a version counts as copied that no place has confirmed": (
