@@ -213,7 +213,7 @@ def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
         f"Run {run_id}",
         *lines,
         f"{len(rows) - len(damaged)} of {len(rows)} are whole",
-        *([] if missing is None else [f"Caution: {missing}{_others_at(options, backup)}"]),
+        *([] if missing is None else [f"Caution: {missing}{_others_at(options, place)}"]),
     )
     return ExitCode.FAILED if damaged or missing is not None else ExitCode.DONE
 
@@ -227,9 +227,8 @@ def _nothing_of(run_id: str, place: Place) -> str:
     return f"no copy of run {run_id} is at {place.url}{there}"
 
 
-def _others_at(options: argparse.Namespace, backup: RunBackup) -> str:
+def _others_at(options: argparse.Namespace, place: Place) -> str:
     """How a run that is at the place is verified, where nobody named one."""
-    place = open_place(str(backup.options.place))
     if options.run is not None or _missing_folder(place) is not None:
         return ""
     runs = answer_of(place, lambda: runs_at(place))

@@ -25,20 +25,7 @@ from infrastructure.evaluation.request import Request
 from infrastructure.evaluation.row_losses import RowLoss
 from infrastructure.evaluation.rows import MeasuredRow, ModelRows
 from infrastructure.training.data.readers.sources import data_files_hash
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A run whose data was read with rules of its own."""
-    saved = DeploymentConfig(data={"max_length": 77, "train_on": "all"}).to_dict()
-    (tmp_path / "run" / "final").mkdir(parents=True)
-    (tmp_path / "run" / "run.json").write_text(json.dumps({"configuration": saved}))
-    return tmp_path / "run"
-
-
-def config_for(model: Path, **data: Any) -> DeploymentConfig:
-    return DeploymentConfig(model={"name": str(model)}, data=data)
-
+from tests.evaluation.conftest import config_for
 
 NO_USE = [
     "data.eval_path: held_out.jsonl",
