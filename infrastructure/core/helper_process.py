@@ -165,11 +165,22 @@ def worker_pool(
     num_processes: int, initializer: Callable[..., None], arguments: tuple[object, ...]
 ) -> ProcessPoolExecutor:
     """Processes that call functions of this package; started anew, because forking a process that
-    has threads may hang it."""
+    has threads may hang it. All of them start with the first call."""
     with _modules_found():  # its locks start a process, too
-        return ProcessPoolExecutor(
+        return _WorkerPool(
             num_processes, _WorkerContext(), initializer=initializer, initargs=arguments
         )
+
+
+class _WorkerPool(ProcessPoolExecutor):
+    """Starts no process after its thread has begun to watch them, as Python itself keeps it for
+    forked ones. Where a process dies while another one is being started, that thread ends with
+    "dictionary changed size during iteration" (Python 3.11 to 3.13), and nobody ends the new
+    process, for which Python waits at exit."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._safe_to_dynamically_spawn_children = False
 
 
 class _WorkerPopen(popen_spawn_posix.Popen):

@@ -1,6 +1,7 @@
 """Helpers find this package and their modules wherever they are started, and say why they died."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -197,3 +198,14 @@ def test_the_environment_is_as_it_was() -> None:
     with helper_process.worker_pool(1, len, ("x",)) as pool:
         assert pool.submit(len, "abc").result() == 3
     assert dict(os.environ) == before
+
+
+def test_no_process_of_a_pool_starts_while_others_are_watched() -> None:
+    """One that dies meanwhile would end the thread that watches, and so leave the new one alone."""
+    others = {process.pid for process in multiprocessing.active_children()}
+    with helper_process.worker_pool(3, len, ("x",)) as pool:
+        pool.submit(len, "abc").result()
+        first = {process.pid for process in multiprocessing.active_children()} - others
+        assert len(first) == 3
+        assert list(pool.map(len, ["a"] * 9)) == [1] * 9
+        assert {process.pid for process in multiprocessing.active_children()} - others == first

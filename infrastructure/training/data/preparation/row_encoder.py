@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -242,9 +243,13 @@ def _work_in_pool(
     Raises:
         BrokenProcessPool: a process died.
     """
-    with _pool(worker, num_processes) as pool:
+    waiting.extend(islice(chunks, num_processes))  # no more processes than there is work for
+    if not waiting:
+        return
+    with _pool(worker, len(waiting)) as pool:
         under_way: deque[Future[PreparedChunk]] = deque()
         try:
+            under_way.extend(pool.submit(_work_in_process, chunk) for chunk in tuple(waiting))
             for chunk in chunks:
                 waiting.append(chunk)
                 under_way.append(pool.submit(_work_in_process, chunk))

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from infrastructure.core.errors import DataError
+from infrastructure.core.helper_process import worker_pool
 from infrastructure.core.process_memory import can_limit_hard, resident_bytes
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
 from infrastructure.training.data.preparation import row_encoder as row_worker
@@ -95,6 +96,22 @@ def test_results_come_in_order_and_few_are_under_way() -> None:
         assert result.file == expected
         assert len(taken) <= expected + 1 + 2 * CHUNKS_PER_WORKER
     assert len(taken) == 30
+
+
+def test_no_more_processes_than_there_are_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def pool(num_processes: int, *others: Any) -> Any:
+        sizes.append(num_processes)
+        return worker_pool(num_processes, *others)
+
+    monkeypatch.setattr(row_worker, "worker_pool", pool)
+    worker: Any = Counting()
+    for num_chunks in (0, 1, 5):
+        chunks = (Chunk(number, 0, []) for number in range(num_chunks))
+        prepared = [chunk.file for chunk in work_on(chunks, worker, 2)]
+        assert prepared == list(range(num_chunks))
+    assert sizes == [1, 2]
 
 
 def test_a_row_that_kills_its_process_is_set_aside_with_its_place(tmp_path: Path) -> None:
