@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from infrastructure.config.aliases import spelt_in_section
 from infrastructure.config.elsewhere import ABSENT, SAME, SAME_WORDS, as_keys, plain_name
 from infrastructure.config.field_help import allowed_values, choices, format_value, metadata_of
-from infrastructure.config.types import Allowed, UnknownNameError, UsedWhen
+from infrastructure.config.types import LARGEST, Allowed, UnknownNameError, UsedWhen
 from infrastructure.core.lookup import nearest
 
 
@@ -154,7 +154,9 @@ def sentences(
 ) -> str:
     """One sentence for each wrong field, joined by semicolons."""
     texts: dict[str, str] = {}
-    for detail in error.errors(include_url=False):
+    details = error.errors(include_url=False)
+    uncountable = {d["loc"][0] for d in details if d.get("ctx", {}).get("le") == LARGEST}
+    for detail in details:
         name = str(detail["loc"][0])
         cause = detail.get("ctx", {}).get("error")
         if isinstance(cause, ConfigurationError):
@@ -169,7 +171,8 @@ def sentences(
                 texts[name] = f"{key}: {cause}"
                 continue
             given_value = format_value(values.get(name))
-            texts[name] = f"{key} must be {allowed_values(info)}, not {given_value}{hint or ''}"
+            hint = f" (the largest number is {LARGEST})" if name in uncountable else hint or ""
+            texts[name] = f"{key} must be {allowed_values(info)}, not {given_value}{hint}"
     return "; ".join(texts.values())
 
 

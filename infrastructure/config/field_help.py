@@ -9,7 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from infrastructure.config.types import Allowed, RegisteredName
+from infrastructure.config.types import LARGEST, Allowed, RegisteredName
 from infrastructure.core.comma_list import join_items
 from infrastructure.core.redact import redact
 
@@ -102,7 +102,7 @@ def _bounds(metadata: Any) -> str:
                 parts.append(f"of at least {bound}")
             case Gt(gt=bound):
                 parts.append(f"above {bound}")
-            case Le(le=bound):
+            case Le(le=bound) if bound != LARGEST:  # which nobody comes near
                 parts.append(f"at most {bound}")
             case Lt(lt=bound):
                 parts.append(f"below {bound}")

@@ -57,9 +57,9 @@ def test_spellings_and_texts(spelt: str, value: object, name: str, held: object)
 REFUSED = {
     "batch_size": (
         [0, -1, 1.5, True, "many", None, float("nan")],
-        'at least 1 and at most 2147483647 or "auto"',
+        'at least 1 or "auto"',
     ),
-    "num_epochs": ([0, False, "all"], 'at least 1 and at most 2147483647 or "auto"'),
+    "num_epochs": ([0, False, "all"], 'at least 1 or "auto"'),
     "learning_rate": ([0, -1e-3, 11, True, float("inf"), "fast"], 'above 0 and at most 10 or "au'),
     "weight_decay": ([-0.1, 1.1], "at least 0 and at most 1"),
     "warmup_steps": ([-1, 2.5], "a whole number of at least 0"),
