@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +78,7 @@ class Training:
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self._tree = psutil.Process(self._process.pid)
+        self._stopped = {self._tree}
         self._num_tokens = 0
 
     def go(self, last_step: int) -> Turn:
@@ -88,37 +89,46 @@ class Training:
         """
         assert self._process.stdout is not None
         started = time.perf_counter()
-        self._signal(signal.SIGCONT)
+        self._continue()
         for line in self._process.stdout:
             step, num_tokens = map(int, line.split())
             if step >= last_step:
                 seconds = time.perf_counter() - started
-                self._signal(signal.SIGSTOP)
+                self._stop()
                 turn = Turn(num_tokens - self._num_tokens, seconds)
                 self._num_tokens = num_tokens
                 return turn
         raise RuntimeError(f"the training has ended before step {last_step}")
 
     def end(self) -> None:
-        self._signal(signal.SIGKILL)
+        self._stop()
+        _send(signal.SIGKILL, self._stopped)
         with self._process:  # closes its pipe, and waits
             pass
 
-    def _signal(self, number: signal.Signals) -> None:
-        """To the process, and then to all that it has started."""
-        started: set[psutil.Process] = set()
+    def _continue(self) -> None:
+        """Those that were stopped; whoever looked for them now would take a processor from them."""
+        _send(signal.SIGCONT, self._stopped)
+
+    def _stop(self) -> None:
+        """The process, and then all that it has started."""
+        self._stopped = set()
         missing = {self._tree}
         while missing:
-            for process in missing:
-                with suppress(psutil.NoSuchProcess):
-                    process.send_signal(number)
-            started |= missing
-            missing = {*self._started()} - started
+            _send(signal.SIGSTOP, missing)
+            self._stopped |= missing
+            missing = {*self._started()} - self._stopped
 
     def _started(self) -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess):
             return self._tree.children(recursive=True)
         return []
+
+
+def _send(number: signal.Signals, processes: Iterable[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
 
 
 def configuration(bench: Workbench, folder: Path, steps: int, **training: Any) -> DeploymentConfig:
