@@ -245,7 +245,7 @@ def _lines(
     if compared:
         one, other = short_names([each.model for each in models])
         table = render_table(*difference_table(compared, ("first", "second")))
-        which = f"First: {one}; second: {other}; difference: second - first"
+        which = f"First: {one}; second: {other}; difference: second minus first"
         tables.append(f"{which}\n{table}")
     measured_on = f"Measured on {config.data.path}"
     answered = f"({evaluation.num_questions} prompts answered)"

@@ -168,7 +168,7 @@ def test_two_models_are_compared_on_the_same_rows(
     assert differences["exact_match"]["chance"] == 1.0
     [table] = [part for part in "\n\n".join(lines).split("\n\n") if "first is better" in part]
     assert table.startswith(
-        f"First: {saved_llama.name}; second: {worse.name}; difference: second - f"
+        f"First: {saved_llama.name}; second: {worse.name}; difference: second minus f"
     )
     of_all = [line for line in table.splitlines()[1:] if line[0] not in " ─"]
     assert max(len(line) for line in of_all) <= 105
