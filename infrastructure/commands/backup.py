@@ -35,6 +35,7 @@ from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.config.sources.environment import variable_of
 from infrastructure.core.errors import StorageError
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.hub import json_of
 from infrastructure.core.kept_traceback import COPIER_TRACEBACK_FILE
 from infrastructure.core.redact import MASK, redact_urls
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_moment, format_number
@@ -50,6 +51,7 @@ from infrastructure.monitoring.records.run_list import (
     split_version,
 )
 from infrastructure.monitoring.records.run_owner import read_trainer, was_stopped
+from infrastructure.monitoring.records.run_reader import brought_back_from
 from infrastructure.monitoring.records.run_view import from_here
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import RunDirectory, RunStatus
@@ -353,7 +355,8 @@ def training_words(run: RunDirectory, newest_step: int | None) -> str | None:
     """How a training that no process does any more has ended, and what goes on with it; None: one
     does, or that cannot be seen from this machine."""
     trainer = read_trainer(run.path)
-    if trainer is None or trainer.is_alive is not False:
+    is_back = trainer is None and brought_back_from(json_of(run.path / "run.json")) is not None
+    if not is_back and (trainer is None or trainer.is_alive is not False):
         return None
     if run.is_finished():
         return "The training is finished"
@@ -361,6 +364,8 @@ def training_words(run: RunDirectory, newest_step: int | None) -> str | None:
     command = f"the same command, or temper train-resume {shlex.quote(from_here(run.path))}"
     go_on = "its own script" if run.is_of_a_trainer() else command
     at = "" if newest_step is None else f" from step {newest_step}"
+    if is_back or trainer is None:
+        return f"The training was brought back, and has not gone on yet: {go_on} goes on{at}"
     by_person = was_stopped(run.path, trainer)
     ended = how.get(run.status(), "was stopped" if by_person else "was killed")
     return f"The training {ended} before its end: {go_on} goes on{at}"

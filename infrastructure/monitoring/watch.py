@@ -115,16 +115,25 @@ def _print_lines(
 ) -> None:
     began, shown, shown_at = time.monotonic(), "", -math.inf
     while True:
-        line, is_over = status_line(view_of(run)), _is_over(run, is_patient)
+        view = view_of(run)
+        line, is_over = status_line(view), _is_over(run, is_patient)
         now = time.monotonic()
         least = interval_seconds or min(MOST_SECONDS, (now - began) / 6)
         if line != shown and (is_over or now - shown_at >= least):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
             shown, shown_at = line, now
+            if run.has_ended and not is_over:
+                waits = f"{_next_step(view)}; waiting until it does"
+                console.print(waits, markup=False, highlight=False, soft_wrap=True)
         if is_over:
             return
         sleep(interval_seconds or LOOK_SECONDS)
         run.refresh()
+
+
+def _next_step(view: RunView) -> str:
+    text, command = view["next_steps"][0]
+    return printable(f"{text}: {command}" if command else text)
 
 
 def _is_over(run: LiveRun, is_patient: bool) -> bool:
@@ -178,8 +187,7 @@ def frame(view: RunView, width: int) -> RenderableType:
     parts.append(Text(in_flags(printable(view["backup"]["text"])), style="dim"))
     parts += [Text(printable(words), style=style) for words, style in messages(view)]
     if view["is_over"] and view["state"] != FINISHED:
-        text, command = view["next_steps"][0]
-        parts.append(Text(printable(f"{text}: {command}" if command else text)))
+        parts.append(Text(_next_step(view)))
     title = f"[bold]{escape(printable(view['title']))}[/]"
     foot = None if view["is_over"] else "Ctrl-C leaves; the training goes on"
     return Panel(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from infrastructure.backup.backends import Place, open_place
+from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.finished_run import finished_at
 from infrastructure.backup.format.manifest import Manifest, SaveKind, VersionName
 from infrastructure.backup.format.store import Store
@@ -234,6 +235,8 @@ def why_empty(place: Place) -> str:
     try:
         place.names(Path())
     except OSError as error:
+        if isinstance(place, FolderPlace) and isinstance(error, FileNotFoundError):
+            return ": there is no such folder; is the path right, and mounted?"
         return f": {redact(error.strerror or str(error))}"
     return ""
 

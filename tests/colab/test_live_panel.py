@@ -79,7 +79,8 @@ def test_everything_that_matters_is_shown(tmp_path: Path) -> None:
         assert part in html, part
     assert text.startswith("20260101-a: step 30 of 40 · 75.0 % · loss 1.069 · held-out loss 1.250")
     assert text.endswith(
-        "saved: step 25; Checkpoints lie on this machine only; backup.place copies them elsewhere"
+        "saved: step 25; Checkpoints lie on this machine only; the setting backup.place copies them"
+        " elsewhere"
     )
 
 

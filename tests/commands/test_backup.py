@@ -112,6 +112,7 @@ def test_the_status_shows_what_is_safe(run: Path, place: Path, temper: Temper) -
         ("announced", True, ("was stopped before its end", "goes on from step 3")),
         ("stopped", True, ("was stopped before its end", "goes on from step 3")),
         ("failed", True, ("ended with an error before its end",)),
+        ("back", True, ("was brought back, and has not gone on", "goes on from step 3")),
     ],
 )
 def test_the_status_knows_a_killed_training_from_a_finished_one(
@@ -128,6 +129,11 @@ def test_the_status_knows_a_killed_training_from_a_finished_one(
         trainer = read_trainer(run)
         assert trainer is not None
         announce_stop(run, trainer.pid)
+    if summary == "back":
+        summary = "running"
+        back = {"place": "elsewhere", "was_killed": True}
+        write_record(run / "run.json", {**read_record(run / "run.json"), "brought_back": back})
+        (run / "trained_by").unlink()
     write_record(run / "summary.json", {**record, "status": summary})
     if not confirmed:
         (run / "checkpoints" / STATUS_FILE).unlink()
@@ -163,7 +169,7 @@ def test_a_place_without_a_folder_is_named_as_such(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["backup", "list", "--place", str(tmp_path / "nowhere")]) == ExitCode.WRONG_INPUT
-    assert "nowhere: No such file or directory" in capsys.readouterr().out
+    assert "nowhere: there is no such folder" in capsys.readouterr().out
 
 
 def test_the_status_elsewhere_shows_what_the_place_holds(
@@ -474,7 +480,11 @@ def test_a_version_of_a_run_that_is_not_here_comes_back(run: Path, place: Path) 
         ),
         (
             ["train-resume", "--backup-place", "disk/tmper"],
-            ["no run in nowhere, and there is no run at ", "tmper: No such file", "temper train"],
+            [
+                "no run in nowhere, and there is no run at ",
+                "tmper: there is no such folder",
+                "temper train",
+            ],
         ),
         (["train-resume", "nobody"], ["'nobody'", "temper backup restore RUN --place PLACE"]),
         (["train-resume"], ["temper train DATA", "temper backup restore --place PLACE"]),

@@ -147,8 +147,12 @@ def test_a_run_that_was_broken_off_is_waited_for_by_who_is_patient_only(tmp_path
     out = io.StringIO()
     console = Console(file=out, width=40)
     assert watch(directory, console=console, is_patient=False) == "interrupted"
+    assert "waiting" not in out.getvalue()
     with pytest.raises(InterruptedError):
         watch(directory, console=console, sleep=enough)
+    last = out.getvalue().splitlines()[-1]
+    assert last.startswith("Go on where it stopped: temper train-resume")
+    assert last.endswith("; waiting until it does")
 
 
 def test_a_run_that_was_broken_off_is_shown_with_what_goes_on_with_it(tmp_path: Path) -> None:

@@ -265,7 +265,7 @@ def view_of(run: LiveRun) -> RunView:
         "alerts": [_alert(alert) for alert in run.alerts],
         "errors": [{**error, "text": error_words(error)} for error in run.errors],
         "num_errors": run.num_errors,
-        "backup": _backup(facts),
+        "backup": _backup(facts, is_trained=not run.has_ended),
         "machine": {
             "meters": [] if run.has_ended else run.machine.meters(),
             "curves": run.machine.curves,
@@ -402,7 +402,7 @@ def _alert(record: Record) -> Alert:
     }
 
 
-def _backup(facts: RunFacts) -> Backup:
+def _backup(facts: RunFacts, *, is_trained: bool) -> Backup:
     known = facts.copies
     step, newest = (known.get(f"{word}_step") for word in ("confirmed", "newest"))
     saved, confirmed = (known.get(f"{word}_at") for word in ("saved", "confirmed"))
@@ -414,7 +414,7 @@ def _backup(facts: RunFacts) -> Backup:
         "newest_step": newest if isinstance(newest, int) else None,
         "published": _text_or_none(known.get("published")),
         "problem": _text_or_none(known.get("problem") or known.get("error")),
-        "text": safety_words(facts, time.time()),
+        "text": safety_words(facts, time.time(), is_trained=is_trained),
     }
 
 

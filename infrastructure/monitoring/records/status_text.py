@@ -10,7 +10,7 @@ from infrastructure.monitoring.drawing.metrics_file import Record
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_reader import RunFacts, brought_back_from, continuations
 
-HERE_ONLY = "Checkpoints lie on this machine only; backup.place copies them elsewhere"
+HERE_ONLY = "Checkpoints lie on this machine only; the setting backup.place copies them elsewhere"
 MAX_CHARACTERS, MAX_STATE_CHARACTERS = 300, 600
 EXPANDED = frozenset('"$`\\!')  # by a shell, between double quotes
 STATE_WORDS = {
@@ -116,18 +116,25 @@ def time_words(run: LiveRun) -> str:
     return " · ".join([*parts, *[f"the steps took {format_duration(trained)}"] * bool(trained)])
 
 
-def safety_words(run: RunFacts, now: float) -> str:
-    """What of the work is safe elsewhere, and how old it is at the unix time `now`."""
+def safety_words(run: RunFacts, now: float, *, is_trained: bool) -> str:
+    """What of the work is safe elsewhere, and how old it is at the unix time `now`.
+
+    Args:
+        is_trained: a process trains it, so that what it has done since then could be lost.
+    """
     known = run.copies
     if "place" not in known or not known["place"]:
         return HERE_ONLY
     place, step, saved_at = (known.get(key) for key in ("place", "confirmed_step", "saved_at"))
+    newest = known.get("newest_step")
     if step is None:
         text = f"backup: nothing is confirmed yet at {place}"
     else:
         text = f"backup: step {step} is safe at {place}"
-        if isinstance(saved_at, int | float) and run.status == "running":
+        if isinstance(saved_at, int | float) and is_trained:
             text += f"; {format_duration(max(0.0, now - saved_at))} of work would be lost now"
+        elif isinstance(newest, int) and newest != step:
+            text += f"; step {newest} lies on this machine only"
     if problem := known.get("problem"):
         text += f"; NOT SAFE YET: {problem}"
     elif error := known.get("error"):

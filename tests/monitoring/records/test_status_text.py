@@ -24,7 +24,10 @@ def facts(copies: dict[str, Any], **summary: Any) -> RunFacts:
 @pytest.mark.parametrize(
     ("copies", "message"),
     [
-        ({}, "Checkpoints lie on this machine only; backup.place copies them elsewhere"),
+        (
+            {},
+            "Checkpoints lie on this machine only; the setting backup.place copies them elsewhere",
+        ),
         ({"place": "drive:x"}, "backup: nothing is confirmed yet at drive:x"),
         (SAFE, "backup: step 120 is safe at drive:x; 1 min 30 s of work would be lost now"),
         (
@@ -35,14 +38,25 @@ def facts(copies: dict[str, Any], **summary: Any) -> RunFacts:
     ],
 )
 def test_what_would_be_lost_now_is_reported(copies: dict[str, Any], message: str) -> None:
-    assert safety_words(facts(copies), now=1090.0) == message
+    assert safety_words(facts(copies), now=1090.0, is_trained=True) == message
+
+
+def words_of_one_that_nobody_trains(copies: dict[str, Any], **summary: Any) -> str:
+    return safety_words(facts(copies, **summary), now=1090.0, is_trained=False)
 
 
 def test_a_run_that_has_ended_loses_nothing_more() -> None:
-    run = facts(SAFE, status="finished")
-    assert safety_words(run, now=1090.0) == "backup: step 120 is safe at drive:x"
-    run = facts(SAFE, status="finished", backup={**SAFE, "problem": "the place is full"})
-    assert safety_words(run, now=1090.0).endswith("; NOT SAFE YET: the place is full")
+    words = words_of_one_that_nobody_trains(SAFE, status="finished")
+    assert words == "backup: step 120 is safe at drive:x"
+    problem = {**SAFE, "problem": "the place is full"}
+    words = words_of_one_that_nobody_trains(SAFE, status="finished", backup=problem)
+    assert words.endswith("; NOT SAFE YET: the place is full")
+
+
+def test_a_run_that_was_killed_loses_what_is_not_copied_and_no_more_with_time() -> None:
+    assert words_of_one_that_nobody_trains(SAFE) == "backup: step 120 is safe at drive:x"
+    newer = words_of_one_that_nobody_trains({**SAFE, "newest_step": 130})
+    assert newer == "backup: step 120 is safe at drive:x; step 130 lies on this machine only"
 
 
 def test_errors_and_alerts_are_one_sentence_each() -> None:

@@ -98,7 +98,7 @@ class DataReport:
             return [*self._short_lines(), *warnings]
         sections = [*self._rows(), *self._tokens(), *self._quarantined(), *warnings]
         origin = (
-            "Read from the cache of an earlier run"
+            "Prepared before on this machine: read from its cache"
             if self.from_cache
             else f"Prepared in {self.seconds:.1f} s"
         )
