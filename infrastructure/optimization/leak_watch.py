@@ -1,12 +1,14 @@
 """Notices memory that grows steadily, and finds the line that holds it.
 
 Watching costs nothing: one number every few seconds. Only when these have grown through two whole
-windows does a count of living tensors run for a few readings, then Python's own tracer
-(`tracemalloc`) for a few more, and the lines whose objects pile up are told. Each for itself makes
-a step a fifth longer; both at once made it several times as long.
+windows, and in the second one about as much as in the first, does a count of living tensors run for
+a few readings, then Python's own tracer (`tracemalloc`) for a few more, and the lines whose objects
+pile up are told. Each for itself makes a step a fifth longer; both at once made it several times as
+long.
 
 "Steadily" is Kendall's rank correlation with time (Mann 1945): nearly every later reading is larger
-than nearly every earlier one. Memory that rises and falls, or jumps once, does not count.
+than nearly every earlier one. Memory that rises and falls, or jumps once, does not count; nor do
+caches that fill up, which grow less and less.
 """
 
 import gc
@@ -24,6 +26,7 @@ NUM_TRACED = 6  # readings, half of them for each
 MIN_CORRELATION = 0.8
 MIN_GROWTH_SHARE = 0.02  # of what was there
 MIN_GROWTH_BYTES = 32 * MIB
+MIN_SHARE_OF_LAST = 0.8  # a leak goes on as it began
 FRAMES_KEPT = 12
 NUM_LINES = 3
 OWN_FOLDER = str(Path(__file__).parent)
@@ -67,7 +70,7 @@ class LeakWatch:
     _readings: deque[tuple[int, int]] = field(default_factory=deque)
     _traced_from: int | None = None
     _num_traced: int = 0
-    _is_suspected: bool = False
+    _last_growth: int | None = None  # of the window before, where that one grew steadily
     _tensors: LiveTensors | None = None
     _held: Counter[str] = field(default_factory=Counter)
 
@@ -104,11 +107,14 @@ class LeakWatch:
             self._tensors.__exit__(None, None, None)
             self._tensors = None
 
+    def _growth(self) -> int:
+        return self._readings[-1][1] - self._readings[0][1]
+
     def _grows(self) -> bool:
         sizes = [size for _, size in self._readings]
         if len(sizes) < self.window:
             return False
-        growth = sizes[-1] - sizes[0]
+        growth = self._growth()
         enough = max(self.min_growth_bytes, MIN_GROWTH_SHARE * sizes[0])
         return growth >= enough and kendall(sizes) >= MIN_CORRELATION
 
@@ -117,11 +123,11 @@ class LeakWatch:
         if len(self._readings) < self.window:
             return
         if not self._grows():
-            self._is_suspected = False
-        elif self._is_suspected:
+            self._last_growth = None
+        elif self._last_growth and self._growth() >= MIN_SHARE_OF_LAST * self._last_growth:
             self._start_tracing(step)
         else:
-            self._is_suspected = True
+            self._last_growth = self._growth()
             self._readings.clear()
 
     def _start_tracing(self, step: int) -> None:
@@ -141,7 +147,7 @@ class LeakWatch:
         self.stop()
         if not still_grows:
             self._readings.clear()
-            self._is_suspected = False
+            self._last_growth = None
             return None
         self.is_reported = True
         (first_step, first), (last_step, last) = self._readings[0], self._readings[-1]

@@ -66,6 +66,19 @@ def test_what_grows_for_one_window_only_is_not_traced() -> None:
         assert not tracemalloc.is_tracing()
 
 
+def test_caches_that_fill_up_are_not_traced_and_a_leak_beside_them_is_found() -> None:
+    def caches(step: int) -> int:
+        return GIB + int(600 * MIB * (1 - 0.95**step))
+
+    watch = LeakWatch(window=6)
+    for step in range(200):
+        assert watch.add(step, caches(step)) is None
+        assert not tracemalloc.is_tracing()
+        assert _get_current_dispatch_mode() is None
+    leaking = [caches(step) + step * 20 * MIB for step in range(80)]
+    assert len(reports(leaking, LeakWatch(window=6))) == 1
+
+
 @pytest.mark.parametrize("counts_tensors", [True, False])
 def test_tracing_ends_after_a_few_readings_and_tensors_are_counted_before(
     counts_tensors: bool,
