@@ -4,14 +4,14 @@ oneDNN compiles a kernel for each product and shape. PyTorch keeps what it was m
 of its own beside oneDNN's, and both keep 1,024: half a megabyte each, and more on a CPU with AMX.
 A training whose rows have many lengths grows by almost a gigabyte. oneDNN's own cache is what saves
 time: what is dropped there is made again in 0.5 to 1.6 ms, and PyTorch's beside it saves nothing
-that can be measured. An eighth of oneDNN's holds the shapes that a training comes back to, where
+that can be measured. A ninth of oneDNN's holds the shapes that a training comes back to, where
 its lengths are rounded up (`size_grid.py`).
 """
 
 import os
 from collections.abc import MutableMapping
 
-KEPT_KERNELS = 128
+KEPT_KERNELS = 112
 BYTES_OF_A_KERNEL = 3 << 18  # half a megabyte, and half as much again for what it tears the heap
 # Each cache, by the names that its library reads, of which the first one is ours to set; how many.
 CAPACITIES = {
