@@ -11,9 +11,15 @@ from infrastructure.commands.settings import configure
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.records.run_list import find_run_path, runs_in
+from infrastructure.monitoring.records.run_owner import (
+    computes,
+    read_trainer,
+    started_trainings,
+)
 from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.monitoring.watch import LOOK_SECONDS, check_interval, watch
 
+STARTING_SECONDS = 300.0  # by then a training has its run, or has it in another folder
 NICENESS = 10  # whoever trains on this machine comes first
 
 
@@ -38,6 +44,8 @@ def run(options: argparse.Namespace) -> int:
     if options.run is None and not (options.once or options.json):
         _wait_for_run(output_dir, options.every or LOOK_SECONDS)
     path = find_run_path(options.run, output_dir)
+    if options.run is None and not (options.once or options.json) and read_view(path)["is_over"]:
+        path = _wait_for_start(output_dir, options.every or LOOK_SECONDS) or path
     if options.json:
         show(True, spell_numbers(read_view(path)))
         return ExitCode.DONE
@@ -47,6 +55,30 @@ def run(options: argparse.Namespace) -> int:
     if was_over:
         print("It had ended before; temper watch RUN, or this again, shows one that begins now.")
     return ExitCode.FAILED if state == "failed" else ExitCode.DONE
+
+
+def _wait_for_start(output_dir: Path, interval_seconds: float) -> Path | None:
+    """The run of a training that was started in this folder just now, once it has one: until then
+    it loads PyTorch. None: there is no such training, or it has ended before."""
+    for process in started_trainings(Path.cwd()):
+        if _run_of(process.pid, output_dir) is None:
+            pid = process.pid
+            print(f"Process {pid} starts a training: waiting for its run. Ctrl-C ends this.")
+        until = process.create_time() + STARTING_SECONDS
+        while computes(process) and time.time() < until:
+            if (run := _run_of(process.pid, output_dir)) is not None:
+                return run
+            time.sleep(interval_seconds)
+    return None
+
+
+def _run_of(pid: int, output_dir: Path) -> Path | None:
+    """The run that a process of this machine trains now."""
+    for path in runs_in(output_dir):
+        trainer = read_trainer(path)
+        if trainer is not None and trainer.is_alive and trainer.pid == pid:
+            return path
+    return None
 
 
 def _wait_for_run(output_dir: Path, interval_seconds: float) -> None:

@@ -12,6 +12,7 @@ import math
 import os
 import platform
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,10 +144,32 @@ def memory(root: Path = Path("/")) -> Memory:
     return Memory(limit.total_bytes, available, limited=True)
 
 
-def load_per_core() -> float:
-    """Programs that compute or wait for a core, in the mean of the last minute, for each core of
-    the whole machine; this process is among them."""
-    return psutil.getloadavg()[0] / (os.cpu_count() or 1)
+class OtherPrograms:
+    """How much of the machine's processors others take from now on."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic(), _busy_seconds(), _own_seconds()
+
+    def share(self) -> float:
+        """From 0 to 1 of all processors, without this process and those that it has started."""
+        began, busy, own = self._began
+        passed = (time.monotonic() - began) * (os.cpu_count() or 1)
+        others = _busy_seconds() - busy - (_own_seconds() - own)
+        return min(1.0, max(0.0, others / passed)) if passed else 0.0
+
+
+def _busy_seconds() -> float:
+    """Of all processors since the machine began."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0))
+
+
+def _own_seconds() -> float:
+    me, seconds = psutil.Process(), 0.0
+    for process in (me, *me.children(recursive=True)):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            seconds += sum(process.cpu_times()[:4])
+    return seconds
 
 
 def disk_free_bytes(path: Path) -> int | None:

@@ -20,11 +20,11 @@ from infrastructure.core.checksums import write_record
 from infrastructure.core.console import details
 from infrastructure.core.error_place import caller_place
 from infrastructure.core.files import paths_below
-from infrastructure.core.hardware import disk_free_bytes, load_per_core
+from infrastructure.core.hardware import OtherPrograms, disk_free_bytes
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.price import parse_price
-from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration
+from infrastructure.monitoring.drawing.formatting import format_bytes, format_duration, format_share
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.optimizer_memory import CreateOptimizer, optimizer_state_bytes
 from infrastructure.optimization.peak_memory import PeakMemory
@@ -47,7 +47,7 @@ from infrastructure.training.setup.stack_outputs import (
 from infrastructure.training.sizing.cost_measurement import StepCosts
 from infrastructure.training.sizing.spread_costs import spread_costs
 
-BUSY_LOAD = 1.5  # programs a core: more than this training and a little besides
+BUSY_SHARE = 0.2  # of the processors, that others take
 MAX_PLAN_LINES = 24  # phases that differ in their layers alone share one
 SMALL_BYTES = 100_000  # of a version: random states, run files, manifest
 
@@ -84,7 +84,8 @@ class Forecast:
         num_processes: that share each step; how long their exchange takes is not foretold.
         price_per_hour: of this machine; None: nobody gave one.
         has_smaller_pieces: a micro-batch that does not fit is done in smaller pieces.
-        load_per_core: of a processor that trains; see `hardware.load_per_core`.
+        others_share: of the processors, that other programs took during the measurement; None: not
+            of a training on a CPU.
         has_growing_answers: steps write answers, which may become longer than the measured ones.
     """
 
@@ -103,7 +104,7 @@ class Forecast:
     price_per_hour: str | None = None
     has_smaller_pieces: bool = True
     has_growing_answers: bool = False
-    load_per_core: float | None = None
+    others_share: float | None = None
 
     def lines(self) -> list[str]:
         """For people: what it takes, and whether that fits."""
@@ -124,10 +125,10 @@ class Forecast:
         )
         if self.has_growing_answers:
             summary += "; longer answers than the first ones take more time and memory"
-        if self.load_per_core is not None and self.load_per_core >= BUSY_LOAD:
+        if self.others_share is not None and self.others_share >= BUSY_SHARE:
             summary += (
-                f"; other programs keep the processor busy now ({self.load_per_core:.1f} for each"
-                " core), and the time changes with them"
+                f"; other programs take {format_share(self.others_share)} of the processor now, and"
+                " the time changes with them"
             )
         problems = self.problems()
         if problems:
@@ -192,8 +193,11 @@ class RunForecast:
         """
         first_step = trainer.state.step if trainer.state is not None else 0
         try:
+            others = OtherPrograms()
             costs = costs_of(trainer)
-            forecast = made_of(trainer, costs, self.config, self.run.path, self.measure_seconds)
+            forecast = made_of(
+                trainer, costs, self.config, self.run.path, self.measure_seconds, others
+            )
         except DoesNotFitError as error:
             if self.config.enable_memory_optimization:
                 raise
@@ -329,12 +333,14 @@ def made_of(
     config: DeploymentConfig,
     folder: Path,
     measure_seconds: float,
+    others: OtherPrograms,
 ) -> Forecast:
     """The forecast of a training that is put together.
 
     Args:
         folder: where the run lies, or will.
         measure_seconds: of the measurement before the training.
+        others: watched since before a step was measured.
     """
     loop, state = trainer.prepare(), trainer.state
     assert state is not None
@@ -351,6 +357,7 @@ def made_of(
     seconds += evaluations * held_out * costs.evaluation_seconds
     if trainer.curriculum is not None:
         seconds += trainer.curriculum.measuring_seconds()
+    is_alone_on_cpu = trainer.device.type == "cpu" and trainer.num_processes == 1
     version = bytes_of_version(state.model, trainer.create_optimizer)
     final = bytes_of_model(state.model, is_lora=bool(trainer.adapter.describe().get("lora")))
     stacks, cached = disk_bytes(trainer)
@@ -374,7 +381,7 @@ def made_of(
         measure_seconds=measure_seconds,
         num_processes=trainer.num_processes,
         price_per_hour=config.price_per_hour,
-        load_per_core=load_per_core() if trainer.device.type == "cpu" else None,
+        others_share=others.share() if is_alone_on_cpu else None,
     )
 
 

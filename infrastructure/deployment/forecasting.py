@@ -6,6 +6,7 @@ import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import SFT
+from infrastructure.core.hardware import OtherPrograms
 from infrastructure.deployment.forecast import Forecast, costs_of, made_of
 from infrastructure.deployment.method_forecast import forecast_of_method
 from infrastructure.training.core.error_handlers import free_memory
@@ -30,4 +31,5 @@ def forecast(config: DeploymentConfig) -> Forecast:
 
 def _measured(config: DeploymentConfig) -> Forecast:
     trainer = TrainerFactory().for_run(config)
-    return made_of(trainer, costs_of(trainer), config, Path(config.output_dir), measure_seconds=0.0)
+    others, folder = OtherPrograms(), Path(config.output_dir)
+    return made_of(trainer, costs_of(trainer), config, folder, measure_seconds=0.0, others=others)

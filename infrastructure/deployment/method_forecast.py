@@ -3,12 +3,13 @@ own steps before the first."""
 
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.console import Report
-from infrastructure.core.hardware import load_per_core
+from infrastructure.core.hardware import OtherPrograms
 from infrastructure.deployment.forecast import (
     USUAL_SAVE_SECONDS,
     Forecast,
@@ -103,11 +104,14 @@ def measured(training: TrlTraining, trainer: Any, folder: Path) -> Forecast:
     left = total - done
     writes = training.installed.method.rows is RowKind.PROMPTS
     limit_bytes = MemoryBudget.of(config).limit_bytes(training.device)
+    others = OtherPrograms()
     costs = StepProbe(trainer, writes, limit_bytes).costs(left)
     per_epoch = steps_per_epoch(trainer, trainer.callback_handler.train_dataloader)
     seconds = left * (costs.step_seconds + LOOP_SECONDS)
     seconds += evaluations_left(training, trainer, per_epoch) * costs.evaluation_seconds
-    return _with_disk(training, trainer, costs, seconds, per_epoch, folder)
+    forecast = _with_disk(training, trainer, costs, seconds, per_epoch, folder)
+    is_on_cpu = training.device.type == "cpu" and trainer.accelerator.num_processes == 1
+    return replace(forecast, others_share=others.share() if is_on_cpu else None)
 
 
 def _with_disk(
@@ -143,7 +147,6 @@ def _with_disk(
         price_per_hour=config.price_per_hour,
         has_smaller_pieces=False,
         has_growing_answers=costs.writes,
-        load_per_core=load_per_core() if training.device.type == "cpu" else None,
     )
 
 

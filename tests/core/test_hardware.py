@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -241,3 +242,21 @@ def test_describe_without_gpus(driver: bool, line: str) -> None:
 def test_this_machine_s_facts_are_json(tmp_path: Path) -> None:
     facts = dataclasses.asdict(hardware.detect(tmp_path))
     assert json.loads(json.dumps(facts))["processor"]["num_cores"] >= 1
+
+
+def test_what_this_process_computes_is_not_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two processors in ten seconds: busy for 14, this process for 4."""
+    moments, busy, own = iter([5.0, 15.0]), iter([100.0, 114.0]), iter([3.0, 7.0])
+    monkeypatch.setattr(hardware.time, "monotonic", lambda: next(moments))
+    monkeypatch.setattr(hardware.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(hardware, "_busy_seconds", lambda: next(busy))
+    monkeypatch.setattr(hardware, "_own_seconds", lambda: next(own))
+    assert hardware.OtherPrograms().share() == pytest.approx(0.5)
+
+
+def test_a_process_that_was_started_counts_as_this_one() -> None:
+    spin = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+    before = hardware._own_seconds()
+    assert subprocess.run([sys.executable, "-c", spin], check=True).returncode == 0
+    assert hardware._own_seconds() - before >= 0.3
+    assert hardware.OtherPrograms().share() <= 1.0

@@ -237,9 +237,9 @@ def test_the_time_that_steps_do_not_take_is_explained() -> None:
 
 
 def test_a_busy_machine_is_named() -> None:
-    [line] = replace(FITS, load_per_core=2.5).lines()
-    assert "other programs keep the processor busy now (2.5 for each core)" in line
-    assert replace(FITS, load_per_core=1.2).lines() == FITS.lines()
+    [line] = replace(FITS, others_share=0.48).lines()
+    assert "other programs take 48.0 % of the processor now" in line
+    assert replace(FITS, others_share=0.1).lines() == FITS.lines()
 
 
 def test_a_session_with_an_end_is_named() -> None:

@@ -1,5 +1,6 @@
 """Which process trains a run, and whether it still lives: written by it, asked by who looks on."""
 
+import itertools
 import os
 import re
 from contextlib import suppress
@@ -11,6 +12,7 @@ import psutil
 HOLDER_FILE = "trained_by"
 STOP_FILE = "to_be_stopped"  # written just before the signal, so that it is known for what it is
 LINE = re.compile(r"process (\d+) on (\S+)( ended)?\n?")
+PROGRAMS, COMMANDS = ("temper", "infrastructure"), ("train", "train-resume")
 CLOCK_SLACK_SECONDS = 2.0  # of file times against process start times
 
 
@@ -105,6 +107,32 @@ def read_trainer(run_path: Path) -> TrainerProcess | None:
     if not has_ended and machine == os.uname().nodename:
         is_alive = _was_there(pid, written_at)
     return TrainerProcess(pid, machine, is_alive, written_at)
+
+
+def started_trainings(folder: Path) -> list[psutil.Process]:
+    """The processes that were started in `folder` by `temper train` or `train-resume` and compute
+    still, the newest first; those of them that have a run already, too."""
+    trainings: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if _trains(process.cmdline()) and Path(process.cwd()) == folder:
+                trainings.append(process)
+    return sorted(trainings, key=psutil.Process.create_time, reverse=True)
+
+
+def computes(process: psutil.Process) -> bool:
+    """Whether it has not ended, even where nobody has asked yet how."""
+    with suppress(psutil.Error):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _trains(words: list[str]) -> bool:
+    """`python -m temper train …`, or by the script of that name."""
+    return any(
+        Path(program).name in PROGRAMS and command in COMMANDS
+        for program, command in itertools.pairwise(words[:4])
+    )
 
 
 def _was_there(pid: int, written_at: float) -> bool:

@@ -139,3 +139,15 @@ def test_the_speed_of_a_run_that_has_ended_is_that_of_all_its_steps(tmp_path: Pa
     add(directory, records[2])
     speeds.append(read_view(directory)["headlines"][0]["value"])
     assert speeds == [300.0, 250.0]
+
+
+@pytest.mark.parametrize(("steps", "more"), [(8e8, True), (8.99e8, False)])
+def test_each_of_the_two_peaks_of_memory_is_explained(
+    tmp_path: Path, steps: float, more: bool
+) -> None:
+    forecast = [{"what": "peak_memory_bytes", "foretold": 7e8, "was": steps}]
+    view = read_view(a_run(tmp_path, status="finished", peak_memory_bytes=9e8, forecast=forecast))
+    [peak] = [line for line in view["headlines"] if line["name"] == "Peak memory"]
+    assert peak["text"] == "858.3 MiB"
+    expected = "with measuring and answering; 762.9 MiB while training" if more else None
+    assert peak.get("more") == expected

@@ -1,0 +1,87 @@
+"""`temper watch` while a training is started in the same folder."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from infrastructure.commands.main import main
+from infrastructure.core.exit_codes import ExitCode
+from infrastructure.monitoring.records.run_owner import computes, started_trainings
+from tests.monitoring.written_run import write_run
+
+# Takes a while, as PyTorch does; then it has a run, and after a moment that is finished.
+TRAINING = """
+import json, os, sys, time
+from pathlib import Path
+time.sleep(0.6)
+if sys.argv[1] == "train":
+    run = Path("runs/20260102-new")
+    run.mkdir()
+    (run / "run.json").write_text(json.dumps({"run_id": run.name}))
+    (run / "trained_by").write_text(f"process {os.getpid()} on {os.uname().nodename}\\n")
+    time.sleep(0.6)
+    (run / "summary.json").write_text(json.dumps({"status": "finished", "steps": 7}))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One finished run lies in it."""
+    monkeypatch.chdir(tmp_path)
+    run = write_run(tmp_path / "runs", name="20260101-old")
+    (run / "summary.json").write_text(json.dumps({"status": "finished", "steps": 3}))
+    (tmp_path / "temper").write_text(TRAINING)
+    return tmp_path
+
+
+@pytest.fixture
+def started(folder: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "temper", request.param], cwd=folder) as process:
+        yield process
+        process.kill()
+
+
+@pytest.mark.parametrize("started", ["train"], indirect=True)
+def test_the_run_of_a_training_that_is_being_started_is_waited_for(
+    started: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", "--every", "0.05"]) == ExitCode.DONE
+    out = capsys.readouterr().out
+    assert f"Process {started.pid} starts a training: waiting for its run" in out
+    assert "finished · step 7" in out
+    assert "step 3" not in out
+
+
+@pytest.mark.parametrize("started", ["train-resume"], indirect=True)
+def test_a_training_that_ends_without_a_run_is_not_waited_for_longer(
+    started: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", "--every", "0.05"]) == ExitCode.DONE
+    out = capsys.readouterr().out
+    assert "waiting for its run" in out
+    assert "finished · step 3" in out
+    assert "It had ended before" in out
+
+
+@pytest.mark.parametrize("started", ["list"], indirect=True)
+def test_other_commands_and_folders_are_not_waited_for(
+    started: subprocess.Popen[bytes], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert started_trainings(folder) == []
+    assert main(["watch"]) == ExitCode.DONE
+    assert "waiting" not in capsys.readouterr().out
+
+
+def test_who_has_ended_computes_no_more() -> None:
+    assert computes(psutil.Process(os.getpid()))
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        known = psutil.Process(process.pid)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+        assert not computes(known)
+    assert not computes(known)
