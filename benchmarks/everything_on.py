@@ -240,6 +240,7 @@ def main() -> int:
         train(kind, Path(folder), arguments.steps)
         return 0
     be_quiet()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # or the trainings would stay stopped
     with tempfile.TemporaryDirectory() as folder:
         prepare(SCENARIOS["all"], arguments.data, arguments.steps, Path(folder))
         command = [sys.executable, "-m", "benchmarks.everything_on", *sys.argv[1:], "--train"]
