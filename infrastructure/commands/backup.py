@@ -324,11 +324,16 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     training = training_words(run, None if newest is None else backup.store.read(newest).step)
     lines = [f"Run {run.run_id}", loss.text, *([training] if training else [])]
     facts["training"] = training
-    missing = _missing_folder(open_place(backup.options.place))
+    is_given, place = PLACE in _given(config), open_place(backup.options.place)
+    missing = _missing_folder(place)
+    nothing = None
+    if missing is None and is_given and state.confirmed_step is None:
+        nothing = _nothing_in_folder(run.run_id, place)
     if missing is not None:
         lines.append(f"Caution: {missing}")
+    elif nothing is not None:
+        lines.append(f"Caution: {nothing}; temper backup list --place {shlex.quote(place.url)}")
     elif loss.seconds == 0.0 or (training is not None and state.confirmed_name == newest):
-        place = open_place(backup.options.place)
         caution = place.caution(run.path) if isinstance(place, FolderPlace) else None
         safe = "If this machine died now, nothing that was saved would be lost"
         lines.append(f"Caution: {caution}" if caution else safe)
@@ -339,9 +344,16 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
         lines.append(f"If this machine died now, {since} would have to be trained again")
     elif loss.seconds is not None:
         lines.append(f"If this machine died now, {age_words(loss.seconds)} of work would be lost")
-    show(options.json, {**facts, "text": loss.text, "missing": missing}, *lines)
-    is_given = PLACE in _given(config)
+    show(options.json, {**facts, "text": loss.text, "missing": missing or nothing}, *lines)
     return ExitCode.WRONG_INPUT if missing is not None and is_given else ExitCode.DONE
+
+
+def _nothing_in_folder(run_id: str, place: Place) -> str | None:
+    """That a folder holds other runs and not this one; None: it holds this one, or none."""
+    if not isinstance(place, FolderPlace):
+        return None
+    runs = answer_of(place, lambda: runs_at(place))
+    return _nothing_of(run_id, place) if runs and run_id not in runs else None
 
 
 def _missing_folder(place: Place) -> str | None:

@@ -164,6 +164,20 @@ def test_the_status_names_a_missing_place(
     assert "both die with it" not in out
 
 
+def test_the_status_names_the_other_runs_of_a_place(
+    run: Path, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(place, other)
+    (other / run.name).rename(other / "20260101-someone-else")
+    assert main(["backup", "status", "--place", str(other)]) == ExitCode.DONE
+    out = capsys.readouterr().out
+    assert f"Caution: no copy of run {run.name} is at {other}; it holds 20260101-some" in out
+    assert f"temper backup list --place {other}" in out
+    assert main(["backup", "status", "--place", str(place)]) == ExitCode.DONE
+    assert "no copy of run" not in capsys.readouterr().out
+
+
 def test_a_place_without_a_folder_is_named_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
