@@ -52,7 +52,7 @@ def test_a_sampler_in_another_process(problem: str, capsys: pytest.CaptureFixtur
     assert facts["num_reads"] == 3
 
 
-def test_the_limit_is_kept_by_a_search_that_would_go_on(
+def test_a_search_that_would_go_on_is_cut_off_by_its_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "large.bqm"

@@ -49,8 +49,10 @@ def started(folder: Path, request: pytest.FixtureRequest) -> Iterator[subprocess
 
 @pytest.mark.parametrize("started", ["train"], indirect=True)
 def test_the_run_of_a_training_that_is_being_started_is_waited_for(
-    started: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
+    started: subprocess.Popen[bytes], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert [process.pid for process in started_trainings(folder)] == [started.pid]
+    assert started_trainings(folder / "runs") == []
     assert main(["watch", "--every", "0.05"]) == ExitCode.DONE
     out = capsys.readouterr().out
     assert f"Process {started.pid} starts a training: waiting for its run" in out
@@ -70,7 +72,7 @@ def test_a_training_that_ends_without_a_run_is_not_waited_for_longer(
 
 
 @pytest.mark.parametrize("started", ["list"], indirect=True)
-def test_other_commands_and_folders_are_not_waited_for(
+def test_other_commands_are_not_waited_for(
     started: subprocess.Popen[bytes], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert started_trainings(folder) == []

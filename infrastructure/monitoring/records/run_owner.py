@@ -110,8 +110,8 @@ def read_trainer(run_path: Path) -> TrainerProcess | None:
 
 
 def started_trainings(folder: Path) -> list[psutil.Process]:
-    """The processes that were started in `folder` by `temper train` or `train-resume` and compute
-    still, the newest first; those of them that have a run already, too."""
+    """The processes that were started in `folder` by `temper train` or `train-resume`, the newest
+    first; those of them that have a run already, too."""
     trainings: list[psutil.Process] = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
@@ -137,9 +137,7 @@ def _trains(words: list[str]) -> bool:
 
 def _was_there(pid: int, written_at: float) -> bool:
     """Whether `pid` is a process that began before the file was written; ids are used again."""
-    try:
+    with suppress(psutil.Error):
         process = psutil.Process(pid)
-        has_ended = process.status() == psutil.STATUS_ZOMBIE
-        return not has_ended and process.create_time() <= written_at + CLOCK_SLACK_SECONDS
-    except psutil.Error:
-        return False
+        return computes(process) and process.create_time() <= written_at + CLOCK_SLACK_SECONDS
+    return False
