@@ -39,7 +39,8 @@ def test_children_count_while_they_live() -> None:
         child.stdout.readline()
         assert children_bytes() - before > 50_000_000
         child.stdin.write("\n")
-    assert children_bytes() == before
+    # Not the very same number: a child that an earlier test left may grow or end meanwhile.
+    assert children_bytes() - before < 10_000_000
 
 
 LIMITED = """

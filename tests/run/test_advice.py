@@ -1,5 +1,6 @@
 """What the numbers at the end of a run suggest."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,15 @@ def suggested(run: Path, before: float | None, after: float | None, **more: Any)
 
 
 def test_a_run_that_has_overfitted_names_the_better_step(tmp_path: Path) -> None:
-    """Planted: what is learnt is so much that other rows are not."""
-    more: dict[str, Any] = {"validation_frequency": 2, "learning_rate": 0.2, "num_epochs": 8}
-    more["mixed_precision"] = False  # the same losses on every machine
-    config = small_config(tmp_path, **more)
+    """Planted: the held-out rows contradict the others."""
+    rows = {"rows": "yes, yes, yes", "held_out": "no, no, no"}
+    for name, answer in rows.items():
+        lines_of_rows = (
+            json.dumps({"prompt": f"Is {n} so?", "completion": answer}) for n in range(24)
+        )
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines_of_rows))
+    config = small_config(tmp_path, validation_frequency=2, learning_rate=0.01, num_epochs=8)
+    config.data.eval_path = str(tmp_path / "held_out.jsonl")
     run, lines = deploy(config)
     [line] = [line for line in lines if "has the best held-out" in line]
     assert line == lines[-1]
@@ -53,6 +59,18 @@ def test_little_that_was_learnt_is_named(tmp_path: Path) -> None:
             f"The held-out loss rose a little, from {shown}; to learn differently: another"
             " --learning-rate"
         )
+
+
+def test_a_short_training_without_a_right_answer_says_so(tmp_path: Path) -> None:
+    def lines_of(num_steps: int, share: float, **more: Any) -> list[str]:
+        after = {"eval_loss": 2.0, "exact_match": {"all": share, "sums": share}}
+        run, given = RunDirectory(tmp_path), {"num_epochs": 2, "before": {"eval_loss": 4.0}} | more
+        advice = advice_at_end(run, "loss", num_steps, after=after, **given)
+        return [f"{line['text']}: {line['command']}" for line in advice]
+
+    right = "No held-out answer is exactly right after 60 steps; to learn more: --epochs 4, or"
+    assert lines_of(60, 0.0) == [f"{right} a higher --learning-rate"]
+    assert lines_of(60, 0.01) == lines_of(200, 0.0) == []
 
 
 @pytest.mark.parametrize(("score", "is_named"), [(3.0, True), (3.95, False), (None, False)])
