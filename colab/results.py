@@ -10,12 +10,13 @@ from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.languages import in_keywords
+from infrastructure.core.console import waiting_beside
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import require
 from infrastructure.deployment.export import export_model
 from infrastructure.deployment.export_request import ExportRequest, Form, Part
 from infrastructure.deployment.model_repair import repair_model
-from infrastructure.evaluation.evaluate import Evaluation, measure_model
+from infrastructure.evaluation.evaluate import Evaluation, measure_model, measured_answers
 from infrastructure.evaluation.prompting import answer_questions
 from infrastructure.evaluation.request import Request
 from infrastructure.monitoring.drawing.formatting import blank
@@ -181,7 +182,9 @@ def evaluate(model: str | Path, data: str | Path, against: str | Path | None = N
     folder = Path(model).absolute().parent  # of a run's `final/`, the run
     config = DeploymentConfig(model_name=str(model), data_path=str(data), output_dir=str(folder))
     request = Request(against=None if against is None else str(against))
-    evaluation, lines = measure_model(config, request, in_keywords)
+    count = measured_answers()
+    with waiting_beside(count.words):
+        evaluation, lines = measure_model(config, request, in_keywords, count)
     print(*lines, sep="\n")
     return evaluation
 

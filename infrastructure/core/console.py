@@ -29,6 +29,7 @@ STYLES = {
 }
 SILENT_SECONDS = 5.0  # nobody waits longer without a word
 SILENT_AT_TERMINAL_SECONDS = 2.0
+SILENT_IN_FILE_SECONDS = 20.0  # in the end: a file keeps all of its lines
 LOOK_SECONDS = 0.5
 
 
@@ -142,7 +143,7 @@ class Report:
                     _WAITING.draw(text, sys.stderr)
                 else:
                     self(text)
-                    patience = max(SILENT_SECONDS, (now - began) / 6)
+                    patience = min(max(SILENT_SECONDS, (now - began) / 6), SILENT_IN_FILE_SECONDS)
             except (OSError, ValueError):  # nobody reads any more: closed, as by `| head`
                 return
 
@@ -162,10 +163,16 @@ class Count:
     def __call__(self, num_done: int, total: int) -> None:
         self.num_done, self.total = num_done, total
 
+    def begin(self, what: str) -> None:
+        """Count anew, of something else."""
+        self.what, self.num_done, self.total = what, 0, 0
+
     def words(self) -> str:
         """`measuring the model, 32 of 75 answers`; before the first count without it."""
         if not self.total:
             return self.what
+        if not self.num_done:  # the first of them come together: no number yet says how far it is
+            return f"{self.what}, {self.total:,} {self.things} to write"
         return f"{self.what}, {self.num_done:,} of {self.total:,} {self.things}"
 
 

@@ -14,7 +14,7 @@ from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.flags import key_of_keyword
 from infrastructure.config.sources.languages import in_flags, in_keywords
 from infrastructure.config.sources.load import load_config
-from infrastructure.core.console import Count, ShowLine, show, show_beside, waiting_beside
+from infrastructure.core.console import ShowLine, show, show_beside, waiting_beside
 from infrastructure.core.error_place import error_place
 from infrastructure.core.errors import TemperError
 from infrastructure.core.stop_signals import interrupt_on_signals
@@ -22,7 +22,7 @@ from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.given_paths import check_given, check_measured, check_model
 from infrastructure.deployment.model_repair import repair_finished, repair_model
 from infrastructure.deployment.resuming import RunToResume, find_to_resume
-from infrastructure.evaluation.evaluate import Evaluation, measure_model
+from infrastructure.evaluation.evaluate import Evaluation, measure_model, measured_answers
 from infrastructure.evaluation.lm_eval_tasks import measure_tasks
 from infrastructure.evaluation.request import Request, TaskRequest, refuse_flags_without_effect
 from infrastructure.monitoring.records.run_list import run_or_model
@@ -238,6 +238,6 @@ def evaluate_configured(
     for name in models:
         check_model(name)
         repair_model(Path(name))
-    count = Count("measuring the model", "answers")
+    count = measured_answers()
     with interrupt_on_signals(), waiting_beside(count.words):
         return measure_model(config, request, spell, count)

@@ -17,7 +17,7 @@ from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.model_config import EmbeddedModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.config.sources.languages import in_flags
-from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.console import Count
 from infrastructure.core.files import write_json, write_text
 from infrastructure.core.optional import is_installed
 from infrastructure.evaluation.comparison import Difference, compare, paired, unlike_tokens
@@ -39,7 +39,12 @@ from infrastructure.evaluation.rows import (
     by_task,
     measure_rows,
 )
-from infrastructure.evaluation.run_settings import inherit_from_runs, record_of_run, values_of
+from infrastructure.evaluation.run_settings import (
+    inherit_from_runs,
+    precision_of_run,
+    record_of_run,
+    values_of,
+)
 from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.drawing.quantity_names import name_and_value
@@ -72,6 +77,11 @@ class Evaluation(HeldOut):
     notes: list[str] = field(default_factory=list)
 
 
+def measured_answers() -> Count:
+    """How far a measurement is, in words."""
+    return Count("measuring the model", "answers")
+
+
 def evaluate_model(config: DeploymentConfig) -> list[str]:
     """As `measure_model`, in lines to show."""
     _, lines = measure_model(config)
@@ -82,7 +92,7 @@ def measure_model(
     config: DeploymentConfig,
     request: Request | None = None,
     spell: Callable[[str], str] = in_flags,
-    count: Callable[[int, int], None] = do_nothing,
+    count: Count | None = None,
 ) -> tuple[Evaluation, list[str]]:
     """Measure `config.model.name` on `config.data.path` and write the numbers down.
 
@@ -92,7 +102,7 @@ def measure_model(
 
     Args:
         spell: gives a note in the words of whoever reads it; see `config.sources.languages`.
-        count: see `generate_answers`.
+        count: gets to know how far it is, and of two models which one is measured.
 
     Returns:
         The numbers, and lines to show.
@@ -100,15 +110,19 @@ def measure_model(
     Raises:
         ValueError, TemperError: a model or the data cannot be used.
     """
-    request = request or Request()
+    request, count = request or Request(), count or measured_answers()
     config.model.name = finished_model(config.model.name)
     other = None if request.against is None else _other(config, request.against)
     configs = [config] if other is None else [config, other]
     notes = [note for one in configs for note in notes_of_rounded(one.model.name)]
     notes += [*trained_on(config), *set_aside(config), *inherit_from_runs(configs)]
+    names = short_names([each.model.name for each in configs])
+    if other is not None:
+        count.begin(f"measuring {names[0]}, the first of two models")
     first = _measure(config, request, count)
     models = [first]
     if other is not None:
+        count.begin(f"measuring {names[1]}, the second of two models")
         gc.collect()  # the first model's memory
         set_aside(other)
         answered = {answer.question.place for answer in first.answers}
@@ -140,6 +154,7 @@ def _measure(
 ) -> ModelRows:
     config.data.eval_path = config.data.path
     trainer = TrainerFactory().for_run(config, "transformers")
+    trainer.keep_precision(precision_of_run(Path(config.model.name)))
     is_usual = config.source("training.validation_prompts").layer is Layer.DEFAULT
     questions = Questions(config.training.validation_prompts, is_usual, places, request.max_tokens)
     return measure_rows(trainer, config.model.name, request.measures, questions, count)

@@ -5,10 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.evaluation.generation import Answer, generate_answers
-from infrastructure.training.core.precision import choose_device
+from infrastructure.evaluation.run_settings import precision_of_run
+from infrastructure.optimization.gpu_capability import best_precision
+from infrastructure.training.core.precision import Precision, choose_device
 from infrastructure.training.data.encoding.chat_format import special_tokens
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
@@ -65,7 +69,8 @@ class Answerer:
     ) -> None:
         if max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}; an answer needs at least 1")
-        manager = ModelManager(ModelConfig(name=str(model)), device=choose_device(device), seed=0)
+        chosen_device = choose_device(device)
+        manager = ModelManager(ModelConfig(name=str(model)), device=chosen_device, seed=0)
         source = find_source(str(model))
         is_of_hub = source.kind is SourceKind.HUB
         manager.sees = sees_pictures(source) or (is_of_hub and bool(images))
@@ -87,6 +92,7 @@ class Answerer:
         )
         self._max_tokens, self._positions = max_tokens, positions_of(loaded.model)
         self._ends = stop_token_ids(loaded.model, loaded.tokenizer, str(model))
+        self._precision = _precision(Path(model), chosen_device)
 
     def answer(self, questions: Sequence[str], system: str | None = None) -> list[str]:
         """As `answers`, in plain words."""
@@ -112,14 +118,15 @@ class Answerer:
             )
             for text in questions
         ]
-        return generate_answers(
-            self._model,
-            self._tokenizer,
-            prompts,
-            self._ends,
-            max_tokens=min(map(self._longest, prompts)),
-            pictures=self._seeing,
-        )
+        with self._precision.autocast():
+            return generate_answers(
+                self._model,
+                self._tokenizer,
+                prompts,
+                self._ends,
+                max_tokens=min(map(self._longest, prompts)),
+                pictures=self._seeing,
+            )
 
     def why_cut(self, answer: Answer) -> str:
         """What ended an answer that is cut, and what gives it more."""
@@ -154,6 +161,14 @@ def positions_of(model: Any) -> int | None:
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     positions = getattr(text, "max_position_embeddings", None)
     return positions if isinstance(positions, int) and positions > 0 else None
+
+
+def _precision(model: Path, device: torch.device) -> Precision:
+    """The number format that the run of the model has answered in, where this device has it; else
+    the format of its weights. Two likely words can change places from one format to another."""
+    of_run = precision_of_run(model)
+    is_here = of_run is not None and of_run == best_precision(device)
+    return Precision(str(of_run) if is_here else "fp32", device.type)
 
 
 def _read(path: Path) -> "tuple[Picture, Image]":

@@ -94,6 +94,12 @@ def record_of_run(model: Path) -> JsonObject | None:
         return None
 
 
+def precision_of_run(model: Path) -> str | None:
+    """The number format that the run computed in that a model lies in; None: it lies in none."""
+    run = record_of_run(model)
+    return None if run is None else str(run.get("precision"))
+
+
 def values_of(run: JsonObject) -> JsonObject:
     """The settings that a run has recorded, by section."""
     configuration = run.get("configuration")

@@ -20,6 +20,7 @@ WORSE_SHARE = 0.02  # a held-out loss this much above an earlier one is no chanc
 HARDLY_SHARE = 0.02
 FEW_STEPS = 20
 ENOUGH_STEPS = 60
+FEW_WITHOUT_ANSWERS = 200  # after more of them, answers may be of a kind that none is exactly right
 
 
 def advice_at_end(
@@ -80,6 +81,11 @@ def advice_at_end(
                     "command": _longer(num_steps, num_epochs, is_cut_short),
                 }
             ]
+    exact = after.get("exact_match")
+    if num_steps < FEW_WITHOUT_ANSWERS and isinstance(exact, Mapping) and exact.get("all") == 0:
+        text = f"No held-out answer is exactly right after {num_steps} steps; to learn more"
+        longer = _longer(num_steps, num_epochs, is_cut_short)
+        return [{"text": text, "command": longer}]
     return []
 
 

@@ -154,6 +154,8 @@ def test_how_much_is_done_stands_in_the_words_once_it_is_counted() -> None:
     count = Count("measuring", "answers")
     assert count.words() == "measuring"
     count(0, 1075)
-    assert count.words() == "measuring, 0 of 1,075 answers"
+    assert count.words() == "measuring, 1,075 answers to write"
     count(1032, 1075)
     assert count.words() == "measuring, 1,032 of 1,075 answers"
+    count.begin("measuring the other one")
+    assert count.words() == "measuring the other one"

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import F1
 from infrastructure.config.sources.load import load_config
-from infrastructure.evaluation import run_settings
+from infrastructure.core.console import Count
+from infrastructure.evaluation import evaluate, run_settings
 from infrastructure.evaluation.comparison import Difference
 from infrastructure.evaluation.evaluate import (
     _notes_of,
@@ -24,7 +25,9 @@ from infrastructure.evaluation.intervals import Interval
 from infrastructure.evaluation.request import Request
 from infrastructure.evaluation.row_losses import RowLoss
 from infrastructure.evaluation.rows import MeasuredRow, ModelRows
+from infrastructure.training.core import precision
 from infrastructure.training.data.readers.sources import data_files_hash
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from tests.evaluation.conftest import config_for
 
 NO_USE = [
@@ -149,6 +152,39 @@ def worse(saved_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_a_run_s_model_is_measured_in_the_number_format_of_the_run(
+    saved_llama: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where this CPU has both, and another one would be the usual one."""
+    final = tmp_path / "run/final"
+    shutil.copytree(saved_llama, final)
+    monkeypatch.setattr(precision, "best_precision", lambda _device: "bf16")
+    seen: list[str] = []
+
+    def measuring_rows(trainer: EnhancedTrainer, name: str, *_more: object) -> ModelRows:
+        seen.append(trainer.precision.name)
+        return ModelRows(name, {"eval_loss": 1.0}, [])
+
+    monkeypatch.setattr(evaluate, "measure_rows", measuring_rows)
+    for of_run in ("fp32", "bf16"):
+        (tmp_path / "run/run.json").write_text(json.dumps({"precision": of_run}))
+        measure_model(measuring(final, rows, tmp_path))
+    measure_model(measuring(saved_llama, rows, tmp_path))
+    assert seen == ["fp32", "bf16", "bf16"]
+
+
+class Begun(Count):
+    """Keeps what was begun."""
+
+    def __init__(self) -> None:
+        super().__init__("measuring", "answers")
+        self.begun: list[str] = []
+
+    def begin(self, what: str) -> None:
+        super().begin(what)
+        self.begun.append(what)
+
+
 def test_two_models_are_compared_on_the_same_rows(
     saved_llama: Path, worse: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +192,12 @@ def test_two_models_are_compared_on_the_same_rows(
         run_settings, "inherit_from_run", lambda _: {"data.train_on": "last_answer"}
     )
     config = measuring(saved_llama, rows, tmp_path, validation_prompts=9)
-    evaluation, lines = measure_model(config, Request(against=str(worse)))
+    count = Begun()
+    evaluation, lines = measure_model(config, Request(against=str(worse)), count=count)
+    assert count.begun == [
+        "measuring tiny-llama, the first of two models",
+        "measuring model, the second of two models",
+    ]
     differences = {one["measure"]: one for one in evaluation.against["differences"]["all"]}
     loss = differences["loss"]
     assert loss["num_rows"] == 9

@@ -5,8 +5,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
+from infrastructure.evaluation import prompting
 from infrastructure.evaluation.prompting import Answerer, answer_questions, stop_token_ids
+from infrastructure.optimization.gpu_capability import DTYPES
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.saving import save_model
 
@@ -58,6 +61,36 @@ def test_an_answer_ends_with_the_positions_of_the_model(
     short = Answerer(saved_llama, max_tokens=3)
     [answer] = short.answers(["Reverse abc:"])
     assert short.why_cut(answer) == "cut after 3 tokens: --max-tokens gives it more"
+
+
+@pytest.mark.parametrize(
+    ("of_run", "of_device", "computed"),
+    [("bf16", "bf16", "bf16"), ("fp32", "bf16", "fp32"), ("bf16", "fp32", "fp32")],
+)
+def test_a_run_s_model_answers_in_the_number_format_of_the_run(
+    saved_llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    of_run: str,
+    of_device: str,
+    computed: str,
+) -> None:
+    """Its table of before and after shows what this format answers."""
+    final = tmp_path / "run/final"
+    shutil.copytree(saved_llama, final)
+    (tmp_path / "run/run.json").write_text(json.dumps({"precision": of_run}))
+    monkeypatch.setattr(prompting, "best_precision", lambda _device: of_device)
+    seen: list[torch.dtype] = []
+
+    def answering(model: torch.nn.Module, *_given: object, **_named: object) -> list[object]:
+        with torch.no_grad():
+            seen.append(model(torch.tensor([[1, 2]])).logits.dtype)
+        return []
+
+    monkeypatch.setattr(prompting, "generate_answers", answering)
+    for name, dtype in ((final, DTYPES.get(computed, torch.float32)), (saved_llama, torch.float32)):
+        Answerer(name).answers(["Reverse abc:"])
+        assert seen.pop() == dtype
 
 
 def test_no_question_needs_no_model() -> None:

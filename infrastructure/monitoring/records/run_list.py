@@ -188,7 +188,7 @@ def naming_runs(output_dir: Path) -> Iterator[None]:
             for name, run in zip(given, runs, strict=True)
         )
         known = unknown_name("run", meant.name, dict.fromkeys(each), MAX_NAMED)
-        raise ValueError(f"{error}; in {folder}: {known}") from None
+        raise ValueError(f"in {folder}: {known}; nor is it a model: {error}") from None
 
 
 def find_run_path(name: str | None, output_dir: Path) -> Path:
