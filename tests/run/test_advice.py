@@ -61,7 +61,7 @@ def test_little_that_was_learnt_is_named(tmp_path: Path) -> None:
         )
 
 
-def test_a_short_training_without_a_right_answer_says_so(tmp_path: Path) -> None:
+def test_a_short_training_without_a_right_answer_is_named(tmp_path: Path) -> None:
     def lines_of(num_steps: int, share: float, **more: Any) -> list[str]:
         after = {"eval_loss": 2.0, "exact_match": {"all": share, "sums": share}}
         run, given = RunDirectory(tmp_path), {"num_epochs": 2, "before": {"eval_loss": 4.0}} | more
