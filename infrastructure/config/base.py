@@ -171,9 +171,17 @@ def sentences(
                 texts[name] = f"{key}: {cause}"
                 continue
             given_value = format_value(values.get(name))
-            hint = f" (the largest number is {LARGEST})" if name in uncountable else hint or ""
+            if name in uncountable:
+                hint = f" (the largest number is {LARGEST})"
+            hint = hint or _hint(choices(info), values.get(name))
             texts[name] = f"{key} must be {allowed_values(info)}, not {given_value}{hint}"
     return "; ".join(texts.values())
+
+
+def _hint(words: Collection[str], given: object) -> str:
+    """Which of a field's words was meant, as the end of a sentence; "" where none is near."""
+    meant = nearest(given, words) if isinstance(given, str) else None
+    return f"; did you mean {meant!r}?" if meant else ""
 
 
 def unknown_field(section: type[ConfigSection], name: str) -> str:
