@@ -20,7 +20,7 @@ from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from tests.notebooks.kernels import notebook_in_kernel
 from tests.notebooks.notebook_files import NOTEBOOKS, copy_into, variables, variables_of
 
-FIRST_STEP_SECONDS, NOTEBOOK_SECONDS = 20.0, 60.0
+FIRST_STEP_SECONDS, NOTEBOOK_SECONDS = 12.0, 60.0
 
 
 def first_step_seconds(folder: Path) -> float:

@@ -66,6 +66,8 @@ def run(options: argparse.Namespace) -> int:
     """
     from infrastructure.deployment.given_paths import check_device, check_model
 
+    if not all(question.strip() for question in options.questions):
+        raise ValueError(NO_QUESTION)
     config = configure(options)
     model = run_or_model(options.model, Path(config.output_dir))
     check_device(config)

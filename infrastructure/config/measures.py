@@ -20,7 +20,8 @@ TOKEN_ACCURACY = "token_accuracy"
 EXACT_MATCH = "exact_match"
 FINAL_ANSWER = "final_answer"
 F1 = "f1"
-ROUGE = ("rouge1", "rouge2", "rougeL")
+ROUGE2 = "rouge2"
+ROUGE = ("rouge1", ROUGE2, "rougeL")
 
 MEASURES: dict[str, Of] = {
     LOSS: Of.TOKENS,

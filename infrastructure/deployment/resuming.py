@@ -149,7 +149,7 @@ def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentC
     changed = ", ".join(f"{shown_name(k)} was {before.get(k)} and is {now.get(k)}" for k in keys)
     raise CheckpointError(
         f"run {run.run_id} is finished, and {changed}: to go on with it so, add --accept"
-        f" {','.join(map(shown_name, keys))}; `temper train --new-run` trains afresh"
+        f" {','.join(map(shown_name, keys))}; `temper train DATA --new-run` trains afresh"
     )
 
 

@@ -9,9 +9,11 @@ import torch
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.agent import left_to_agent
 from infrastructure.core.console import Count, Report
+from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.deployment.forecast import RunForecast
 from infrastructure.deployment.run_record import summarise
 from infrastructure.evaluation.held_out import HeldOut, measure
+from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.run.advice import advice_at_end
 from infrastructure.run.cost import cost_of
 from infrastructure.run.directory import RunDirectory
@@ -20,6 +22,7 @@ from infrastructure.run.record_types import Summary
 from infrastructure.run.replication import RunReplication
 from infrastructure.run.summary_text import closing_lines, cost_lines
 from infrastructure.run.timings import Stages
+from infrastructure.training.core.state import StopReason
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.setup.stack_outputs import save_stacks_and_rack
 
@@ -86,9 +89,22 @@ class RunFinalizer:
         self._last_lines = [
             f"Stopped at step {summary['steps']}: {summary['reason']}. Go on with:"
             f" temper train-resume {self.run.path}. {self.copies.line()}",
+            *self._deadline_lines(),
             *cost_lines(summary),
         ]
         return summary
+
+    def _deadline_lines(self) -> list[str]:
+        """What holds for the next session, too, where a command was given it for this one; a
+        notebook's is that of its runtime."""
+        state, seconds = self.trainer.state, self.trainer.training_config.deadline
+        is_stopped = state is not None and state.stop_reason is StopReason.DEADLINE
+        if not is_stopped or seconds is None or in_notebook_kernel():
+            return []
+        return [
+            f"The deadline, {format_duration(seconds)}, is kept: the next session stops so, too,"
+            " unless training.deadline = none is given"
+        ]
 
     def failed(self, error: BaseException) -> None:
         """Keep what is known of the error."""

@@ -11,6 +11,7 @@ from infrastructure.config.measures import (
     LOSS,
     MEASURES,
     PERPLEXITY,
+    ROUGE2,
     TOKEN_ACCURACY,
     Of,
 )
@@ -187,7 +188,11 @@ def _answer(
         if waiting := by_place.get(row.place):
             row.answer = waiting.pop(0)
             expected = row.answer.question.expected
-            row.scores = {name: score(row.answer.text, expected) for name, score in scores.items()}
+            row.scores = {
+                name: score(row.answer.text, expected)
+                for name, score in scores.items()
+                if name != ROUGE2 or len(words_of(expected)) > 1  # of single words it is always 0
+            }
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from infrastructure.config.measures import (
     MEASURES,
     OF_TORCHMETRICS,
     ROUGE,
+    ROUGE2,
     Of,
 )
 from infrastructure.core.optional import is_installed, refuse_missing
@@ -122,9 +123,9 @@ def usual_measures(*, has_final_answers: bool, has_pairs: bool = True) -> list[s
     """Those of answers that are computed where nobody has chosen.
 
     Args:
-        has_pairs: some expected answer has two words; of single words ROUGE-2 is 0, right or wrong.
+        has_pairs: some expected answer has two words; of single words there is no ROUGE-2.
     """
     left_out = set() if is_installed("torchmetrics") else {*OF_TORCHMETRICS}
     left_out |= set() if has_final_answers else {FINAL_ANSWER}
-    left_out |= set() if has_pairs else {"rouge2"}
+    left_out |= set() if has_pairs else {ROUGE2}
     return [name for name, of in MEASURES.items() if of is Of.ROWS and name not in left_out]

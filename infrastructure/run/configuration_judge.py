@@ -82,7 +82,7 @@ class ConfigurationJudge:
         """A flag where one brings it back, and a new run."""
         flags = [f"--mixed-precision {d.was}" for d in refused if d.name == "precision"]
         remedies = [f"give {flag} for the precision" for flag in flags]
-        return [*remedies, "start anew with `temper train --new-run`"]
+        return [*remedies, "start anew with `temper train DATA --new-run`"]
 
 
 def recorded_grid(was: Facts) -> SizeGrid:

@@ -16,6 +16,7 @@ from infrastructure.run.directory import RunStatus
 from infrastructure.run.record_types import Summary
 
 MAX_EXAMPLE_LINES, MAX_LINE_CHARACTERS = 8, 400
+FEW_PROMPTS = 5  # of which each is worth more than 20 points
 SEES = "processor_config.json"  # in the folder of a model that pictures are given to
 RESULT = "result"  # among what is shown elsewhere
 
@@ -103,7 +104,8 @@ def _of_held_out(num_questions: int, summary: Summary) -> str:
     """How many rows were answered, and what decides that."""
     num_held_out = summary.get("num_held_out") or 0
     if num_questions >= num_held_out:
-        return f"{num_questions:,} held-out prompts"
+        few = ", too few to say much" if num_questions < FEW_PROMPTS else ""
+        return f"{num_questions:,} held-out {'prompt' if num_questions == 1 else 'prompts'}{few}"
     return (
         f"{num_questions:,} of {num_held_out:,} held-out prompts: training.validation_prompts sets"
         " how many, and long answers leave time for fewer"

@@ -56,6 +56,11 @@ def test_a_run_is_known_by_its_name(
     assert ask("no-run", QUESTIONS[0], "--output", str(tmp_path)) == 2
 
 
+def test_an_empty_question_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask("my-run", QUESTIONS[0], " ") == 2
+    assert "nothing was asked, so nothing is answered" in capsys.readouterr().err
+
+
 def test_final_of_a_folder_of_runs_is_the_newest_model(
     saved_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

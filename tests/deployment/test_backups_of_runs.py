@@ -173,6 +173,7 @@ def test_before_a_deadline_there_is_time_for_the_copy(
     assert time.monotonic() - started < 25
     assert waited[0] >= 8.0
     assert any(": the deadline is near. Go on with: " in line for line in lines)
+    assert any("is kept: the next session stops so, too" in line for line in lines)
     assert "on its way" not in lines[-1]
 
 

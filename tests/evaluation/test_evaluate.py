@@ -206,6 +206,7 @@ def test_two_models_are_compared_on_the_same_rows(
     assert evaluation.metrics["eval_loss"] == pytest.approx(loss["first"], rel=1e-5)
     assert loss["difference"]["value"] == pytest.approx(loss["second"] - loss["first"])
     assert differences["final_answer"]["num_rows"] == 9
+    assert differences["rouge2"]["num_rows"] == 1  # of single words there is none
     assert differences["exact_match"]["chance"] == 1.0
     [table] = [part for part in "\n\n".join(lines).split("\n\n") if "first is better" in part]
     assert table.startswith(

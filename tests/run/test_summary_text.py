@@ -42,6 +42,9 @@ def test_the_last_table_counts_the_held_out_rows_that_were_not_answered(tmp_path
     )
     lines = closing_lines(tmp_path, a_summary(tmp_path, num_held_out=8))
     assert "(exact match over 8 held-out prompts)" in lines
+    for number, words in ((1, "1 held-out prompt, too few to say much"), (5, "5 held-out prompts")):
+        few = a_summary(tmp_path, num_questions=number, num_held_out=number)
+        assert f"(exact match over {words})" in closing_lines(tmp_path, few)
 
 
 def test_a_model_that_gives_scores_gets_no_question(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ from infrastructure.core.lookup import unknown_name
 
 RUN_FILE = "run.json"
 MAX_NAMED = 3  # runs that a wrong name may have meant
+OF_A_MODEL = ("config.json", "adapter_config.json", "temper_model.json")  # one lies in each
 FINAL = "final"  # in a finished run: the trained model
 ROUNDED = ("final-int4", "final-int8_int4")  # the same, rounded, of model.quantization_aware
 ONE_VERSION = "{name} is a checkpoint, and this is about a whole run: give {run}"
+_ALL_RUNS = "; all of them: temper list"
 NOT_HERE = "no folder of that name here"  # how a refusal of a model begins
 VERSIONS, VERSION_SUFFIX = "versions", ".json"  # a checkpoint's manifest: checkpoints/versions/NAME
 TRAINER_KEY: Final = "trainer"  # in run.json where a Trainer of transformers trained
@@ -114,11 +116,20 @@ def split_version(name: str) -> tuple[str, str | None]:
     return (run, version) if version and at and "/" not in version else (name, None)
 
 
+def _is_model_or_run(path: Path) -> bool:
+    """Whether something of a model lies there; a folder of data may be called as a run is."""
+    if not path.is_dir():
+        return path.exists()
+    if any((path / name).exists() for name in (*OF_A_MODEL, RUN_FILE, FINAL)):
+        return True
+    return next(path.glob("*.gguf"), None) is not None
+
+
 def model_of_run(name: str, output_dir: Path) -> str:
     """Of the id of a run, or the name that a person has given it, the path of its trained model, or
     that of the run where it has none yet. Any other name stays as it is, that of a run of an own
     Trainer, too: a name of the Hub may be meant."""
-    if Path(name).exists():
+    if _is_model_or_run(Path(name)):
         return name
     by_id = output_dir / name
     is_id = _BEGINS_WITH_TIME.match(name) and (by_id / RUN_FILE).is_file()
@@ -138,7 +149,7 @@ def run_or_model(name: str, output_dir: Path) -> str:
     """
     name = finished_model(name)
     run, version = split_version(name)
-    if Path(name).exists() and (version is None or Path(name).is_dir()):
+    if _is_model_or_run(Path(name)) and (version is None or Path(name).is_dir()):
         return name
     if version is not None and _is_run(run, output_dir):
         raise ValueError(
@@ -187,7 +198,7 @@ def naming_runs(output_dir: Path) -> Iterator[None]:
             name if isinstance(name, str) else run.name
             for name, run in zip(given, runs, strict=True)
         )
-        known = unknown_name("run", meant.name, dict.fromkeys(each), MAX_NAMED)
+        known = unknown_name("run", meant.name, dict.fromkeys(each), MAX_NAMED) + _ALL_RUNS
         raise ValueError(f"in {folder}: {known}; nor is it a model: {error}") from None
 
 
@@ -223,5 +234,5 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
         wrong = run if "@" in given.name else name
         known = unknown_name("run or checkpoint", wrong, by_name, MAX_NAMED)
         restore = "; a copy comes back with: temper backup restore RUN --place PLACE"
-        raise NoSuchRunError(f"in {output_dir}: {known}{'' if by_name else restore}")
+        raise NoSuchRunError(f"in {output_dir}: {known}{_ALL_RUNS if by_name else restore}")
     return by_name[name].resolve()

@@ -353,7 +353,7 @@ class DataPipeline:
             prompt, inputs = conversation.prompt, conversation.inputs
             questions.append(
                 GenerationPrompt(
-                    prompt=encoder.prompt_text(prompt, inputs),
+                    prompt=encoder.prompt_text(prompt),
                     prompt_ids=encoder.prompt_ids(prompt, inputs, images),
                     expected=conversation.answer.text,
                     expected_length=encoder.num_tokens(conversation.answer.text),

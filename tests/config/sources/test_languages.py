@@ -64,7 +64,7 @@ def test_python_reads_of_keywords() -> None:
         ("add --accept data --accept seed", 'add accept=["data", "seed"]'),
         ("--accept 'sed': no", 'accept=["sed"]: no'),
         ("with --compile-mode none --accept seed", 'with compile_mode=None, accept=["seed"]'),
-        ("`temper train --new-run` trains", "new_run=True in temper.train trains"),
+        ("`temper train DATA --new-run` trains", "new_run=True in temper.train trains"),
         ("a.yaml:2: data.path; --new-run", "a.yaml:2: data.path; new_run=True"),
         ("--epochs 12, or a higher --learning-rate", "epochs=12, or a higher learning_rate"),
         ("--name has no effect", "name has no effect"),

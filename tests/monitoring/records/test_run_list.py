@@ -12,6 +12,7 @@ from infrastructure.monitoring.records.run_list import (
     RUN_FILE,
     NoSuchRunError,
     find_run_path,
+    model_of_run,
     naming_runs,
     run_named,
     run_or_model,
@@ -80,6 +81,23 @@ def test_a_name_is_known_alone_and_after_the_folder_of_runs(tmp_path: Path) -> N
         find_run_path("my-rum@4", runs)
 
 
+def test_a_folder_of_data_does_not_hide_the_run_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run is called as its data often."""
+    runs, data = tmp_path / "runs", tmp_path / "notes"
+    run = write_run(runs, "2026-a-notes")
+    (run / RUN_FILE).write_text(json.dumps({"config": {"run_name": {"value": "notes"}}}))
+    data.mkdir()
+    (data / "rows.jsonl").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert run_or_model("notes", runs) == str(run)
+    assert model_of_run("notes", runs) == str(run)
+    assert run_or_model("notes/rows.jsonl", runs) == "notes/rows.jsonl"
+    (data / "config.json").write_text("{}")
+    assert run_or_model("notes", runs) == model_of_run("notes", runs) == "notes"
+
+
 def test_a_version_is_what_stands_behind_the_last_at_sign() -> None:
     assert split_version("a@b") == ("a", "b")
     assert split_version("/mnt/me@host/runs/a@best") == ("/mnt/me@host/runs/a", "best")
@@ -91,7 +109,7 @@ def test_a_wrong_letter_is_answered_with_the_run_that_was_meant(tmp_path: Path) 
     run = write_run(tmp_path / "runs", "2026-a-my-run")
     (run / RUN_FILE).write_text(json.dumps({"config": {"run_name": {"value": "my-run"}}}))
     for name in ("my-rum", f"{tmp_path}/runs/my-rum"):
-        meant = r"runs: unknown run 'my-rum'.*my-run"
+        meant = r"runs: unknown run 'my-rum'.*my-run.*; all of them: temper list"
         with pytest.raises(ValueError, match=meant) as raised, naming_runs(tmp_path / "runs"):
             raise ValueError(f"model {name!r}: {NOT_HERE}")
         assert raised.value.__cause__ is None  # one sentence, and no chain of errors

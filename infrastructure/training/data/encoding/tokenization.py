@@ -181,10 +181,12 @@ class ConversationEncoder:
         assert self.pictures is not None
         return self.pictures.in_place(ids, np.zeros(len(ids), dtype=bool), images)[0]
 
-    def prompt_text(self, turns: Sequence[Turn], inputs: str = "") -> str:
-        """For people: a single message as it stands; several as the model is given them; raises
-        what `prompt_ids` does."""
-        return turns[0].text if len(turns) == 1 else self._written_prompt(turns, inputs).text
+    @staticmethod
+    def prompt_text(turns: Sequence[Turn]) -> str:
+        """For people: a single message as it stands; of several who says it, too."""
+        if len(turns) == 1:
+            return turns[0].text
+        return "\n".join(f"{turn.role}: {turn.text}" for turn in turns)
 
     def _written_prompt(self, turns: Sequence[Turn], inputs: str) -> Written:
         if self._spells_pictures:

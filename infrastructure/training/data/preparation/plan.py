@@ -321,7 +321,7 @@ def _first_good_rows(files: list[DataFile]) -> list[Row]:
 def _why_none(bad: list[BadRow]) -> str:
     """The first row that cannot be read, and what to do."""
     if not bad:
-        return "it holds none"
+        return "it holds none: give a file with rows, below the header where it has one"
     remedy = bad[0].remedy
     return f"{bad[0]}" + (f": {remedy}" if remedy else "")
 

@@ -134,6 +134,14 @@ def test_the_whole_is_what_the_template_writes(template: str) -> None:
     assert encode(tokenizer, TWO).example.input_ids.tolist() == whole
 
 
+def test_a_prompt_for_people_has_roles_and_no_marks_of_a_template() -> None:
+    system, question = Turn("system", "You are brief."), Turn("user", "Reverse abc")
+    assert ConversationEncoder.prompt_text([question]) == "Reverse abc"
+    assert ConversationEncoder.prompt_text([system, question]) == (
+        "system: You are brief.\nuser: Reverse abc"
+    )
+
+
 def test_the_prompt_alone_decides_about_its_last_token() -> None:
     """Two line breaks are one token at the end of a prompt and two before an answer."""
     template = CHATML.replace("'] }}\n{{", "'] }}\n\n{{").replace(
