@@ -11,7 +11,9 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import MEASURES
 from infrastructure.config.sources.flags import add_config_flags
 from infrastructure.core.exit_codes import ExitCode
-from infrastructure.monitoring.records.run_list import naming_runs, run_or_model
+from infrastructure.monitoring.records.run_list import FINAL, naming_runs, run_or_model
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.record import read_run_record
 
 OF_TASKS = ("tasks_path", "limit", "num_fewshot")
 
@@ -70,7 +72,10 @@ def run(options: argparse.Namespace) -> int:
         more = of_a_file if name == "limit" else ""
         _refuse(options, [name], f"only --tasks has a use for it{more}")
     if options.data is None:
-        raise ValueError("train-eval: DATA is missing: a file, a folder or a hub data set")
+        raise ValueError(
+            "train-eval: DATA is missing: a file, a folder or a hub data set"
+            + _own_rows(Path(config.model.name))
+        )
     from infrastructure.deployment.given_paths import check_measured
 
     request = Request(
@@ -85,6 +90,14 @@ def run(options: argparse.Namespace) -> int:
     evaluation, lines = evaluate_configured(config, request)
     show(options.json, evaluation.to_dict(), *lines)
     return ExitCode.DONE
+
+
+def _own_rows(model: Path) -> str:
+    """Where the rows lie that the run of a model has held out, where they have a file."""
+    record = read_run_record(RunDirectory(model.parent if model.name == FINAL else model))
+    given = record.get("config", {}).get("data.eval_path")
+    held_out = None if given is None else given["value"]
+    return f"; the rows that its run has held out lie in {held_out}" if held_out else ""
 
 
 def _on_tasks(options: argparse.Namespace, config: DeploymentConfig, against: str | None) -> int:

@@ -44,6 +44,7 @@ from infrastructure.deployment.run_record import (
     CompilingObserver,
     describe_data,
     describe_model,
+    record_rows,
     record_run,
     save_tokenizer,
     unused_gpus,
@@ -605,7 +606,8 @@ class TrainingDeployment:
         self.report(f"Run {run.run_id}: going on from step {step}{self._how_to_begin_anew}")
         for line in describe_differences(agreed):
             self.report(line)
-        record_accepted(run, agreed, step, lambda: describe_data(self.config, trainer))
+        if record_accepted(run, agreed, step, lambda: describe_data(self.config, trainer)):
+            record_rows(run, trainer)
 
     def _observers(self, run: RunDirectory, copies: RunReplication) -> list[Hook]:
         training = self.config.training

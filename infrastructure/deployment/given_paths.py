@@ -226,10 +226,14 @@ def _refuse_name_of_run(config: DeploymentConfig) -> None:
     for run in _runs_called(config.model.name, Path(config.output_dir)):
         if not (run / FINAL).is_dir():
             continue
-        raise ValueError(
-            f"model {config.model.name!r}: a run is called so; to train its model further, give"
-            f" {run / FINAL}"
-        )
+        trained = f"model {config.model.name!r}: a run is called so"
+        if not (run / FINAL / "tokenizer_config.json").is_file():
+            raise ValueError(
+                f"{trained}, and its model has no tokenizer: give one to its Trainer, as"
+                " processing_class, or save it into"
+                f" {run / FINAL}; then that folder can be trained further"
+            )
+        raise ValueError(f"{trained}; to train its model further, give {run / FINAL}")
 
 
 def _runs_called(name: str, output_dir: Path) -> Iterator[Path]:

@@ -146,8 +146,7 @@ class RunFinalizer:
             self.before.metrics,
             after.metrics,
             best_is_greater=state.best_is_greater,
-            is_cut_short=state.position.phase == 0
-            and self.trainer.training_config.max_steps == state.step,
+            is_cut_short=self.trainer.training_config.max_steps == state.step,
         )
         return {"advice": advice} if advice else {}
 

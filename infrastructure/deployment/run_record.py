@@ -18,8 +18,9 @@ from infrastructure.run.record_types import (
     RunRecord,
     Summary,
 )
+from infrastructure.run.trained_rows import record_trained_rows
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.data.data_pipeline import first_examples
+from infrastructure.training.data.data_pipeline import DataPipeline, first_examples
 from infrastructure.training.data.defaults import num_positions
 from infrastructure.training.data.encoding.token_preview import token_preview_html
 from infrastructure.training.data.readers.sources import data_files_hash
@@ -64,7 +65,15 @@ def record_run(
     write_record(run.run_file, record)
     if report is not None:
         report.quarantine.write(run.quarantine_file)
+    record_rows(run, trainer)
     save_tokenizer(run, trainer)
+
+
+def record_rows(run: RunDirectory, trainer: EnhancedTrainer) -> None:
+    """Keep which rows are trained on from now on, where they are rows of files."""
+    data = trainer.initialize_data()
+    if isinstance(data, DataPipeline):
+        record_trained_rows(run, data.contents(held_out=False))
 
 
 class CompilingObserver(Observer):

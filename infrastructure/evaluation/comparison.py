@@ -9,6 +9,8 @@ from infrastructure.config.measures import MEASURES, PERPLEXITY, Of, is_greater_
 from infrastructure.evaluation.intervals import Interval, mcnemar, paired_difference
 from infrastructure.evaluation.rows import ALL, SHARES, MeasuredRow, ModelRows, sums_of
 
+UNLIKELY = 0.05  # a chance below it is none, as in an interval of 95 %
+
 Pair = tuple[MeasuredRow, MeasuredRow]
 
 
@@ -34,8 +36,10 @@ class Difference:
 
     @property
     def verdict(self) -> str:
-        """Which one is better, in words; "no clear difference" where the interval holds zero."""
-        if not self.difference.excludes_zero:
+        """Which one is better, in words; "no clear difference" where the interval holds zero, or
+        McNemar's test does not exclude chance."""
+        is_by_chance = self.chance is not None and self.chance >= UNLIKELY
+        if is_by_chance or not self.difference.excludes_zero:
             return "no clear difference"
         is_second = (self.difference.value > 0) == is_greater_better(self.measure)
         return "second is better" if is_second else "first is better"

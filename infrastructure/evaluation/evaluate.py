@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import EXACT_MATCH, LOSS
@@ -43,6 +45,7 @@ from infrastructure.evaluation.run_settings import (
     inherit_from_runs,
     precision_of_run,
     record_of_run,
+    run_folder,
     values_of,
 )
 from infrastructure.monitoring.drawing.formatting import format_number
@@ -50,12 +53,18 @@ from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.drawing.quantity_names import name_and_value
 from infrastructure.monitoring.drawing.tables import PLAIN_LOSS, held_out_loss, render_table
 from infrastructure.monitoring.records.run_list import finished_model
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.trained_rows import trained_rows
 from infrastructure.training.data.readers.sources import data_files_hash, discover, held_out_beside
 from infrastructure.training.models.saved_model import notes_of_rounded
 from infrastructure.training.models.source import find_source
 from infrastructure.training.trainer_factory import TrainerFactory
 
 NOTE = "note: "  # begins the line of a note
+REMEMBERED = (
+    "the numbers say how well it remembers them, not how well it answers what it has not seen (the"
+    " run's report has the loss on the rows that were held out)"
+)
 
 
 @dataclass
@@ -115,7 +124,7 @@ def measure_model(
     other = None if request.against is None else _other(config, request.against)
     configs = [config] if other is None else [config, other]
     notes = [note for one in configs for note in notes_of_rounded(one.model.name)]
-    notes += [*trained_on(config), *set_aside(config), *inherit_from_runs(configs)]
+    notes += [*set_aside(config), *inherit_from_runs(configs)]
     names = short_names([each.model.name for each in configs])
     if other is not None:
         count.begin(f"measuring {names[0]}, the first of two models")
@@ -127,6 +136,8 @@ def measure_model(
         set_aside(other)
         answered = {answer.question.place for answer in first.answers}
         models.append(_measure(other, request, count, answered))
+    for each, measured, name in zip(configs, models, names, strict=True):
+        notes += trained_on(each, measured, "this model" if other is None else name)
     compared = compare(*models) if len(models) == 2 else {}
     lengths = [each.data.max_length for each in (config, other) if each is not None]
     notes += _notes_of(models, config.training.validation_prompts, lengths)
@@ -275,8 +286,26 @@ def _lines(
     ]
 
 
-def trained_on(config: DeploymentConfig) -> list[str]:
-    """A note where the run that the model lies in was trained on these very rows."""
+def trained_on(config: DeploymentConfig, measured: ModelRows, name: str) -> list[str]:
+    """A note where the run that the model lies in was trained on rows that are measured.
+
+    Args:
+        name: of the model, for people.
+    """
+    folder = run_folder(Path(config.model.name))
+    known = None if folder is None else trained_rows(RunDirectory(folder))
+    if known is None:
+        return trained_on_file(config)
+    num_known = int(np.isin(measured.contents, known).sum())
+    if not num_known:
+        return []
+    num_rows = len(measured.contents)
+    which = "all" if num_known == num_rows else f"{num_known:,} of the"
+    return [f"{which} {num_rows:,} rows were trained on by {name}: {REMEMBERED}"]
+
+
+def trained_on_file(config: DeploymentConfig) -> list[str]:
+    """The same of a run that has not kept which rows these were: where it names this very file."""
     run = record_of_run(Path(config.model.name))
     data = config.data.path
     if run is None or data is None or not Path(data).exists():
@@ -290,11 +319,7 @@ def trained_on(config: DeploymentConfig) -> list[str]:
         return []
     if held_out_beside(discover(data, config.data.format, encoding=config.data.encoding)):
         return []  # what is measured is the part that was held out
-    return [
-        f"this model was trained on rows of {data}: the numbers say how well it remembers"
-        " them, not how well it answers what it has not seen (the run's report has the loss on the"
-        " rows that were held out)"
-    ]
+    return [f"this model was trained on rows of {data}: {REMEMBERED}"]
 
 
 def set_aside(config: DeploymentConfig) -> list[str]:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from infrastructure.config.measures import (
     EXACT_MATCH,
@@ -63,6 +64,7 @@ class ModelRows:
         metrics: `eval_loss` and what the adapter adds, as the end of a training measures them.
         rows: in the order of the data.
         num_questions: rows that have a prompt and an answer.
+        contents: a hash of what each row says, (rows,).
         num_cut: answers that had not ended at their greatest length.
     """
 
@@ -70,6 +72,7 @@ class ModelRows:
     metrics: dict[str, float]
     rows: list[MeasuredRow]
     num_questions: int = 0
+    contents: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
 
     @property
     def answers(self) -> list[Answer]:
@@ -146,7 +149,7 @@ def measure_rows(
     scores = scores_by_name(measures)
     if scores:
         _answer(trainer, rows, chosen, scores, which.max_tokens, count)
-    return ModelRows(name, metrics, rows, len(questions))
+    return ModelRows(name, metrics, rows, len(questions), data.contents(held_out=True))
 
 
 def _choose(questions: list[GenerationPrompt], which: Questions) -> list[GenerationPrompt]:

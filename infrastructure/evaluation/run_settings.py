@@ -8,6 +8,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
+from infrastructure.monitoring.records.run_list import RUN_FILE
 from infrastructure.training.data.preparation.plan import first_rows
 
 # How rows became tokens in the run that made the model; other rules would measure something else.
@@ -85,13 +86,18 @@ def _data_of_run(config: DeploymentConfig) -> DataConfig | None:
 
 def record_of_run(model: Path) -> JsonObject | None:
     """What the run says of itself that a model lies in; None: it is none of ours, or unreadable."""
-    records = [path for path in (model / "run.json", model.parent / "run.json") if path.is_file()]
-    if not model.is_dir() or not records:
-        return None
+    folder = run_folder(model)
     try:
-        return as_object(parse_json(records[0].read_text()))
+        return None if folder is None else as_object(parse_json((folder / RUN_FILE).read_text()))
     except (OSError, TypeError, ValueError):
         return None
+
+
+def run_folder(model: Path) -> Path | None:
+    """The run that a model lies in; None: it lies in none."""
+    if not model.is_dir():
+        return None
+    return next((path for path in (model, model.parent) if (path / RUN_FILE).is_file()), None)
 
 
 def precision_of_run(model: Path) -> str | None:

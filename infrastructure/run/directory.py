@@ -73,6 +73,11 @@ class RunDirectory:
         return self.path / "quarantine.jsonl"
 
     @property
+    def trained_rows_file(self) -> Path:
+        """A hash of each row that was trained on."""
+        return self.path / "trained_rows.json"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -53,27 +53,32 @@ def record_accepted(
     agreed: Sequence[Difference],
     step: int,
     describe_data: Callable[[], dict[str, object]],
-) -> None:
+) -> bool:
     """Add what was accepted, or rounds otherwise, to run.json; what the run began with stays there
     as it is.
 
     Args:
         step: of the checkpoint that the run goes on from.
         describe_data: gives what run.json says of the data that it goes on with.
+
+    Returns:
+        Whether that is other data.
     """
     accepted = [d for d in agreed if d.verdict is not Verdict.HARMLESS]
     if not accepted or not run.has_record():
-        return
+        return False
     record = read_record(run.run_file)
     entry: AcceptedRecord = {
         "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "step": step,
         "changes": [{"name": d.name, "was": d.was, "is": d.current} for d in accepted],
     }
-    if any(d.name == DATA for d in accepted):
+    is_other_data = any(d.name == DATA for d in accepted)
+    if is_other_data:
         entry["data"] = describe_data()
     earlier = objects_in(record.get("accepted"))
     write_record(run.run_file, {**record, "accepted": [*earlier, entry]})
+    return is_other_data
 
 
 def read_run_record(run: RunDirectory) -> BaseRunRecord:

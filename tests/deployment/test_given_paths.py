@@ -56,6 +56,9 @@ def test_the_name_of_an_own_trainers_run_is_answered_with_its_folder(
     (run / "final").mkdir(parents=True)
     (run / "run.json").write_text("{}")
     config.model.name = "own"
+    with pytest.raises(ValueError, match=r"a run is called so, and its model has no tokenizer:"):
+        check_given(config)
+    (run / "final/tokenizer_config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"a run is called so; .* give .*/own/final"):
         check_given(config)
 

@@ -1,14 +1,19 @@
 import json
 import math
 import shutil
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import F1
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.console import Count
 from infrastructure.evaluation import evaluate, run_settings
@@ -18,14 +23,17 @@ from infrastructure.evaluation.evaluate import (
     evaluate_model,
     measure_model,
     set_aside,
-    trained_on,
+    trained_on_file,
 )
 from infrastructure.evaluation.evaluation_tables import difference_table, short_names
 from infrastructure.evaluation.intervals import Interval
 from infrastructure.evaluation.request import Request
 from infrastructure.evaluation.row_losses import RowLoss
 from infrastructure.evaluation.rows import MeasuredRow, ModelRows
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.trained_rows import record_trained_rows
 from infrastructure.training.core import precision
+from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.data.readers.sources import data_files_hash
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from tests.evaluation.conftest import config_for
@@ -228,6 +236,9 @@ def test_what_decides_a_verdict_does_not_look_like_zero() -> None:
     surely = Difference(F1, 60, 0.0, 0.002, Interval(0.002, 0.00029, 0.004))
     perhaps = Difference(F1, 60, 0.0, 0.001, Interval(0.001, 0.0, 0.002))
     _, rows = difference_table({"all": [surely, perhaps]}, ("first", "second"))
+    by_chance = replace(surely, chance=0.07)  # by McNemar's test
+    assert by_chance.verdict == "no clear difference"
+    assert replace(surely, chance=0.04).verdict == surely.verdict
     assert [row[5:] for row in rows] == [
         ["+0.03 to +0.4 points", "second is better"],
         ["+0.0 to +0.2 points", "no clear difference"],
@@ -275,7 +286,46 @@ def test_what_cannot_be_measured_is_refused_at_once(saved_llama: Path, rows: Pat
         measure_model(config, Request(against=str(saved_llama)))
 
 
-def test_rows_that_were_trained_on_are_named(run: Path, tmp_path: Path) -> None:
+def test_rows_that_were_trained_on_are_named_in_whatever_file(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    """Three rows of four, in another order and as CSV."""
+    final = tmp_path / "run/final"
+    shutil.copytree(saved_llama, final)
+    (tmp_path / "run/run.json").write_text("{}")
+    rows = [("Reverse 10", "01"), ("Reverse 11", "11"), ("Reverse 12", "21"), ("Reverse 13", "31")]
+    trained, measured = tmp_path / "trained.jsonl", tmp_path / "measured.csv"
+    trained.write_text("\n".join(json.dumps({"prompt": p, "completion": c}) for p, c in rows))
+    pipeline = DataPipeline(
+        DataConfig(path=str(trained), max_length=64, num_workers=0, validation_split=0),
+        AutoTokenizer.from_pretrained(saved_llama),
+        cache_config=CacheConfig(directory=str(tmp_path / "cache")),
+    )
+    run = RunDirectory(tmp_path / "run")
+    record_trained_rows(run, pipeline.contents(held_out=False)[:2])
+    record_trained_rows(run, pipeline.contents(held_out=False)[2:])  # it goes on with other data
+
+    def notes_of(some: Sequence[tuple[str, str]], model: Path = final) -> list[str]:
+        measured.write_text("prompt,completion\n" + "".join(f"{p},{c}\n" for p, c in some))
+        config = measuring(model, measured, tmp_path, validation_prompts=0)
+        config.data.task_column = None
+        notes = measure_model(config)[0].notes
+        return [note for note in notes if "trained on" in note]
+
+    other = ("Reverse 99", "99")
+    [note] = notes_of([rows[2], other, rows[0], rows[1]])
+    assert note.startswith("3 of the 4 rows were trained on by this model: the numbers say how")
+    [note] = notes_of(rows[:2])
+    assert note.startswith("all 2 rows were trained on by this model")
+    assert notes_of([other]) == []
+    assert notes_of(rows, saved_llama) == []  # it lies in no run
+    (tmp_path / "run/trained_rows.json").write_text("{broken")
+    assert notes_of(rows) == []
+
+
+def test_the_file_of_an_older_run_that_it_was_trained_on_is_named(
+    run: Path, tmp_path: Path
+) -> None:
     rows, others, copied = (tmp_path / name for name in ("a.jsonl", "b.jsonl", "copy/a.jsonl"))
     copied.parent.mkdir()
     for path in (rows, copied):
@@ -285,10 +335,10 @@ def test_rows_that_were_trained_on_are_named(run: Path, tmp_path: Path) -> None:
     data = {"files_sha256": data_files_hash(DeploymentConfig(data={"path": str(rows)}).data)}
     (run / "run.json").write_text(json.dumps({"configuration": record, "data": data}))
     for model in (run, run / "final"):
-        [note] = trained_on(config_for(model, path=str(rows)))
+        [note] = trained_on_file(config_for(model, path=str(rows)))
         assert f"this model was trained on rows of {rows}" in note
-        assert len(trained_on(config_for(model, path=str(copied)))) == 1
-        assert trained_on(config_for(model, path=str(others))) == []
-    assert trained_on(config_for(tmp_path, path=str(rows))) == []
+        assert len(trained_on_file(config_for(model, path=str(copied)))) == 1
+        assert trained_on_file(config_for(model, path=str(others))) == []
+    assert trained_on_file(config_for(tmp_path, path=str(rows))) == []
     rows.write_text('{"text": "a"}\n{"text": "c"}\n')
-    assert len(trained_on(config_for(run, path=str(rows)))) == 1  # it has grown since
+    assert len(trained_on_file(config_for(run, path=str(rows)))) == 1  # it has grown since

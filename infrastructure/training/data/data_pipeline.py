@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
@@ -320,6 +321,11 @@ class DataPipeline:
     def evaluation_places(self) -> list[str]:
         """file:line of the held-out examples, in the order of `evaluation_batches`."""
         return _places(self.store, [int(row) for row in self._ready().held_out])
+
+    def contents(self, *, held_out: bool) -> npt.NDArray[np.uint64]:
+        """A hash of what each training or held-out row says, whatever file it lies in; (rows,)."""
+        name = "evaluation_contents.npy" if held_out else "train_contents.npy"
+        return self.store.array(name).view(np.uint64)
 
     def evaluation_tasks(self) -> list[str]:
         """Their kinds of task, in the same order; "" where no column names one."""

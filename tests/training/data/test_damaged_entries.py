@@ -27,6 +27,8 @@ STORED = (
     "row_lines.npy",
     "train_rows.npy",
     "evaluation_rows.npy",
+    "train_contents.npy",
+    "evaluation_contents.npy",
     "evaluation.jsonl",
     "groups.npy",
     "quarantine.jsonl",
@@ -68,7 +70,9 @@ def same() -> Iterator[None]:
 def everything(prepared: DataPipeline) -> list[Any]:
     held_out = [e.input_ids.tolist() for batch in prepared.evaluation_batches(8) for e in batch]
     places = prepared.places(0, 0, 5)
-    return [epoch(prepared), held_out, prepared.evaluation_rows(), prepared.fingerprint, places]
+    contents = [prepared.contents(held_out=side).tolist() for side in (False, True)]
+    rows = prepared.evaluation_rows()
+    return [epoch(prepared), held_out, rows, prepared.fingerprint, places, contents]
 
 
 @pytest.mark.parametrize("memory_size", [1000, 0], ids=["in memory", "mapped"])

@@ -170,7 +170,8 @@ def test_qwen3_learns_every_answer_of_60_conversations(tmp_path: Path) -> None:
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
     assert question.prompt_ids == prompt
     assert len(messages) > 1
-    assert question.prompt == tokenizer.decode(prompt)  # all that the model is given
+    shown = question.prompt.splitlines()  # all that the model is given, for people
+    assert shown == ["user: Question 0?", "assistant: Dublin", "user: Question 1?"]
 
 
 @needs_templates
