@@ -1,5 +1,6 @@
 """The folder of the runs. Loads no torch."""
 
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -45,7 +46,9 @@ def writable(output_dir: Path) -> Path:
         with tempfile.TemporaryFile(dir=output_dir):
             return output_dir
     except OSError as error:
+        is_file = error.errno in (errno.EEXIST, errno.ENOTDIR)
+        why = "a file is there, or above it" if is_file else error.strerror
         raise ValueError(
-            f"output_dir {output_dir} cannot be written to ({error.strerror}); choose another with"
+            f"output_dir {output_dir} cannot be written to ({why}); choose another with"
             " --output"
         ) from error
