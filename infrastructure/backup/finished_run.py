@@ -31,6 +31,7 @@ LAST_FILES = (
     "forecast.json",
     "quantum.json",
     "stackwise.json",
+    "trained_rows.json",
 )
 
 

@@ -72,6 +72,7 @@ from infrastructure.run.replication import RunReplication
 from infrastructure.run.restore import restore_run, run_at_place, runs_at_place
 from infrastructure.run.summary_text import RESULT, closing_lines, steps_ahead
 from infrastructure.run.timings import Stages
+from infrastructure.run.trained_rows import trained_rows
 from infrastructure.testing.results import CheckResult
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.precision import choose_device
@@ -606,7 +607,8 @@ class TrainingDeployment:
         self.report(f"Run {run.run_id}: going on from step {step}{self._how_to_begin_anew}")
         for line in describe_differences(agreed):
             self.report(line)
-        if record_accepted(run, agreed, step, lambda: describe_data(self.config, trainer)):
+        is_other = record_accepted(run, agreed, step, lambda: describe_data(self.config, trainer))
+        if is_other or trained_rows(run) is None:  # no version holds them: they can be made anew
             record_rows(run, trainer)
 
     def _observers(self, run: RunDirectory, copies: RunReplication) -> list[Hook]:

@@ -72,8 +72,9 @@ def record_run(
 def record_rows(run: RunDirectory, trainer: EnhancedTrainer) -> None:
     """Keep which rows are trained on from now on, where they are rows of files."""
     data = trainer.initialize_data()
-    if isinstance(data, DataPipeline):
-        record_trained_rows(run, data.contents(held_out=False))
+    contents = data.contents(held_out=False) if isinstance(data, DataPipeline) else None
+    if contents is not None:
+        record_trained_rows(run, contents)
 
 
 class CompilingObserver(Observer):

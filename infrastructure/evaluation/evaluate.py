@@ -294,12 +294,11 @@ def trained_on(config: DeploymentConfig, measured: ModelRows, name: str) -> list
     """
     folder = run_folder(Path(config.model.name))
     known = None if folder is None else trained_rows(RunDirectory(folder))
-    if known is None:
+    if known is None or measured.contents is None:
         return trained_on_file(config)
-    num_known = int(np.isin(measured.contents, known).sum())
+    num_rows, num_known = len(measured.contents), int(np.isin(measured.contents, known).sum())
     if not num_known:
         return []
-    num_rows = len(measured.contents)
     which = "all" if num_known == num_rows else f"{num_known:,} of the"
     return [f"{which} {num_rows:,} rows were trained on by {name}: {REMEMBERED}"]
 

@@ -64,7 +64,7 @@ class ModelRows:
         metrics: `eval_loss` and what the adapter adds, as the end of a training measures them.
         rows: in the order of the data.
         num_questions: rows that have a prompt and an answer.
-        contents: a hash of what each row says, (rows,).
+        contents: a hash of what each row says, (rows,); None: it is not known.
         num_cut: answers that had not ended at their greatest length.
     """
 
@@ -72,7 +72,7 @@ class ModelRows:
     metrics: dict[str, float]
     rows: list[MeasuredRow]
     num_questions: int = 0
-    contents: npt.NDArray[np.uint64] = field(default_factory=lambda: np.zeros(0, np.uint64))
+    contents: npt.NDArray[np.uint64] | None = None
 
     @property
     def answers(self) -> list[Answer]:

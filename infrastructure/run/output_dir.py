@@ -49,6 +49,5 @@ def writable(output_dir: Path) -> Path:
         is_file = error.errno in (errno.EEXIST, errno.ENOTDIR)
         why = "a file is there, or above it" if is_file else error.strerror
         raise ValueError(
-            f"output_dir {output_dir} cannot be written to ({why}); choose another with"
-            " --output"
+            f"output_dir {output_dir} cannot be written to ({why}); choose another with --output"
         ) from error

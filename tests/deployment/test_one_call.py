@@ -11,6 +11,8 @@ import pytest
 import temper
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment import one_call
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.trained_rows import trained_rows
 from tests.deployment.runs import losses, small_settings, write_rows
 
 _OF_OTHERS = re.compile(r"--[a-z]|\b(?:data|model|training|backup|cache)\.(?!jsonl)[a-z]")
@@ -81,6 +83,13 @@ def test_a_run_whose_disk_is_gone_comes_back_from_its_place_and_goes_on(
         temper.resume("nobody", backup_place=place)
     temper.resume(run.name, backup_place=place, max_steps=5, accept=["max_steps"])
     assert [step for step, _ in losses(run)] == [1, 2, 3, 4, 5]
+    rows = trained_rows(RunDirectory(run))  # no version holds them
+    assert rows is not None
+    shutil.rmtree(run.parent)
+    temper.resume(run.name, backup_place=place)
+    again = trained_rows(RunDirectory(run))
+    assert again is not None
+    assert again.tolist() == rows.tolist()
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.resuming import commit_of_base, explain
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.lock import only_trainer_of
+from infrastructure.run.trained_rows import trained_rows
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.readers.sources import data_files_hash
 from infrastructure.training.extensions.extension_hooks import Observer
@@ -158,6 +159,9 @@ def test_other_rows_stop_an_unfinished_run_until_they_are_accepted(
     assert entry["changes"][0]["was"] == record["data"]["fingerprint"]
     assert entry["changes"][0]["is"] == entry["data"]["fingerprint"]
     assert entry["data"]["num_train"] > record["data"]["num_train"]
+    known = trained_rows(RunDirectory(stopped))
+    assert known is not None
+    assert len(known) == entry["data"]["num_train"] + record["data"]["num_train"]
     assert entry["when"]
     page = (stopped / "report.html").read_text()
     assert "Changed on the way" in page

@@ -301,9 +301,10 @@ def test_rows_that_were_trained_on_are_named_in_whatever_file(
         AutoTokenizer.from_pretrained(saved_llama),
         cache_config=CacheConfig(directory=str(tmp_path / "cache")),
     )
-    run = RunDirectory(tmp_path / "run")
-    record_trained_rows(run, pipeline.contents(held_out=False)[:2])
-    record_trained_rows(run, pipeline.contents(held_out=False)[2:])  # it goes on with other data
+    run, contents = RunDirectory(tmp_path / "run"), pipeline.contents(held_out=False)
+    assert contents is not None
+    record_trained_rows(run, contents[:2])
+    record_trained_rows(run, contents[2:])  # it goes on with other data
 
     def notes_of(some: Sequence[tuple[str, str]], model: Path = final) -> list[str]:
         measured.write_text("prompt,completion\n" + "".join(f"{p},{c}\n" for p, c in some))

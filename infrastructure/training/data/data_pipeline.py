@@ -322,10 +322,12 @@ class DataPipeline:
         """file:line of the held-out examples, in the order of `evaluation_batches`."""
         return _places(self.store, [int(row) for row in self._ready().held_out])
 
-    def contents(self, *, held_out: bool) -> npt.NDArray[np.uint64]:
-        """A hash of what each training or held-out row says, whatever file it lies in; (rows,)."""
+    def contents(self, *, held_out: bool) -> npt.NDArray[np.uint64] | None:
+        """A hash of what each training or held-out row says, whatever file it lies in; (rows,).
+        None where the rows were prepared before there was one."""
         name = "evaluation_contents.npy" if held_out else "train_contents.npy"
-        return self.store.array(name).view(np.uint64)
+        is_there = (self.store.folder / name).is_file()
+        return self.store.array(name).view(np.uint64) if is_there else None
 
     def evaluation_tasks(self) -> list[str]:
         """Their kinds of task, in the same order; "" where no column names one."""

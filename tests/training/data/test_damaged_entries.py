@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from infrastructure.core.errors import DataError
@@ -70,7 +71,7 @@ def same() -> Iterator[None]:
 def everything(prepared: DataPipeline) -> list[Any]:
     held_out = [e.input_ids.tolist() for batch in prepared.evaluation_batches(8) for e in batch]
     places = prepared.places(0, 0, 5)
-    contents = [prepared.contents(held_out=side).tolist() for side in (False, True)]
+    contents = [np.array(prepared.contents(held_out=side)).tolist() for side in (False, True)]
     rows = prepared.evaluation_rows()
     return [epoch(prepared), held_out, rows, prepared.fingerprint, places, contents]
 

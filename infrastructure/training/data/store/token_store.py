@@ -14,7 +14,7 @@ they lie, and each MiB is checked when it is first used.
 | picture_offsets.npy | int64 (n + 1): where each example's pictures begin; only where some are |
 | pictures.jsonl | of each picture: sha256, num_bytes, path ("": in pictures.bin), start |
 | pictures.bin | the pictures that the rows held themselves, one after the other |
-| train_contents.npy, evaluation_contents.npy | of each row a hash of what it says |
+| train_contents.npy, evaluation_contents.npy | hashes of what rows say; not in old entries |
 | row_files.npy, row_lines.npy | int32, int64 (n): which file of the report, and its line |
 """
 
@@ -35,8 +35,9 @@ from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.training.data.store.examples import Picture, TokenizedExample
 
-# 4: what each row says has a hash. An entry of another version is made anew.
-FORMAT_VERSION = 4
+# 3: conversations with tool calls and what is not to be learnt. An entry of another version is made
+# anew.
+FORMAT_VERSION = 3
 CHUNK_BYTES = 1 << 20
 META = "meta.json"
 CONVERSATIONS_FILE = "conversations.jsonl"
