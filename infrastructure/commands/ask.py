@@ -38,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the system prompt before each question, as the rows of the training had it",
     )
     parser.add_argument(
+        "--context",
+        metavar="TEXT",
+        help="what the questions are about, as the rows of the training had it",
+    )
+    parser.add_argument(
         "--image",
         type=Path,
         action="append",
@@ -81,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
     with waiting_beside("loading the model"):
         from infrastructure.deployment.model_repair import repair_model
         from infrastructure.evaluation.prompting import Answerer
+        from infrastructure.training.data.encoding.row_schema import with_context
         from infrastructure.training.models.progress_bars import without_progress_bars
         from infrastructure.training.models.saved_model import notes_of_rounded
 
@@ -92,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
     num_answered = 0
     for question in options.questions or chain([first] if first else [], typed):
         with waiting_beside("answering"):
-            [written] = answerer.answers([question], options.system)
+            [written] = answerer.answers([with_context(question, options.context)], options.system)
         answer = written.text.strip()
         num_answered += 1
         # What an untrained model writes could steer a terminal.

@@ -68,6 +68,8 @@ class Schema:
         close = nearest(key, [*self.fields, *KEYS, *sections])
         close = close or names.get(nearest(leaf, names) or "")
         meant = same[0] if same else close
+        if meant is None and (of_others := nearest(name, SAME)):
+            return f"unknown key {key!r}; did you mean {as_keys(SAME[of_others])}?"
         hint = f"did you mean {meant!r}?" if meant else "`temper config` lists all keys"
         return f"unknown key {key!r}; {hint}"
 

@@ -316,8 +316,11 @@ def refuse_what_is_there(folder: Path) -> None:
     """Nothing is ever written over.
 
     Raises:
-        ValueError: `folder` is a file, or is not empty.
+        ValueError: `folder` is a file, is not empty, or cannot be written.
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         what = "holds other files" if folder.is_dir() else "is a file"
         raise ValueError(f"{folder} {what}: name a folder that is empty or not there yet")
+    above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not os.access(above, os.W_OK):
+        raise ValueError(f"{above} cannot be written to: name a folder somewhere else")

@@ -191,7 +191,8 @@ def check_paths(config: DeploymentConfig) -> None:
         refuse_missing(config.model.name)
         if config.model.adapter in ("auto", *ADAPTERS.built_in):  # one's own may load otherwise
             _refuse_name_of_run(config)
-            refuse_missing_on_hub(config.model.name, config.model.revision)
+            with naming_runs(Path(config.output_dir)):
+                refuse_missing_on_hub(config.model.name, config.model.revision)
     sources = _files_here(config.data)
     check_method(config)
     check_device(config)

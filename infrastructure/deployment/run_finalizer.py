@@ -143,8 +143,8 @@ class RunFinalizer:
             self.trainer.training_config.best_metric,
             state.step,
             state.position.epoch,
-            self.before.metrics,
-            after.metrics,
+            self.before.table_row(),
+            after.table_row(),
             best_is_greater=state.best_is_greater,
             is_cut_short=self.trainer.training_config.max_steps == state.step,
         )

@@ -162,6 +162,8 @@ def summarise(
         summary["num_held_out"] = report.num_evaluation
     if report is not None and report.system_prompt is not None:
         summary["system_prompt"] = report.system_prompt
+    if report is not None and report.has_context:
+        summary["has_context"] = True
     if trainer.training_config.loss != CROSS_ENTROPY:
         summary["loss_function"] = trainer.training_config.loss
     return cast(Summary, spell_numbers(summary))

@@ -228,6 +228,7 @@ class Summary(TypedDict, total=False):
         before, after: numbers on held-out data, by name.
         loss_function: which loss theirs is, where that is none of ours.
         system_prompt: of every row of the data; missing where they have none, or several.
+        has_context: the rows say what their questions are about; missing where they do not.
         num_pairs: held-out pairs of a better and a worse answer that were ranked.
         trainer_metrics: what `Trainer.train` gives back.
         went_on: where it went on after it had ended too early, the first time first.
@@ -257,6 +258,7 @@ class Summary(TypedDict, total=False):
     num_held_out: int
     num_pairs: int
     system_prompt: str
+    has_context: bool
     advice: list[AdviceRecord]
     forecast: list[ForecastRow]
     cost: CostRecord

@@ -4,6 +4,7 @@ example, and where all lies.
 Loads no torch.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -87,8 +88,7 @@ def _place_lines(run_path: Path, summary: Summary) -> list[str]:
     model = summary["paths"].get("model")
     if model and writes_text(Path(model)):
         sees = (Path(model) / SEES).is_file()
-        system = summary.get("system_prompt")
-        line = _answer_command(_relative(model), in_notebook, sees, system)
+        line = _answer_command(_relative(model), in_notebook, sees, summary)
         lines.append(f"  {'ask it':<12} {line}")
     backup = summary.get("backup", {})
     if "published" in backup:
@@ -112,12 +112,15 @@ def _of_held_out(num_questions: int, summary: Summary) -> str:
     )
 
 
-def _answer_command(model: str, in_notebook: bool, sees: bool, system: str | None) -> str:
+def _answer_command(model: str, in_notebook: bool, sees: bool, summary: Summary) -> str:
     """How one asks the trained model something, in a shell or in a cell."""
+    system, has_context = summary.get("system_prompt"), summary.get("has_context", False)
     if in_notebook and not sees:
         more = "" if system is None else f", system={system!r}"
-        return f'colab.ask({model!r}, ["your question"]{more}) in a cell'
-    command = f"{question_command(model, system)}{' --image FILE' if sees else ''}"
+        question = "your question\n\nits context" if has_context else "your question"
+        return f"colab.ask({model!r}, [{json.dumps(question)}]{more}) in a cell"
+    command = question_command(model, system, has_context=has_context)
+    command += " --image FILE" if sees else ""
     return f"!{command} in a cell" if in_notebook else command
 
 

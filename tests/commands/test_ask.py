@@ -56,6 +56,14 @@ def test_a_run_is_known_by_its_name(
     assert ask("no-run", QUESTIONS[0], "--output", str(tmp_path)) == 2
 
 
+def test_a_context_is_given_as_the_rows_of_the_training_had_it(
+    saved_llama: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [expected] = answer_questions(saved_llama, ["Where?\n\nRome is in Italy."], max_tokens=12)
+    assert ask(str(saved_llama), "Where?", "--context", "Rome is in Italy.", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"question": "Where?", "answer": expected}
+
+
 def test_an_empty_question_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert ask("my-run", QUESTIONS[0], " ") == 2
     assert "nothing was asked, so nothing is answered" in capsys.readouterr().err

@@ -63,6 +63,7 @@ def test_an_unknown_attribute_suggests_the_nearest() -> None:
         ("resourcs", "resources"),
         ("optimisation", "optimization"),
         ("trainning.seed", "training.seed"),
+        ("epohcs", "training.num_epochs"),
     ],
 )
 def test_an_unknown_keyword_suggests_the_nearest(keyword: str, meant: str) -> None:

@@ -164,7 +164,9 @@ def test_a_directory_survives_a_kill_at_any_point(
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_only_what_is_new_or_empty_is_written_into(tmp_path: Path) -> None:
+def test_only_what_is_new_or_empty_is_written_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("empty", "new"):
         refuse_what_is_there(tmp_path / name)
@@ -173,6 +175,10 @@ def test_only_what_is_new_or_empty_is_written_into(tmp_path: Path) -> None:
         refuse_what_is_there(tmp_path / "file")
     with pytest.raises(ValueError, match="holds other files: name a folder"):
         refuse_what_is_there(tmp_path)
+    with monkeypatch.context() as patch:  # whoever runs the tests may write everywhere
+        patch.setattr(os, "access", lambda path, _mode: path != tmp_path)
+        with pytest.raises(ValueError, match=f"^{tmp_path} cannot be written to: name a folder"):
+            refuse_what_is_there(tmp_path / "new" / "below")
 
 
 def test_two_names_that_are_relative_are_exchanged_too(

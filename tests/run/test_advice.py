@@ -36,6 +36,12 @@ def test_a_run_that_has_overfitted_names_the_better_step(tmp_path: Path) -> None
     assert "@best FOLDER" in (run / "report.html").read_text()
 
 
+def test_a_run_whose_answers_are_all_wrong_ends_with_advice(tmp_path: Path) -> None:
+    config = small_config(tmp_path, num_epochs=4, learning_rate=0.003, validation_prompts=4)
+    _, lines = deploy(config)
+    assert lines[-1].startswith("No held-out answer is exactly right after 24 steps; to learn more")
+
+
 def test_little_that_was_learnt_is_named(tmp_path: Path) -> None:
     assert suggested(tmp_path, 4.0, 2.0) == ""
     assert suggested(tmp_path, None, None) == ""

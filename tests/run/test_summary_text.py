@@ -93,7 +93,11 @@ def test_questions_come_with_the_system_prompt_of_the_rows(
     assert words[2:] == ["temper", "ask", str(tmp_path / "final"), "--system", "It's a calculator."]
     long = closing_lines(tmp_path, a_summary(tmp_path, system_prompt="word " * 99))
     assert [each for each in long if each.endswith(" --system SYSTEM_PROMPT")]
+    about = closing_lines(tmp_path, a_summary(tmp_path, has_context=True))
+    assert [each for each in about if each.endswith(f"{tmp_path / 'final'} --context TEXT")]
     monkeypatch.setattr("infrastructure.run.summary_text.in_notebook_kernel", lambda: True)
+    about = closing_lines(tmp_path, a_summary(tmp_path, has_context=True))
+    assert [each for each in about if '["your question\\n\\nits context"]) in a cell' in each]
     assert """["your question"], system="It's a calculator.") in a cell""" in "\n".join(
         closing_lines(tmp_path, summary)
     )

@@ -25,6 +25,7 @@ _KEPT_NAME = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9.-]{0,38}"
 )  # which stands in a folder's name as it is
 _NUMBERED = re.compile(r"checkpoint-(\d+)")  # as transformers names them
+_TIME = re.compile(r"^\d{8}-\d{6}-(?=.)")
 _BEGINS_WITH_TIME = re.compile(r"20\d\d")
 
 
@@ -80,8 +81,9 @@ def finished_model(name: str) -> str:
 
 
 def run_named(name: str, output_dir: Path) -> Path | None:
-    """The newest run that a person has given this name (`--name`), in `output_dir`, or in the
-    folder before it where the name is a path (`runs/my-run`); None: nobody has."""
+    """The newest run that a person has given this name (`--name`), or whose id ends so after its
+    time, in `output_dir`, or in the folder before it where the name is a path (`runs/my-run`);
+    None: there is none."""
     if (run := _newest_named(name, output_dir)) is not None:
         return run
     path = Path(name).expanduser()
@@ -92,7 +94,9 @@ def _newest_named(name: str, output_dir: Path) -> Path | None:
     runs = [*reversed(runs_in(output_dir))]
     if _KEPT_NAME.fullmatch(name):  # else its folder is called otherwise
         runs = [run for run in runs if name in run.name]
-    return next((run for run in runs if _given_name(run) == name), None)
+    named = next((run for run in runs if _given_name(run) == name), None)
+    # Tables call a run by the end of its id.
+    return named or next((run for run in runs if _TIME.sub("", run.name) == name), None)
 
 
 def _given_name(run: Path) -> object:

@@ -455,8 +455,7 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
     steps += [_advised(str(each.get("text")), str(each.get("command"))) for each in advice]
     if final.exists() and writes_text(final):  # a model of scores is neither asked nor measured
         if not (final / SEES).is_file():
-            system = facts.summary.get("system_prompt")
-            steps.append(("Ask the model", question_command(str(final), system)))
+            steps.append(("Ask the model", _question_to(str(final), facts.summary)))
         held_out, method = (config.get(key, (None, ""))[0] for key in (HELD_OUT, METHOD))
         is_measurable = held_out and method in (None, SFT)  # other methods have rows of their own
         data, what = (_quoted(held_out), "Measure it") if is_measurable else ("DATA", ON_OTHER_ROWS)
@@ -465,6 +464,11 @@ def _next_steps(facts: RunFacts, config: Mapping[str, tuple[object, str]]) -> li
         logs = directory / "tensorboard"
         steps.append(("See the numbers in TensorBoard", f"tensorboard --logdir {_quoted(logs)}"))
     return steps
+
+
+def _question_to(model: str, summary: Mapping[str, object]) -> str:
+    has_context = bool(summary.get("has_context"))
+    return question_command(model, summary.get("system_prompt"), has_context=has_context)
 
 
 def _advised(text: str, command: str) -> tuple[str, str]:

@@ -23,13 +23,14 @@ STATE_WORDS = {
 }
 
 
-def question_command(model: str, system: object = None) -> str:
+def question_command(model: str, system: object = None, *, has_context: bool = False) -> str:
     """What is typed to ask a trained model, as its rows were written.
 
     Args:
         system: the system prompt of all of them, if they share one.
+        has_context: they say what their questions are about.
     """
-    command = f"temper ask {shlex.quote(model)}"
+    command = f"temper ask {shlex.quote(model)}{' --context TEXT' if has_context else ''}"
     if not isinstance(system, str):
         return command
     if len(system) > MAX_CHARACTERS:

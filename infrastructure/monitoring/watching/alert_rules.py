@@ -109,8 +109,8 @@ def training_rules(limits: AlertThresholds) -> list[AlertRule]:
             "gradient_norm",
             "gradient_norm",
             limits.gradient_norm,
-            "the norm of the gradient is {value:.3g} (limit {limit:g}): the training may diverge; "
-            "lower training.learning_rate or training.max_grad_norm",
+            "the norm of the gradient is {value:.3g} (limit {limit:g}): where it stays so, the"
+            " training may diverge; lower training.learning_rate or training.max_grad_norm",
         ),
         AlertRule(
             "data_wait_percent",

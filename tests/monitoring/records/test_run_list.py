@@ -50,6 +50,9 @@ def test_a_run_is_the_newest_or_an_id_or_a_path(tmp_path: Path) -> None:
     (newer / RUN_FILE).write_text(json.dumps({"config": {"run_name": {"value": "Mein Läuf"}}}))
     assert run_named("Mein Läuf", tmp_path) == newer  # whose folder has other letters
     assert run_named("2025", tmp_path) is None  # a part of an id is no name
+    timed = write_run(tmp_path, "20260101-120000-tickets-df18")
+    assert run_named("tickets-df18", tmp_path) == timed  # as tables call it
+    assert run_named("df18", tmp_path) is None
 
 
 def test_a_name_is_known_alone_and_after_the_folder_of_runs(tmp_path: Path) -> None:

@@ -59,6 +59,11 @@ def test_a_run_that_was_killed_loses_what_is_not_copied_and_no_more_with_time() 
     assert newer == "backup: step 120 is safe at drive:x; step 130 lies on this machine only"
 
 
+def test_a_question_to_a_model_of_rows_with_a_context_has_one() -> None:
+    assert question_command("m", has_context=True) == "temper ask m --context TEXT"
+    assert question_command("m", "s", has_context=True) == "temper ask m --context TEXT --system s"
+
+
 def test_errors_and_alerts_are_one_sentence_each() -> None:
     error = {"step": 7, "kind": "spike", "action": "went back", "message": "loss 9"}
     assert error_words(error) == "step 7: spike; went back (loss 9)"

@@ -200,8 +200,7 @@ class RowSchema:
         prompt, answer = self.columns["prompt"], self.columns["answer"]
         context = _optional_text(values, self.columns.get("context"))
         question = _text(values, prompt)
-        is_new = context and context not in question
-        question = f"{question}\n\n{context}" if is_new else question
+        question = with_context(question, context)
         before = [*self._system(values, []), *_past_turns(values, self.columns.get(HISTORY))]
         if CHOICES in self.columns:
             listed, right = _choice(values, self.columns[CHOICES], answer)
@@ -551,3 +550,9 @@ def _with_answer(turns: list[Turn], column: str) -> list[Turn]:
     if not any(turn.text.strip() or turn.calls_tools for turn in answers.values()):
         raise ShapeError(EMPTY, f"message {max(answers)} of {column!r} is empty")
     return turns
+
+
+def with_context(question: str, context: str | None) -> str:
+    """A question with what it is about, as rows are written that have a column for it."""
+    is_new = context and context not in question
+    return f"{question}\n\n{context}" if is_new else question

@@ -34,6 +34,7 @@ class DataReport:
         duplicates: training rows that say the same as an earlier one.
         leaked: training rows that say the same as a held-out one.
         system_prompt: what every row begins with; None: they have none, or several.
+        has_context: a column says what the questions of the rows are about.
         special_text_rows: rows whose text spells a special token.
         unread: what the rows say and the chat template does not read, in a sentence; "": nothing.
         unused_columns: columns that nobody reads, in words; "": none.
@@ -62,6 +63,7 @@ class DataReport:
     duplicates: int = 0
     leaked: int = 0
     system_prompt: str | None = None
+    has_context: bool = False
     special_text_rows: int = 0
     unread: str = ""
     unused_columns: str = ""

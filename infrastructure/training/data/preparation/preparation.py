@@ -223,6 +223,7 @@ class Preparation:
         self.report.rows_read = self.rows_of_file.total()
         self.report.max_length = self.plan.encoder.max_length
         self.report.system_prompt = self.system_prompts.text
+        self.report.has_context = any("context" in shape.columns for shape in self.plan.shapes)
         if self.report.truncated or OVER_LONG in self.quarantine.counts:
             self.report.template_tokens = self.plan.encoder.num_template_tokens()
         self.facts.fill(self.report, is_evaluation, self.plan.encoder.tokenizer)
