@@ -199,6 +199,8 @@ class EnhancedTrainer:
         self.quantum_config = quantum_config or QuantumConfig()
         self.device = choose_device(device)
         self.precision: Precision = choose_precision(training_config.mixed_precision, self.device)
+        if self.precision.name == "fp32" and training_config.holds_half_weights:
+            self.precision = choose_precision("bf16", self.device)  # or no operation takes them
         own: dict[str, ExtensionFactory] = {
             QUANTUM: lambda trainer: quantum.QuantumExtension(trainer),  # loaded where it is used
             MULTIMODAL: MultimodalExtension,

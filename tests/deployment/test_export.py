@@ -49,7 +49,7 @@ TEMPLATE = (
 def lora(saved_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     """A finished LoRA whose matrices have moved."""
     folder = tmp_path_factory.mktemp("lora")
-    settings = small_settings(folder, num_epochs=1, learning_rate=0.05, warmup_steps=0)
+    settings = small_settings(folder, num_epochs=1, learning_rate=0.01, warmup_steps=0)
     settings["model"] = {"name": str(saved_llama), "lora_config": {"r": 4}}
     settings["data"]["chat_template"] = TEMPLATE
     run, _ = deploy(DeploymentConfig(**settings))

@@ -16,6 +16,7 @@ import pytest
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.checksums import damaged_files
 from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.optimization.gpu_capability import cpu_has_bf16
 from infrastructure.run.configuration_judge import names as compared_names
 from infrastructure.training.resume.fingerprint import installed_versions
 from tests.deployment.runs import losses, newest_step, runs_of
@@ -48,6 +49,11 @@ def other_versions(run: Path) -> list[str]:
     return [name for name, one in here.items() if had.get(name, one) != one]
 
 
+def differing(run: Path) -> list[str]:
+    """That, and bf16, in which the run was begun, on a CPU without instructions for it."""
+    return [*other_versions(run), *([] if cpu_has_bf16() else ["precision"])]
+
+
 def is_whole(model: Path) -> bool:
     return (model / "model.safetensors").is_file() and not damaged_files(model)
 
@@ -57,7 +63,8 @@ def test_an_interrupted_run_goes_on_where_it_was(folder: Path) -> None:
     [run] = runs_of(folder)
     prepared = {path.name for path in (folder / "cache/tokens").iterdir()}
     before, step = losses(run), newest_step(run)
-    again(others := other_versions(run))
+    others = other_versions(run)
+    again(differing(run))
     assert runs_of(folder) == [run]
     assert losses(run)[:step] == before[:step]
     assert len(losses(run)) > len(before)
@@ -70,7 +77,7 @@ def test_an_interrupted_run_goes_on_where_it_was(folder: Path) -> None:
 @pytest.mark.parametrize("folder", slow_but([], KILLED), indirect=True)
 def test_a_run_comes_back_from_its_place_alone(folder: Path) -> None:
     [run] = runs_of(folder)
-    accepted = other_versions(run)
+    accepted = differing(run)
     shutil.rmtree(folder / "runs")
     shutil.rmtree(folder / "cache")
     again(accepted)

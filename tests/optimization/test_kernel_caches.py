@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from infrastructure.optimization.gpu_capability import cpu_has_bf16
 from infrastructure.optimization.kernel_caches import CAPACITIES, KEPT_KERNELS, bound_kernel_caches
 from tests.forks import outcome_of_forked
 
@@ -40,6 +41,7 @@ def test_what_somebody_has_set_stays() -> None:
     assert environment == {OLD_ONEDNN: "9", PYTORCH: "8"}
 
 
+@pytest.mark.skipif(not cpu_has_bf16(), reason="without bf16 instructions no kernel is kept")
 @pytest.mark.parametrize(("capacity", "grows"), [(None, False), ("2048", True)])
 def test_the_heap_grows_with_no_further_shape(capacity: str | None, grows: bool) -> None:
     names = (ONEDNN, OLD_ONEDNN, PYTORCH)

@@ -41,6 +41,12 @@ def stackwise_contradictions(
     ):
         if value != default:
             yield f"training.{name} is not for stack-wise training: leave it out"
+    if training.holds_half_weights and training.mixed_precision in (False, "fp32"):
+        yield (
+            f"training.progressive.new_stack_precision {training.progressive.new_stack_precision}"
+            " holds weights in 16 bits, and training.mixed_precision fp32 computes in 32: leave one"
+            " of them out"
+        )
     yield from _trunks(data, training)
     yield from _losses(training)
 

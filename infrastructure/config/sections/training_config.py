@@ -466,6 +466,12 @@ class TrainingConfig(StackwiseFields):
         return self.strategy == "progressive" or (self.strategy == "auto" and self.mode is not None)
 
     @property
+    def holds_half_weights(self) -> bool:
+        """Whether the layers of the unit that trains are held in 16 bits."""
+        is_half = self.progressive.new_stack_precision in ("bf16", "fp16")
+        return self.trains_units_in_turn and is_half
+
+    @property
     def grows_once(self) -> bool:
         """Whether the model grows from its first stack to all of them in one step."""
         return self.strategy == "progressive" and self.progressive.growth == "once"

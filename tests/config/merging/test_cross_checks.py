@@ -291,6 +291,17 @@ def test_a_setting_of_stackwise_training_is_refused_in_another(key: str) -> None
     assert [one for one in config.problems() if one.startswith(f"{key} = ")]
 
 
+@pytest.mark.parametrize("precision", [False, "fp32"])
+def test_stacks_in_16_bits_are_not_computed_in_32(precision: object) -> None:
+    stacks = {"training.progressive.new_stack_precision": "bf16"}
+    given = {"training.strategy": "progressive", "training.mixed_precision": precision, **stacks}
+    problems = DeploymentConfig(**given).problems()
+    assert [one for one in problems if "holds weights in 16 bits, and training.mixed_prec" in one]
+    for other in ({"training.mixed_precision": True}, {"training.strategy": "auto"}):
+        problems = DeploymentConfig(**{**given, **other}).problems()
+        assert not [one for one in problems if "holds weights in 16 bits" in one]
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.training.core import precision
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.setup.stack_outputs import plan_lines, plan_of
@@ -73,6 +74,17 @@ def test_the_predicted_bytes_are_the_held_bytes(name: str, tmp_path: Path) -> No
         predicted = {key: getattr(phase, key) for key in held.bytes[index]}
         assert predicted == held.bytes[index], phase.name
     assert sum(phase.num_steps for phase in plan.phases) == state.total_steps
+
+
+def test_stacks_in_16_bits_are_computed_so_on_every_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without bf16 instructions a training computes in fp32, which takes no weights of 16 bits."""
+    monkeypatch.setattr(precision, "best_precision", lambda _device: "fp32")
+    computed = {"bf16": "bf16", "blockwise": "fp32"}
+    for name, format_name in computed.items():
+        trainer = TrainerFactory().for_run(config_of(tmp_path, **CASES[name]))
+        assert trainer.precision.name == format_name
 
 
 def adamw(samples: torch.nn.Module) -> torch.optim.Optimizer:
