@@ -36,26 +36,33 @@ def measure(workbench: Workbench, num_warmup: int, num_steps: int) -> dict[str, 
     runs: dict[str, System] = {
         name: partial(train, system, workbench, steps) for name, system in systems.items()
     }
-    for precision in PRECISIONS:
+    formats = {name: system.precision for name, system in systems.items()}
+    for precision in used(formats):
         runs[f"products_{precision}"] = partial(products.train, precision, steps)
     turns = take_turns(runs, steps, workbench.scenario.title)
-    formats = {name: system.precision for name, system in systems.items()}
     return {
         "title": workbench.scenario.title,
         "warmup_steps": num_warmup,
         "steps": num_steps,
         "tokens_per_step": products.num_tokens,
         "gflop_of_products_per_step": round(products.flops / 1e9, 1),
-        "gflop_per_second": gflop_rates(turns, products.flops, num_warmup),
+        "gflop_per_second": gflop_rates(turns, products.flops, num_warmup, used(formats)),
         **summarise(turns, formats, num_warmup),
     }
 
 
-def gflop_rates(turns: dict[str, Turns], flops: int, num_warmup: int) -> dict[str, int]:
+def used(formats: dict[str, str]) -> list[str]:
+    """The formats that some system computes in."""
+    return [precision for precision in PRECISIONS if precision in formats.values()]
+
+
+def gflop_rates(
+    turns: dict[str, Turns], flops: int, num_warmup: int, precisions: Sequence[str] = PRECISIONS
+) -> dict[str, int]:
     """How fast the products of a step are, by format."""
     return {
         precision: round(flops / 1e9 / median(turns[f"products_{precision}"].seconds[num_warmup:]))
-        for precision in PRECISIONS
+        for precision in precisions
     }
 
 
@@ -76,7 +83,7 @@ def summarise(turns: dict[str, Turns], formats: dict[str, str], num_warmup: int)
         }
         if name != "temper":
             systems[name]["temper_times"] = ratio(speeds["temper"], speeds[name])
-    limits = {p: round(median(speeds[f"products_{p}"])) for p in PRECISIONS}
+    limits = {p: round(median(speeds[f"products_{p}"])) for p in used(formats)}
     return {"systems": systems, "tokens_per_second_of_products": limits}
 
 

@@ -78,7 +78,10 @@ class CommandParser(argparse.ArgumentParser):
                     f"{str(value)!r} is a run, and {self.prog} takes first what to do with it:"
                     f" {self.prog} list {value} (there are {', '.join(known)})"
                 )
-            raise ValueError(unknown_command(self.prog, str(value), known))
+            text = unknown_command(self.prog, str(value), known)
+            if action.dest == "action" and "list" in known and "did you mean" not in text:
+                text += f"; of a run of this name: {self.prog} list {value}"
+            raise ValueError(text)
         if action.choices is not None and value not in action.choices:
             self._refuse_value_of_another(action, value)
             name = action.option_strings[-1] if action.option_strings else str(action.metavar)

@@ -108,7 +108,7 @@ def _continuation(earlier: Summary, record: BaseRunRecord, first_step: int) -> C
     """That a run goes on now; None where it begins."""
     if (back := record.get("brought_back")) is not None:
         return {"step": first_step, "was_killed": back["was_killed"], "place": back["place"]}
-    if first_step and "status" in earlier:
+    if "status" in earlier:
         return {"step": first_step, "was_killed": earlier["status"] == RunStatus.RUNNING}
     return None
 

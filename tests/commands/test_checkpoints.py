@@ -1,6 +1,7 @@
 """`temper checkpoints` and `temper export`: what they print, and what they refuse."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,21 @@ def test_a_run_where_an_action_belongs_is_answered_with_the_action(
 ) -> None:
     assert main(["checkpoints", word]) == ExitCode.WRONG_INPUT
     assert f"temper checkpoints list {word}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        (
+            "my-run",
+            "unknown command 'my-run' .*; of a run of this name: .* checkpoints list my-run$",
+        ),
+        ("lst", "did you mean temper checkpoints list"),
+        ("runs/my-run", "is a run, and temper checkpoints takes first what to do with it"),
+    ],
+)
+def test_a_run_without_what_to_do_with_it_is_answered_with_the_line(
+    word: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["checkpoints", word]) == ExitCode.WRONG_INPUT
+    assert re.search(sentence, capsys.readouterr().err.strip())

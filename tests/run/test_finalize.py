@@ -108,13 +108,15 @@ def words_of(run: RunDirectory) -> str:
 def test_where_a_killed_run_went_on_stays_known_to_its_end(run: RunDirectory) -> None:
     record_running(run, 100)
     assert "went_on" not in read_summary(run)
+    record_running(run, 100)
+    assert words_of(run).endswith("; gone on once, after a kill, from its beginning.")
     record_running(run, 100, first_step=60)  # nobody had written an end
     write_summary(run, {"status": "stopped", "steps": 80})
     record_running(run, 100, first_step=80)
     write_summary(run, {"status": "finished", "steps": 100, "seconds": 9.3})
-    went_on = [{"step": 60, "was_killed": True}, {"step": 80, "was_killed": False}]
+    went_on = [{"step": step, "was_killed": step < 80} for step in (0, 60, 80)]
     assert read_summary(run)["went_on"] == went_on
-    words = "; gone on 2 times, last after a stop, from its checkpoint of step 80."
+    words = "; gone on 3 times, last after a stop, from its checkpoint of step 80."
     last = f"Finished at step 100, 9.3 s after it last went on{words}"
     assert words_of(run) == last
     steps = [f'{{"step": {step}, "loss": 1.0, "seconds": 30}}\n' for step in (40, 100)]

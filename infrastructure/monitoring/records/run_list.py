@@ -158,7 +158,8 @@ def run_or_model(name: str, output_dir: Path) -> str:
     if version is not None and _is_run(run, output_dir):
         raise ValueError(
             f"{name} is a checkpoint, and this takes a model: write its model with"
-            f" temper export {name} FOLDER, and name FOLDER"
+            f" temper export {name} FOLDER, and name FOLDER; temper checkpoints list {run} shows"
+            " which there are"
         )
     if version is not None and "@" in Path(name).name:  # which no name of the hub has
         raise ValueError(

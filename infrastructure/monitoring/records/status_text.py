@@ -96,7 +96,8 @@ def _went_on_words(continuations: list[JsonObject]) -> str:
     places = dict.fromkeys(str(each["place"]) for each in continuations if "place" in each)
     back = f"; brought back from {', '.join(places)}" if places else ""
     step = newest.get("step")
-    return f"; gone on {often} after {what}, from its checkpoint of step {step}{back}"
+    start = f"its checkpoint of step {step}" if step else "its beginning"
+    return f"; gone on {often} after {what}, from {start}{back}"
 
 
 def progress_words(run: LiveRun) -> str:
