@@ -95,8 +95,10 @@ def _newest_named(name: str, output_dir: Path) -> Path | None:
     if _KEPT_NAME.fullmatch(name):  # else its folder is called otherwise
         runs = [run for run in runs if name in run.name]
     named = next((run for run in runs if _given_name(run) == name), None)
-    # Tables call a run by the end of its id.
-    return named or next((run for run in runs if _TIME.sub("", run.name) == name), None)
+    # Tables call a run by the end of its id. One of an own Trainer has an id without a time, which
+    # may be the name of a model of the Hub, too.
+    timed = (run for run in runs if _TIME.match(run.name))
+    return named or next((run for run in timed if _TIME.sub("", run.name) == name), None)
 
 
 def _given_name(run: Path) -> object:
