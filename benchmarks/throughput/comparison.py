@@ -57,7 +57,7 @@ def used(formats: dict[str, str]) -> list[str]:
 
 
 def gflop_rates(
-    turns: dict[str, Turns], flops: int, num_warmup: int, precisions: Sequence[str] = PRECISIONS
+    turns: dict[str, Turns], flops: int, num_warmup: int, precisions: Sequence[str]
 ) -> dict[str, int]:
     """How fast the products of a step are, by format."""
     return {

@@ -219,7 +219,7 @@ PACKING: dict[str, System] = {
 def systems_of(scenario: Scenario, has_bf16: bool) -> dict[str, System]:
     """Those that are compared in a scenario. With bf16 instructions nobody trains in fp32, and one
     scenario is enough to show what that would be; without them nobody trains in bf16, where a step
-    takes twenty times as long.
+    takes far longer.
 
     Args:
         has_bf16: whether the processor has such instructions.

@@ -14,7 +14,7 @@ from infrastructure.config.aliases import spelt_in_section
 from infrastructure.config.elsewhere import ABSENT, SAME, SAME_WORDS, as_keys, plain_name
 from infrastructure.config.field_help import allowed_values, choices, format_value, metadata_of
 from infrastructure.config.types import LARGEST, Allowed, UnknownNameError, UsedWhen
-from infrastructure.core.lookup import nearest
+from infrastructure.core.lookup import did_you_mean, nearest
 
 
 class ConfigurationError(ValueError):
@@ -170,18 +170,13 @@ def sentences(
             if hint is not None and not metadata_of(info, Allowed):
                 texts[name] = f"{key}: {cause}"
                 continue
-            given_value = format_value(values.get(name))
+            value = values.get(name)
             if name in uncountable:
                 hint = f" (the largest number is {LARGEST})"
-            hint = hint or _hint(choices(info), values.get(name))
-            texts[name] = f"{key} must be {allowed_values(info)}, not {given_value}{hint}"
+            elif not hint:
+                hint = did_you_mean(value, choices(info)) if isinstance(value, str) else ""
+            texts[name] = f"{key} must be {allowed_values(info)}, not {format_value(value)}{hint}"
     return "; ".join(texts.values())
-
-
-def _hint(words: Collection[str], given: object) -> str:
-    """Which of a field's words was meant, as the end of a sentence; "" where none is near."""
-    meant = nearest(given, words) if isinstance(given, str) else None
-    return f"; did you mean {meant!r}?" if meant else ""
 
 
 def unknown_field(section: type[ConfigSection], name: str) -> str:

@@ -19,7 +19,7 @@ from pydantic_core import core_schema
 from infrastructure.core.comma_list import split_items
 from infrastructure.core.files import is_utf8
 from infrastructure.core.json_text import parse_json
-from infrastructure.core.lookup import nearest, unknown_name
+from infrastructure.core.lookup import did_you_mean, unknown_name
 from infrastructure.core.named_object import is_address
 from infrastructure.core.price import parse_price
 from infrastructure.core.redact import redact
@@ -109,8 +109,7 @@ class RegisteredName:
         """Raise UnknownNameError for a name that there is not; an address is looked up later."""
         if name in self.others or is_address(name) or self.registry.has(name):
             return
-        meant = nearest(name, self.names())
-        hint = f"; did you mean {meant!r}?" if meant else ""
+        hint = did_you_mean(name, self.names())
         message = unknown_name(self.registry.what, redact(name), self.names())
         raise UnknownNameError(f"{message}, or one's own as module:name", hint)
 

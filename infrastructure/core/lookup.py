@@ -48,6 +48,12 @@ def _are_swapped(left: str, right: str) -> bool:
     return second == first + 1 and left[first : second + 1] == right[first : second + 1][::-1]
 
 
+def did_you_mean(name: str, choices: Iterable[str]) -> str:
+    """Which choice was meant, as the end of a sentence; "" where none is near."""
+    meant = nearest(name, choices)
+    return f"; did you mean {meant!r}?" if meant else ""
+
+
 def unknown_name(
     what: str, name: str, choices: Iterable[str], shown: Sequence[str] | int | None = None
 ) -> str:
@@ -57,8 +63,7 @@ def unknown_name(
         shown: the choices that are named, or how many of the nearest; None: all.
     """
     choices = sorted(choices)
-    meant = nearest(name, choices)
-    hint = f"; did you mean {meant!r}?" if meant else ""
+    hint = did_you_mean(name, choices)
     if isinstance(shown, int) and len(choices) > shown:
         shown = difflib.get_close_matches(name, choices, shown, cutoff=0.0)
     if shown is not None and not isinstance(shown, int):

@@ -1,7 +1,6 @@
 """What was measured as tables: headings and cells, for a terminal and for the page."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from infrastructure.evaluation.comparison import Difference
 from infrastructure.evaluation.intervals import Interval
 from infrastructure.evaluation.rows import ALL, Measured
 from infrastructure.monitoring.drawing.formatting import format_number, format_share
+from infrastructure.monitoring.records.run_list import BEGAN_AT
 
 Table = tuple[list[str], list[list[str]]]
 
@@ -32,7 +32,6 @@ LABELS = {
     "rouge2": "ROUGE-2",
     "rougeL": "ROUGE-L",
 }
-BEGAN_AT = re.compile(r"^\d{8}-\d{6}-(?=.)")
 POINTS = " points"  # of percent
 PLAIN = (LOSS, PERPLEXITY)  # the others are shares
 

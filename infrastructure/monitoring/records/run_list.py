@@ -25,7 +25,7 @@ _KEPT_NAME = re.compile(
     r"[A-Za-z0-9][A-Za-z0-9.-]{0,38}"
 )  # which stands in a folder's name as it is
 _NUMBERED = re.compile(r"checkpoint-(\d+)")  # as transformers names them
-_TIME = re.compile(r"^\d{8}-\d{6}-(?=.)")
+BEGAN_AT = re.compile(r"^\d{8}-\d{6}-(?=.)")  # in an id, before what tables call the run
 _BEGINS_WITH_TIME = re.compile(r"20\d\d")
 
 
@@ -97,8 +97,8 @@ def _newest_named(name: str, output_dir: Path) -> Path | None:
     named = next((run for run in runs if _given_name(run) == name), None)
     # Tables call a run by the end of its id. One of an own Trainer has an id without a time, which
     # may be the name of a model of the Hub, too.
-    timed = (run for run in runs if _TIME.match(run.name))
-    return named or next((run for run in timed if _TIME.sub("", run.name) == name), None)
+    timed = (run for run in runs if BEGAN_AT.match(run.name))
+    return named or next((run for run in timed if BEGAN_AT.sub("", run.name) == name), None)
 
 
 def _given_name(run: Path) -> object:
