@@ -13,8 +13,10 @@ from infrastructure.config.sources.flags import add_config_flags, add_preset_fla
 from infrastructure.core.errors import RunFailedError
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
 from infrastructure.monitoring.records.run_owner import read_trainer
+from infrastructure.run.find import newest_of_this_purpose
 from infrastructure.run.record_types import Summary
 from infrastructure.training.data.defaults import make_ready
+from infrastructure.training.data.preparation.doubts import UnconfirmedDataError, check_meant
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,25 +37,34 @@ def run(options: argparse.Namespace) -> int:
     config = configure(options, {"data.path": options.data})
     make_ready(config)
     check_given(config, accepted(options))
+    confirm_data(config, accepted(options))
     if options.detach:
         return detach(config, accepted(options))
     code = on_several_processes(config, options.words_given)
     return train(config, accepted(options)) if code is None else code
 
 
-def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
-    """Go on with the run of this purpose, or start one; see `exit_code_of_training`. A person at
-    the terminal is asked about data that is hardly what was meant."""
-    with loading_torch():
-        from infrastructure.deployment.one_call import train_configured
-        from infrastructure.training.data.preparation.doubts import UnconfirmedDataError
+def confirm_data(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
+    """Ask a person at the terminal about data that is hardly what was meant, as long as torch is
+    not loaded; a run that goes on has been asked about.
 
+    Raises:
+        UnconfirmedDataError: it was not meant, or nobody sits there.
+    """
     try:
-        return exit_code_of_training(train_configured(config, accept, show_in_flags))
+        check_meant(config.data)
     except UnconfirmedDataError as error:
+        if not config.new_run and newest_of_this_purpose(config, accept) is not None:
+            return
         if not confirmed(f"{error.doubt}. Train on it?"):
             raise
-    config.data.accept_small_data = True
+        config.data.accept_small_data = True
+
+
+def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
+    """Go on with the run of this purpose, or start one; see `exit_code_of_training`."""
+    with loading_torch():
+        from infrastructure.deployment.one_call import train_configured
     return exit_code_of_training(train_configured(config, accept, show_in_flags))
 
 
@@ -77,13 +88,8 @@ def detach(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
         ValueError: the configuration cannot be carried out, or the same is prepared already.
     """
     from infrastructure.deployment import detached
-    from infrastructure.training.data.preparation.doubts import UnconfirmedDataError, check_meant
 
     make_ready(config)
-    try:
-        check_meant(config.data)
-    except UnconfirmedDataError as error:  # nobody can be asked there
-        config.data.accept_small_data = confirmed(f"{error.doubt}. Train on it?")
     same = None if config.new_run else detached.preparing_the_same(config)
     if same is not None:
         raise ValueError(

@@ -50,6 +50,10 @@ def run(options: argparse.Namespace) -> int:
         show(True, spell_numbers(read_view(path)))
         return ExitCode.DONE
     os.nice(NICENESS)
+    if options.run is None and options.once and read_view(path)["is_over"]:
+        for process in started_trainings(Path.cwd()):
+            if _run_of(process.pid, output_dir) is None:
+                print(f"Process {process.pid} starts a training, without a run yet. Before it:")
     was_over = options.run is None and not options.once and read_view(path)["is_over"]
     state = watch(path, options.once, options.every)
     if was_over:

@@ -24,6 +24,7 @@ for folder, words in json.loads(sys.stdin.read()):
 """
 ROWS = (
     "preferences as text",
+    "a file with one row",
     "invalid UTF-8",
     "mostly broken JSON",
     "an unknown shape",
@@ -36,6 +37,7 @@ ROWS = (
     "an unknown thing to accept",
     "plugin scheme",
     "webhook",
+    "place file",
     "a GPU that is not there",
     "a GPU by a number that is not there",
     "fp16 on a CPU",

@@ -60,6 +60,16 @@ def test_the_run_of_a_training_that_is_being_started_is_waited_for(
     assert "step 3" not in out
 
 
+@pytest.mark.parametrize("started", ["train"], indirect=True)
+def test_one_look_names_a_training_that_has_no_run_yet(
+    started: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", "--once"]) == ExitCode.DONE
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first == f"Process {started.pid} starts a training, without a run yet. Before it:"
+    assert any("Finished at step 3" in line for line in others), others
+
+
 @pytest.mark.parametrize("started", ["train-resume"], indirect=True)
 def test_a_training_that_ends_without_a_run_is_not_waited_for_longer(
     started: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]

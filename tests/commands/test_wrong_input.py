@@ -1489,9 +1489,15 @@ FURTHER = [
         {"data.jsonl": GOOD_DATA},
     ),
     Wrong(
+        "a file with one row",
+        "train data.jsonl",
+        ["one row", "--accept-small-data"],
+        {"data.jsonl": GOOD_ROW},
+    ),
+    Wrong(
         "place file",
         "train data.jsonl --backup-place file",
-        ["--backup-place", "--allow-missing-place trains without it until"],
+        ["--backup-place", "that is a file", "--allow-missing-place trains without it until"],
         {"data.jsonl": GOOD_DATA, "file": ""},
     ),
     Wrong(

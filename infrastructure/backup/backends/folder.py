@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -61,6 +62,13 @@ class FolderPlace(Place):
 
     def require_reachable(self) -> None:
         self._require_connection()
+        folder = self.root if self._is_there(self.root) else self.anchor
+        if not folder.is_dir():
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(folder, os.W_OK | os.X_OK):
+            is_read_only = os.statvfs(folder).f_flag & os.ST_RDONLY
+            code = errno.EROFS if is_read_only else errno.EACCES
+            raise OSError(code, os.strerror(code))
 
     def confirm(self, path: Path, content: Content) -> bool:
         self.require_identity()

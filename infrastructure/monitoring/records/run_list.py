@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -199,14 +199,16 @@ def naming_runs(output_dir: Path) -> Iterator[None]:
         runs = runs_in(folder)
         if match is None or not runs:
             raise
-        is_id = _BEGINS_WITH_TIME.match(meant.name)
-        given = (None if is_id else _given_name(run) for run in runs)
-        each = (
-            name if isinstance(name, str) else run.name
-            for name, run in zip(given, runs, strict=True)
-        )
-        known = unknown_name("run", meant.name, dict.fromkeys(each), MAX_NAMED) + _ALL_RUNS
-        raise ValueError(f"in {folder}: {known}; nor is it a model: {error}") from None
+        known = unknown_name("run", meant.name, _names(runs, meant.name), MAX_NAMED)
+        why = str(error).removeprefix(f"model {match[1]!r}: ").partition(" (give ")[0]
+        raise ValueError(f"in {folder}: {known}{_ALL_RUNS}; nor is it a model: {why}") from None
+
+
+def _names(runs: Sequence[Path], wrong: str) -> list[str]:
+    """What the runs are called where `wrong` is none of them: by ids if that reads like one."""
+    is_id = _BEGINS_WITH_TIME.match(wrong)
+    given = ((None if is_id else _given_name(run), run.name) for run in runs)
+    return list(dict.fromkeys(name if isinstance(name, str) else of_id for name, of_id in given))
 
 
 def find_run_path(name: str | None, output_dir: Path) -> Path:
@@ -239,7 +241,7 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
         if version is not None and _is_run(run, output_dir):
             raise ValueError(ONE_VERSION.format(name=name, run=run))
         wrong = run if "@" in given.name else name
-        known = unknown_name("run or checkpoint", wrong, by_name, MAX_NAMED)
+        known = unknown_name("run or checkpoint", wrong, _names(runs, wrong), MAX_NAMED)
         restore = "; a copy comes back with: temper backup restore RUN --place PLACE"
         raise NoSuchRunError(f"in {output_dir}: {known}{_ALL_RUNS if by_name else restore}")
     return by_name[name].resolve()

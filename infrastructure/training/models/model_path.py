@@ -37,7 +37,11 @@ def refuse_missing(name: str) -> None:
     refuse_file(Path(name))
     if reads_like_path(name):
         is_final = Path(name).name == "final"
-        hint = "; a run's model lies in its own folder: runs/RUN/final" * is_final
+        hint = (
+            "; a run's model lies in its own folder: runs/RUN/final"
+            if is_final
+            else "; give a folder that holds config.json, or the name of a run: temper list"
+        )
         if meant := _near_run(Path(name)) if is_final else _near(name):
             hint = f"; did you mean {meant!r}?"
         raise ValueError(f"model {name!r}: there is no such folder{hint}")

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,6 +102,29 @@ def test_a_disk_that_is_not_mounted_gets_no_folder(tmp_path: Path) -> None:
             operation()
         assert caught.value.errno == errno.ENOTCONN
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_written_to_shows_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may write everywhere on a disk that is mounted for writing, so both are pretended."""
+    root = tmp_path / "backups"
+    FolderPlace(root).require_reachable()  # which can be made
+    root.write_text("a file")
+    with pytest.raises(NotADirectoryError):
+        FolderPlace(root).require_reachable()
+    root.unlink()
+    monkeypatch.setattr(os, "access", lambda folder, _: folder != tmp_path)
+    with pytest.raises(PermissionError):
+        FolderPlace(root).require_reachable()
+    root.mkdir()
+    FolderPlace(root).require_reachable()  # it is there: nothing has to be made beside it
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    flags = os.statvfs(root).f_flag
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flags | os.ST_RDONLY))
+    with pytest.raises(OSError, match="ead-only") as caught:
+        FolderPlace(root).require_reachable()
+    assert caught.value.errno == errno.EROFS
 
 
 def test_a_disk_that_went_away_is_no_empty_disk(tmp_path: Path) -> None:

@@ -114,12 +114,21 @@ def test_a_wrong_letter_is_answered_with_the_run_that_was_meant(tmp_path: Path) 
     for name in ("my-rum", f"{tmp_path}/runs/my-rum"):
         meant = r"runs: unknown run 'my-rum'.*my-run.*; all of them: temper list"
         with pytest.raises(ValueError, match=meant) as raised, naming_runs(tmp_path / "runs"):
-            raise ValueError(f"model {name!r}: {NOT_HERE}")
+            raise ValueError(f"model {name!r}: {NOT_HERE}, and no hub (give a folder)")
+        assert str(raised.value).endswith(f"nor is it a model: {NOT_HERE}, and no hub")
         assert raised.value.__cause__ is None  # one sentence, and no chain of errors
         assert "2026-a-my-run" not in str(raised.value), "each run counts once"
     other = f"model 'owner/name': {NOT_HERE}"
     with pytest.raises(ValueError, match=f"{other}$"), naming_runs(tmp_path / "runs"):
         raise ValueError(other)
+
+
+def test_runs_are_listed_as_the_wrong_name_is_spelled(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs", "20260102-030405-small")
+    (run / RUN_FILE).write_text(json.dumps({"config": {"run_name": {"value": "first"}}}))
+    for wrong, known in (("other", "first"), ("20260102-x", "20260102-030405-small")):
+        with pytest.raises(NoSuchRunError, match=rf"known: {known}\)"):
+            find_run_path(wrong, tmp_path / "runs")
 
 
 def test_a_name_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Collection
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,16 @@ import pytest
 from infrastructure.commands import train
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
-from infrastructure.deployment import one_call
+from infrastructure.core.checksums import write_record
+from infrastructure.core.files import make_directory
 from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.run.directory import RunDirectory
 from infrastructure.training.data.preparation.doubts import UnconfirmedDataError, check_meant
 from tests.training.data.builders import pairs, write_jsonl
+
+
+def config_of(data: Path) -> DeploymentConfig:
+    return DeploymentConfig(data={"path": str(data)}, output_dir=str(data.parent / "runs"))
 
 
 def one_row(folder: Path) -> Path:
@@ -70,35 +76,31 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("answer", "is_trained"), [("y\n", True), ("\n", False), ("", False)])
+@pytest.mark.parametrize(("answer", "is_meant"), [("y\n", True), ("\n", False), ("", False)])
 def test_a_person_at_the_terminal_answers(
-    answer: str, is_trained: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    answer: str, is_meant: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = DeploymentConfig(data={"path": str(one_row(tmp_path))})
-    trained: list[bool] = []
-
-    def train_configured(
-        given: DeploymentConfig, accept: Collection[str], show_line: object
-    ) -> dict[str, Any]:
-        check_meant(given.data)
-        trained.append(given.data.accept_small_data)
-        return {"status": "finished"}
-
-    monkeypatch.setattr(one_call, "train_configured", train_configured)
+    config = config_of(one_row(tmp_path))
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
     monkeypatch.setattr(sys, "stdout", Terminal())
-    if is_trained:
-        assert train.train(config) == 0
-    else:
-        with pytest.raises(UnconfirmedDataError):
-            train.train(config)
-    assert trained == [True] * is_trained
+    with nullcontext() if is_meant else pytest.raises(UnconfirmedDataError):
+        train.confirm_data(config)
+    assert config.data.accept_small_data is is_meant
     assert "one.jsonl holds one row" in sys.stdout.getvalue()  # type: ignore[attr-defined]
 
 
 def test_no_question_where_nobody_sits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = DeploymentConfig(data={"path": str(one_row(tmp_path))})
-    monkeypatch.setattr(one_call, "train_configured", lambda given, *_: check_meant(given.data))
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     with pytest.raises(UnconfirmedDataError):
-        train.train(config)
+        train.confirm_data(config_of(one_row(tmp_path)))
+
+
+def test_no_question_about_a_run_that_goes_on(tmp_path: Path) -> None:
+    config = config_of(one_row(tmp_path))
+    run = RunDirectory(Path(config.output_dir) / "20260102-030405-small")
+    make_directory(run.path)
+    write_record(run.run_file, {"configuration": config.to_dict()})
+    train.confirm_data(config)
+    config.new_run = True
+    with pytest.raises(UnconfirmedDataError):
+        train.confirm_data(config)
