@@ -86,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
     with waiting_beside("loading the model"):
         from infrastructure.deployment.model_repair import repair_model
         from infrastructure.evaluation.prompting import Answerer
+        from infrastructure.evaluation.run_settings import has_context
         from infrastructure.training.data.encoding.row_schema import with_context
         from infrastructure.training.models.progress_bars import without_progress_bars
         from infrastructure.training.models.saved_model import notes_of_rounded
@@ -95,6 +96,8 @@ def run(options: argparse.Namespace) -> int:
             answerer = Answerer(model, options.max_tokens, config.device, options.image)
     for note in [] if options.json else notes_of_rounded(model):
         show_beside(note)
+    if options.context is None and not options.json and has_context(Path(model)):
+        show_beside("note: it was trained on questions with a context: --context TEXT gives one")
     num_answered = 0
     for question in options.questions or chain([first] if first else [], typed):
         with waiting_beside("answering"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from infrastructure.commands.arguments import add_folder_flags, add_json
 from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
+from infrastructure.config.merging.precedence import Layer
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
@@ -39,10 +40,13 @@ def run(options: argparse.Namespace) -> int:
             f"list: {word!r} is too much: temper list shows all runs of a folder, which --output"
             f" names; temper watch {shlex.quote(word)} --once shows one run"
         )
-    folder = Path(configure(options).output_dir)
+    config = configure(options)
+    folder = Path(config.output_dir)
     rows = [(row, _written_at(folder / row.name)) for row in RunRows(folder).read()]
     runs = [{**asdict(row), "written_at": moment} for row, moment in rows]
-    text = f"No run in {folder}; start one with: temper train DATA"
+    is_missing = config.source("output_dir").layer is Layer.FLAG and not folder.is_dir()
+    there = f"No run in {folder}{', which is no folder' * is_missing}"
+    text = f"{there}; start one with: temper train DATA"
     if rows:
         text = render_table(HEADINGS, [_cells(row, moment) for row, moment in rows])
     show(options.json, spell_numbers({"folder": str(folder), "runs": runs}), text)

@@ -13,6 +13,7 @@ from infrastructure.core.optional import DISTRIBUTION
 
 PROGRAM = "temper"
 LONGEST_NAME = 255  # of a path that is looked for; more is none
+NUMBERS = {"int": "a whole number", "float": "a number"}
 SHORT_FLAGS = 60  # of a command with more, `--help` shows those that people use
 
 
@@ -64,6 +65,8 @@ class CommandParser(argparse.ArgumentParser):
         return super().parse_known_args(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:
+        for kind, name in NUMBERS.items():  # argparse names Python's types
+            message = message.replace(f"invalid {kind} value:", f"must be {name}, not")
         words = self.prog.removeprefix(PROGRAM).strip()
         raise ValueError(f"{words}{': ' * bool(words)}{message}; see {self.prog} --help")
 

@@ -106,6 +106,7 @@ from infrastructure.training.trainer_factory import TrainerFactory
 
 MOST_NAMED = 4  # settings in one line
 HOW_TO_BEGIN_ANEW = "; --new-run starts a new one"
+HOW_TO_TRAIN_AGAIN = "; --new-run trains again"
 HOW_TO_STOP = "; Ctrl-C saves and stops"
 
 log = logging.getLogger(__name__)
@@ -155,6 +156,7 @@ class TrainingDeployment:
         self.stages = Stages()
         self._beginning: Beginning | None = None
         self._how_to_begin_anew = ""  # of a run that nobody has named
+        self._how_to_train_again = ""  # the same, of one that is finished
 
     def run(self) -> Summary:
         """Train to the end: go on with the newest run of this purpose if it is not finished, or
@@ -199,6 +201,7 @@ class TrainingDeployment:
                 f"--name has no effect on run {run.run_id}, which trains the same;"
                 " --new-run begins one of that name"
             )
+        self._how_to_train_again = HOW_TO_TRAIN_AGAIN
         return self._go_on(run)
 
     def go_on(self, run: RunDirectory) -> Summary:
@@ -365,7 +368,7 @@ class TrainingDeployment:
         for line in closing_lines(run.path, summary, is_result_shown):
             self.report(line)
         when = "was finished before" if was_finished else "is finished"
-        self.report(f"Run {run.run_id} {when}: {run.final}; --new-run trains again")
+        self.report(f"Run {run.run_id} {when}: {run.final}{self._how_to_train_again}")
         copies.report_incomplete()
         return summary
 
@@ -609,7 +612,7 @@ class TrainingDeployment:
             self.report(line)
         is_other = record_accepted(run, agreed, step, lambda: describe_data(self.config, trainer))
         if is_other or trained_rows(run) is None:  # no version holds them: they can be made anew
-            record_rows(run, trainer)
+            record_rows(run, trainer, self.config)
 
     def _observers(self, run: RunDirectory, copies: RunReplication) -> list[Hook]:
         training = self.config.training

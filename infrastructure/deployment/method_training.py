@@ -12,6 +12,7 @@ from infrastructure.core.console import Report
 from infrastructure.core.errors import CopyNotConfirmedError
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
 from infrastructure.deployment.method_forecast import MethodForecast
+from infrastructure.deployment.run_record import record_rows_of
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.drawing.quantity_names import HELD_OUT, RANKING
 from infrastructure.run.advice import advice_at_end
@@ -96,6 +97,7 @@ class MethodTraining:
             with self.report.waiting("loading the model"):
                 trainer = training.make_trainer(is_new=resumed is None, say=self.report)
             training.data.quarantine.write(run.quarantine_file)
+            record_rows_of(run, config, training.data.contents())
             trainer.add_callback(callback)
             forecast.trainer = trainer
             self.report(f"Run {run.run_id}: {training.described(trainer)}")

@@ -1,14 +1,18 @@
 """What a run writes down about itself: run.json at its start, summary.json at its end."""
 
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.files import whole_directory
 from infrastructure.evaluation.held_out import HeldOut
+from infrastructure.evaluation.run_settings import run_folder
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
+from infrastructure.monitoring.records.run_list import finished_model
 from infrastructure.monitoring.records.run_reader import model_words
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import summary_of
@@ -18,7 +22,7 @@ from infrastructure.run.record_types import (
     RunRecord,
     Summary,
 )
-from infrastructure.run.trained_rows import record_trained_rows
+from infrastructure.run.trained_rows import Contents, record_trained_rows, trained_rows
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.data_pipeline import DataPipeline, first_examples
 from infrastructure.training.data.defaults import num_positions
@@ -65,16 +69,24 @@ def record_run(
     write_record(run.run_file, record)
     if report is not None:
         report.quarantine.write(run.quarantine_file)
-    record_rows(run, trainer)
+    record_rows(run, trainer, config)
     save_tokenizer(run, trainer)
 
 
-def record_rows(run: RunDirectory, trainer: EnhancedTrainer) -> None:
+def record_rows(run: RunDirectory, trainer: EnhancedTrainer, config: DeploymentConfig) -> None:
     """Keep which rows are trained on from now on, where they are rows of files."""
     data = trainer.initialize_data()
     contents = data.contents(held_out=False) if isinstance(data, DataPipeline) else None
     if contents is not None:
-        record_trained_rows(run, contents)
+        record_rows_of(run, config, contents)
+
+
+def record_rows_of(run: RunDirectory, config: DeploymentConfig, contents: Contents) -> None:
+    """Keep rows by their hashes, and those of the run whose model this one begins with: its model
+    has learnt them, too."""
+    first = run_folder(Path(finished_model(config.model.name)).expanduser())
+    earlier = None if first is None else trained_rows(RunDirectory(first))
+    record_trained_rows(run, contents if earlier is None else np.union1d(contents, earlier))
 
 
 class CompilingObserver(Observer):

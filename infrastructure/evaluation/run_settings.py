@@ -9,6 +9,8 @@ from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.monitoring.records.run_list import RUN_FILE
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.finalize import read_summary
 from infrastructure.training.data.preparation.plan import first_rows
 
 # How rows became tokens in the run that made the model; other rules would measure something else.
@@ -104,6 +106,12 @@ def precision_of_run(model: Path) -> str | None:
     """The number format that the run computed in that a model lies in; None: it lies in none."""
     run = record_of_run(model)
     return None if run is None else str(run.get("precision"))
+
+
+def has_context(model: Path) -> bool:
+    """Whether the rows of the run that a model lies in say what their questions are about."""
+    folder = run_folder(model)
+    return folder is not None and read_summary(RunDirectory(folder)).get("has_context", False)
 
 
 def values_of(run: JsonObject) -> JsonObject:

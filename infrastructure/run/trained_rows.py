@@ -1,5 +1,5 @@
-"""Which rows a run has trained on, as hashes of what they say: a measurement names those among its
-own, in whatever file they lie."""
+"""Which rows the model of a run has learnt, by the run or by those that it began from, as hashes of
+what they say: a measurement names those among its own, in whatever file they lie."""
 
 import base64
 import contextlib

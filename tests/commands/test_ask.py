@@ -9,6 +9,8 @@ import pytest
 
 from infrastructure.commands.main import main
 from infrastructure.evaluation.prompting import Answerer, answer_questions
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.finalize import write_summary
 
 QUESTIONS = ["What is 12 + 5?", "Reverse abc"]
 
@@ -62,6 +64,19 @@ def test_a_context_is_given_as_the_rows_of_the_training_had_it(
     [expected] = answer_questions(saved_llama, ["Where?\n\nRome is in Italy."], max_tokens=12)
     assert ask(str(saved_llama), "Where?", "--context", "Rome is in Italy.", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"question": "Where?", "answer": expected}
+
+
+def test_a_model_that_knows_contexts_gets_a_note_how_one_is_given(
+    saved_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path / "my-run")
+    shutil.copytree(saved_llama, run.final)
+    run.run_file.write_text("{}")
+    for has_context in (True, False):
+        write_summary(run, {"has_context": has_context})
+        for words, is_missing in (((), has_context), (("--context", "Rome."), False)):
+            assert ask(str(run.final), "Where?", *words) == 0
+            assert ("--context TEXT gives one" in capsys.readouterr().err) == is_missing
 
 
 def test_an_empty_question_is_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -459,6 +459,7 @@ def test_a_run_that_is_not_here_is_gone_on_with_from_its_place(
     coming = f"Run {run.name} is not in {folder} and lies at {moved}: bringing it back"
     assert shown.count(coming) == 1
     assert f"Run {run.name} was finished before" in shown
+    assert "--new-run" not in shown  # which train-resume refuses
     assert (Path(folder) / run.name / "final/config.json").is_file()
     assert not place.exists(), "copies go where the run came from"
 

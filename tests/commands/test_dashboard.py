@@ -72,7 +72,7 @@ def test_watch_waits_for_the_first_run(tmp_path: Path) -> None:
         (["dashboard", "nothing"], "unknown run or checkpoint 'nothing'"),
         (["dashboard", "--port", "99999"], "port 99999 (ports are numbers from 0 to 65535)"),
         (["watch", "--every", "0"], "--every must be more than 0 seconds, not 0.0"),
-        (["watch", "--every", "x"], "argument --every: invalid float value"),
+        (["watch", "--every", "x"], "argument --every: must be a number, not 'x'"),
     ],
 )
 def test_what_cannot_be_shown_is_wrong_input(

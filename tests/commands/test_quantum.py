@@ -75,7 +75,7 @@ def test_a_search_that_would_go_on_is_cut_off_by_its_limit(
         (["--sampler", "tabu", "--num-ones", "2"], "tabu takes no num_ones; these do: auto, exact"),
         (["--num-ones", "4"], "num_ones 4: the model has 3 variables"),
         (["--time-limit", "0"], "--time-limit 0: give seconds"),
-        (["--time-limit", "soon"], "invalid float value: 'soon'"),
+        (["--time-limit", "soon"], "must be a number, not 'soon'"),
         (["--reads", "0"], "--reads 0: give a whole number of at least 1"),
         (["--sampelr", "tabu"], "did you mean --sampler?"),
     ],

@@ -1,8 +1,10 @@
 import json
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,13 +13,15 @@ from infrastructure.core.checksums import read_record
 from infrastructure.deployment.run_record import (
     CompilingObserver,
     describe_model,
+    record_rows_of,
     record_run,
     summarise,
     unused_gpus,
 )
 from infrastructure.evaluation.held_out import HeldOut
 from infrastructure.optimization.compiling import CompileDecision
-from infrastructure.run.directory import plan_run
+from infrastructure.run.directory import RunDirectory, plan_run
+from infrastructure.run.trained_rows import record_trained_rows, trained_rows
 from infrastructure.training.core import precision
 from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -53,6 +57,21 @@ def trainer(config: DeploymentConfig) -> EnhancedTrainer:
     )
     made.prepare()
     return made
+
+
+def test_a_run_knows_what_the_run_that_it_began_from_had_learnt(
+    config: DeploymentConfig, saved_llama: Path, tmp_path: Path
+) -> None:
+    first, second = (RunDirectory(tmp_path / "runs" / name) for name in ("first", "second"))
+    shutil.copytree(saved_llama, first.final)
+    first.run_file.write_text("{}")
+    second.path.mkdir()
+    record_trained_rows(first, np.array([3, 8], dtype=np.uint64))
+    config.model.name = str(first.final)
+    record_rows_of(second, config, np.array([5, 8], dtype=np.uint64))
+    known = trained_rows(second)
+    assert known is not None
+    assert known.tolist() == [3, 5, 8]
 
 
 def test_run_json_records_how_the_run_came_to_be(

@@ -204,7 +204,7 @@ def test_what_waits_is_shown_and_can_be_removed(
         (["add", "--learning-rate", "fast"], "--learning-rate must be"),
         (["add", "--backup-place", "s3://me:Pa55word-of-mine@bucket"], "a secret stands in this"),
         (["remove", "7"], "job 7 is not in the queue (there are none)"),
-        (["remove", "seven"], "invalid int value"),
+        (["remove", "seven"], "must be a whole number, not 'seven'"),
         (["start"], "unknown command 'start'"),
     ],
 )

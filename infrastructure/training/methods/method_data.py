@@ -13,8 +13,12 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
+
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.core.json_text import JsonObject
 from infrastructure.training.data.encoding.schema_detection import SAMPLE_ROWS
 from infrastructure.training.data.preparation.data_report import rows_in_words
 from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 ANSWERS = ("chosen", "rejected", "completion")
+GOOD_ANSWERS = ("chosen", "completion", "answer")  # what a row is known by elsewhere
 
 
 @dataclass
@@ -56,6 +61,14 @@ class MethodData:
     system_prompt: str | None = None
     notes: list[str] = field(default_factory=list)
 
+    def contents(self) -> npt.NDArray[np.uint64]:
+        """Numbers of prompts with good answers that are trained on, as `temper train` numbers its
+        rows; without messages that hold more than a text."""
+        rows = (row for row in self.train if row.get("label") is not False)
+        named = ((row, next((n for n in GOOD_ANSWERS if n in row), None)) for row in rows)
+        turns = (_turns(row["prompt"], row[name]) for row, name in named if name is not None)
+        return np.array([content_number(each) for each in turns if each], dtype=np.uint64)
+
     def lines(self) -> list[str]:
         """For people: what was read, and what becomes of it."""
         counts = f"{rows_in_words(self.num_read)} read: {self.shape.reason}"
@@ -66,6 +79,16 @@ class MethodData:
         if self.num_cut:
             parts.append(f"the ends of {self.num_cut:,} are cut off")
         return [f"{counts}; {', '.join(parts)}", *self.notes]
+
+
+def _turns(prompt: Text, answer: object) -> list[list[str]]:
+    """A prompt and its answer as a conversation has them; empty where they are none of texts."""
+    if not isinstance(answer, str | list):
+        return []
+    question = prompt.removesuffix("\n") if isinstance(prompt, str) else prompt
+    messages = [*_as_messages(question, "user"), *_as_messages(answer, "assistant")]
+    is_plain = all(isinstance(one, dict) and one.keys() == {"role", "content"} for one in messages)
+    return [[str(one["role"]), str(one["content"])] for one in messages] if is_plain else []
 
 
 def sample(files: Sequence[DataFile]) -> list[Row]:
@@ -246,12 +269,10 @@ class RowWriter:
         if row.get("is_plain"):
             return row
         if self.has_template:
-            question = _as_messages(row["prompt"], "user")
-            answers = {n: _as_messages(row[n], "assistant") for n in ANSWERS if n in row}
-        else:
-            question = _as_question(row["prompt"])
-            answers = {n: _as_answer(row[n]) for n in ANSWERS if n in row}
-        return {**row, "prompt": question, **answers}
+            messages = {n: _as_messages(row[n], "assistant") for n in ANSWERS if n in row}
+            return {**row, "prompt": _as_messages(row["prompt"], "user"), **messages}
+        answers = {n: _as_answer(row[n]) for n in ANSWERS if n in row}
+        return {**row, "prompt": _as_question(row["prompt"]), **answers}
 
     def _lengths(self, row: MethodRow) -> tuple[int, int]:
         """Tokens of the prompt, and of the prompt with its longest answer."""
@@ -268,7 +289,7 @@ class RowWriter:
         return len(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
 
-def _as_messages(text: Text, role: str) -> Text:
+def _as_messages(text: Text, role: str) -> list[JsonObject]:
     return [{"role": role, "content": text}] if isinstance(text, str) else text
 
 
@@ -282,7 +303,6 @@ def _system_of(prompt: Text) -> str:
 def _as_question(text: Text) -> str:
     """As the plain format of `temper train` writes it."""
     messages = _as_messages(text, "user")
-    assert not isinstance(messages, str)
     if any(message["role"] == "assistant" for message in messages):
         raise ValueError(
             "an answer before the prompt needs a chat template: set data.chat_template"

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.methods.method_data import MethodData, read_data
 from tests.conftest import train_tiny_tokenizer
 from tests.training.methods.method_runs import rows_of, write_rows
@@ -50,6 +53,40 @@ def test_without_a_chat_template_rows_are_text_with_a_line_break(
     assert data.system_prompt is None
     chat[0]["prompt"].insert(0, {"role": "system", "content": "Be brief."})
     assert read(tmp_path, tokenizer, chat, "dpo").system_prompt == "Be brief."
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+@pytest.mark.parametrize(
+    ("method", "name"), [("dpo", "chosen"), ("grpo", "completion"), ("kto", "completion")]
+)
+def test_rows_have_the_numbers_that_they_have_where_answers_are_trained_on(
+    method: str,
+    name: str,
+    template: str | None,
+    tmp_path: Path,
+    tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    more: dict[str, Any] = {"dpo": {"rejected": "worse"}, "kto": {"label": True}}.get(method, {})
+    rows = [{"prompt": f"What is {n}?", name: f"It is {n}", **more} for n in range(4)]
+    bad = {"prompt": "What is 9?", "completion": "Is it?", "label": False}
+    training = {"max_completion_length": 8}
+    data = read(tmp_path, tokenizer, rows + [bad] * (method == "kto"), method, training=training)
+    answered = [{"prompt": row["prompt"], "completion": row[name]} for row in rows]
+    pipeline = DataPipeline(
+        DataConfig(
+            path=str(write_rows(tmp_path / "answered.jsonl", answered)),
+            max_length=64,
+            num_workers=0,
+            validation_split=0,
+        ),
+        tokenizer,
+        cache_config=CacheConfig(directory=str(tmp_path / "cache")),
+    )
+    expected = pipeline.contents(held_out=False)
+    assert expected is not None
+    assert data.contents().tolist() == expected.tolist()
 
 
 def test_with_one_all_rows_are_messages(

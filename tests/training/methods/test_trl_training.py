@@ -18,6 +18,7 @@ from infrastructure.monitoring.drawing.quantity_names import name_of
 from infrastructure.monitoring.records.run_view import read_view
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
+from infrastructure.run.trained_rows import trained_rows
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
 from infrastructure.training.methods.trl_training import TrlTraining
 from tests.conftest import save_tiny_llama
@@ -138,6 +139,7 @@ def test_a_short_training_is_not_all_warm_up(tmp_path: Path, saved_llama: Path) 
         assert sum("copies go to" in line for line in lines) == 1
         assert sum("Training for 6 steps" in line for line in lines) == 1
         assert sum("backup: " in line for line in lines) == 1  # how they stand, at the end alone
+        assert trained_rows(RunDirectory(run_folder(config))) is not None
         assert "pairs ranked rightly (higher is better)" in "".join(lines)
         assert sum(line.startswith("(ranked over ") for line in lines) == 1
 
