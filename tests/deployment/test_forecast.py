@@ -12,7 +12,13 @@ from infrastructure.backup.format.store import Store
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.forecast import Forecast, RunForecast, costs_of
+from infrastructure.deployment.forecast import (
+    SAVE_SECONDS,
+    Forecast,
+    RunForecast,
+    costs_of,
+)
+from infrastructure.deployment.forecasting import forecast
 from infrastructure.deployment.run_checks import checked_before
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.memory_prediction import MemoryBudget, MemoryLine
@@ -190,6 +196,16 @@ def test_processes_of_one_cpu_share_its_memory_and_a_step_of_each_is_smaller(
     found = costs_of(TrainerFactory().for_run(config))
     assert plans == [BatchPlan(4, 2)]
     assert (found.step_seconds, found.limit_bytes) == (1.0, 2 << 30)
+
+
+def test_saving_takes_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = StepCosts(MemoryLine(0, 1), 8, 8, 0, 0.5, 0.1, 4 << 30)
+    monkeypatch.setattr(CostMeasurement, "costs", lambda *_: costs)
+    seldom, often = (
+        forecast(small_config(tmp_path, max_steps=8, checkpoint_frequency=steps)).seconds
+        for steps in (8, 2)
+    )
+    assert 3 * SAVE_SECONDS < often - seldom < 4 * SAVE_SECONDS  # of a tiny model
 
 
 def test_auto_spreads_a_model_where_a_process_lacks_the_memory_and_names_it(
