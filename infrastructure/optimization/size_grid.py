@@ -6,7 +6,7 @@ make it anew for the next: on a CPU with bf16, oneDNN compiles a kernel for each
 lengths are rounded up to a sixteenth of the power of two below them, which are at most 16 sizes
 between a length and twice it, and 2 to 3 % of padding; on a CPU, where few kernels are to be kept,
 to an eighth: 8 sizes, and 4 to 5 %. What is added is masked: it teaches nothing, and nothing sees
-it. In fp32 on a CPU nothing is kept of a length (MKL), so there they stay as they are.
+it.
 """
 
 from enum import StrEnum

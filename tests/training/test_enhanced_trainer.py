@@ -147,7 +147,6 @@ def test_a_run_that_began_before_lengths_were_rounded_goes_on_with_exact_ones(
 ) -> None:
     """To the bits of the run that was never interrupted: dropout would draw other numbers."""
     settings: dict[str, Any] = {"lora": True, "checkpoint_frequency": 3, "keep_checkpoints": 9}
-    settings["mixed_precision"] = "bf16"
     before = Training(saved_llama, data_file, checkpoints=tmp_path / "a", **settings)
     adapter = before.trainer.adapter
     before.trainer.initialize_model()
@@ -168,20 +167,6 @@ def test_a_run_that_began_before_lengths_were_rounded_goes_on_with_exact_ones(
         assert again.trainer.identity()["size_grid"] == grid  # and so will whoever goes on
         again.run()
         assert_same_bits(again.weights, run.weights)
-
-
-@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="MKL multiplies in fp32")
-@pytest.mark.parametrize(
-    ("settings", "grid"),
-    [({}, SizeGrid.EXACT), ({"compile_mode": "auto"}, SizeGrid.EIGHTHS)],
-    ids=["as it is", "compiled"],
-)
-def test_in_fp32_lengths_are_rounded_only_for_compiled_code(
-    settings: dict[str, Any], grid: SizeGrid, saved_llama: Path, data_file: Path
-) -> None:
-    trainer = Training(saved_llama, data_file, mixed_precision="fp32", **settings).trainer
-    trainer.initialize_model()
-    assert trainer.adapter.size_grid is grid
 
 
 # Plain descent in fp32: bf16, which a CPU may prefer, rounds a packed row's sums otherwise.

@@ -137,22 +137,13 @@ class StandardModelAdapter(ModelAdapter):
         if self.training_config.compile_mode is not None:  # what is compiled takes no hooks
             self.token_loss.narrows_last_mlp = False
         if not self.token_loss.balances:
-            self.size_grid = self._grid()
+            is_cpu = self.device.type == "cpu"
+            self.size_grid = SizeGrid.EIGHTHS if is_cpu else SizeGrid.SIXTEENTHS
         objective = self._masks(model)
         if objective is not None:
             self.set_objective(objective)
         elif self.data_config.packing:
             self._prepare_packing(model)
-
-    def _grid(self) -> SizeGrid:
-        """How lengths are rounded up where kernels or compiled code are kept for each of them; MKL
-        keeps none of its products in fp32, and what is added would be computed for nothing."""
-        if self.device.type != "cpu":
-            return SizeGrid.SIXTEENTHS
-        is_compiled = self.training_config.compile_mode is not None
-        precision = choose_precision(self.training_config.mixed_precision, self.device)
-        keeps_none = precision.dtype is torch.float32 and torch.backends.mkl.is_available()
-        return SizeGrid.EXACT if keeps_none and not is_compiled else SizeGrid.EIGHTHS
 
     def _probe_few_blocks(self, model: torch.nn.Module) -> None:
         """Measure what a small model of the same kind allows."""
