@@ -97,7 +97,8 @@ class MethodTraining:
             with self.report.waiting("loading the model"):
                 trainer = training.make_trainer(is_new=resumed is None, say=self.report)
             training.data.quarantine.write(run.quarantine_file)
-            record_rows_of(run, config, training.data.contents())
+            if len(contents := training.data.contents()):  # else the file's name has to do
+                record_rows_of(run, config, contents)
             trainer.add_callback(callback)
             forecast.trainer = trainer
             self.report(f"Run {run.run_id}: {training.described(trainer)}")

@@ -24,6 +24,7 @@ from infrastructure.run.summary_text import closing_lines, cost_lines
 from infrastructure.run.timings import Stages
 from infrastructure.training.core.state import StopReason
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.models.model_path import EMBEDDED
 from infrastructure.training.setup.stack_outputs import save_stacks_and_rack
 
 
@@ -138,6 +139,7 @@ class RunFinalizer:
         state = self.trainer.state
         if after is None or state is None:
             return {}
+        model = self.trainer.model_config
         advice = advice_at_end(
             self.run,
             self.trainer.training_config.best_metric,
@@ -147,6 +149,7 @@ class RunFinalizer:
             after.table_row(),
             best_is_greater=state.best_is_greater,
             is_cut_short=self.trainer.training_config.max_steps == state.step,
+            freezes_new_weights=model.name == EMBEDDED and model.lora_config is not None,
         )
         return {"advice": advice} if advice else {}
 

@@ -33,6 +33,7 @@ def advice_at_end(
     *,
     best_is_greater: bool = False,
     is_cut_short: bool = False,
+    freezes_new_weights: bool = False,
 ) -> list[AdviceRecord]:
     """One line at most: an earlier checkpoint is better, or hardly anything was learnt.
 
@@ -42,7 +43,11 @@ def advice_at_end(
         num_epochs: that were trained; 0 where that is not known.
         before, after: numbers on held-out data; empty where nothing is held out.
         is_cut_short: `training.max_steps` ended it.
+        freezes_new_weights: a LoRA was trained beside weights that nothing has trained.
     """
+    longer = _longer(num_steps, num_epochs, is_cut_short)
+    if freezes_new_weights:  # more of the same would not help
+        longer = "the same without --lora, which freezes new weights, or a trained --model"
     was, now = before.get("eval_loss"), after.get("eval_loss")
     measured = now if best_metric == LOSS and isinstance(now, float) else None
     if best_metric != LOSS or measured is not None:
@@ -56,7 +61,7 @@ def advice_at_end(
         return [
             {
                 "text": f"{num_steps} steps are few; to train longer, or to learn faster",
-                "command": _longer(num_steps, num_epochs, is_cut_short),
+                "command": longer,
             }
         ]
     if isinstance(was, float) and isinstance(now, float) and was > 0:
@@ -78,13 +83,12 @@ def advice_at_end(
             return [
                 {
                     "text": f"{text} {format_number(now)}; to learn more",
-                    "command": _longer(num_steps, num_epochs, is_cut_short),
+                    "command": longer,
                 }
             ]
     exact = after.get("exact_match")
     if num_steps < FEW_WITHOUT_ANSWERS and isinstance(exact, Mapping) and exact.get("all") == 0:
         text = f"No held-out answer is exactly right after {num_steps} steps; to learn more"
-        longer = _longer(num_steps, num_epochs, is_cut_short)
         return [{"text": text, "command": longer}]
     return []
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from infrastructure.backup.format.store import Store
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.run.advice import advice_at_end
 from infrastructure.run.directory import RunDirectory
-from tests.deployment.runs import deploy, small_config
+from tests.deployment.runs import deploy, small_config, small_settings
 
 
 def suggested(run: Path, before: float | None, after: float | None, **more: Any) -> str:
@@ -65,6 +66,17 @@ def test_little_that_was_learnt_is_named(tmp_path: Path) -> None:
             f"The held-out loss rose a little, from {shown}; to learn differently: another"
             " --learning-rate"
         )
+
+
+def test_more_of_the_same_is_no_advice_where_a_lora_freezes_new_weights(tmp_path: Path) -> None:
+    advice = "the same without --lora, which freezes new weights, or a trained --model"
+    for after, num_steps in ((2.0, 12), (3.99, 100)):
+        line = suggested(tmp_path, 4.0, after, num_steps=num_steps, freezes_new_weights=True)
+        assert line.endswith(advice)
+    settings = small_settings(tmp_path, max_steps=2)
+    settings["model"]["lora_config"] = {"r": 2}
+    _, lines = deploy(DeploymentConfig(**settings))
+    assert lines[-1].endswith(advice)
 
 
 def test_a_short_training_without_a_right_answer_is_named(tmp_path: Path) -> None:
