@@ -1,8 +1,10 @@
 """Where the time of one of Temper's steps goes on a CPU, by what kind of work it is.
 
     python -m benchmarks.step_profile --data gsm8k/train.jsonl [--scenario all] [--steps 8]
+    python -m benchmarks.step_profile --quickstart --warmup 60 --steps 40
 
-PyTorch's profiler watches some steps of the same training that `benchmarks.throughput` measures.
+PyTorch's profiler watches some steps of the same training that `benchmarks.throughput` measures,
+or of the quickstart: sample tasks and the embedded model.
 Each operation counts with its own time, without that of the operations that it calls. What no
 operation has is Python and the profiler itself: the same steps are timed without it, too. Prints a
 table, and the operations that take the most time.
@@ -12,9 +14,10 @@ import argparse
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import chdir, nullcontext, redirect_stdout
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -24,9 +27,12 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.machine import environment, publish, sentence, table
 from benchmarks.throughput.systems import be_quiet, temper_trainer
-from benchmarks.throughput.workbench import SCENARIOS, Workbench, prepare
+from benchmarks.throughput.workbench import SCENARIOS, prepare
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.data.defaults import make_ready
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.extensions.extension_hooks import Hook, Observer
 
 # An operation is of the first kind that a part of its name, or of a caller's name, says.
 INSIDE = {
@@ -49,6 +55,8 @@ KINDS = (
 POINTWISE = ("mul", "add", "sub", "div", "silu", "sigmoid", "rsqrt", "mean", "pow", "sum", "neg")
 FOREACH = ("_foreach", "_fused", "linalg", "clip", "norm")
 NUM_LISTED = 12
+
+MakeTrainer = Callable[[int, list[Hook]], EnhancedTrainer]  # of so many steps
 
 
 @dataclass
@@ -109,13 +117,20 @@ def is_any(parts: Iterable[str], names: Iterable[str]) -> bool:
     return any(part in name for name in names for part in parts)
 
 
+def quickstart_trainer(num_steps: int, hooks: list[Hook]) -> EnhancedTrainer:
+    """As `temper train` trains where nothing is said."""
+    config = DeploymentConfig(training={"max_steps": num_steps})
+    make_ready(config)
+    return EnhancedTrainer(config.model, config.training, config.data, device="cpu", hooks=hooks)
+
+
 def steps_by_kind(
-    workbench: Workbench, num_warmup: int, num_steps: int
+    make_trainer: MakeTrainer, num_warmup: int, num_steps: int
 ) -> tuple[ProfiledSteps, Counter[str], Counter[tuple[str, str]]]:
     """The steps, and the milliseconds of one by kind, and by kind and operation."""
     steps = ProfiledSteps(num_warmup, num_steps)
     # one step more than is profiled: what comes after the last step is not of it
-    temper_trainer(workbench, num_warmup + 2 * num_steps + 1, [steps]).train()
+    make_trainer(num_warmup + 2 * num_steps + 1, [steps]).train()
     kinds: Counter[str] = Counter()
     operations: Counter[tuple[str, str]] = Counter()
     for event in steps.profiler.events():
@@ -127,8 +142,8 @@ def steps_by_kind(
     return steps, kinds, operations
 
 
-def page(workbench: Workbench, num_warmup: int, num_steps: int) -> str:
-    steps, kinds, operations = steps_by_kind(workbench, num_warmup, num_steps)
+def page(title: str, make_trainer: MakeTrainer, num_warmup: int, num_steps: int) -> str:
+    steps, kinds, operations = steps_by_kind(make_trainer, num_warmup, num_steps)
     total = sum(kinds.values())
     alone, watched = (1000 * median(steps.seconds[is_on]) for is_on in (False, True))
     by_kind = [(kind, f"{kinds[kind]:.0f}", f"{kinds[kind] / total:.0%}") for kind in KINDS]
@@ -137,7 +152,7 @@ def page(workbench: Workbench, num_warmup: int, num_steps: int) -> str:
         for (kind, name), time in operations.most_common(NUM_LISTED)
     ]
     return (
-        f"# Where the time of a step goes: {workbench.scenario.title}\n\n"
+        f"# Where the time of a step goes: {title}\n\n"
         f"`python -m benchmarks.step_profile`: a step of Temper took {alone:.0f} ms in the middle,"
         f" and {watched:.0f} ms with PyTorch's profiler, whose times these are, over"
         f" {num_steps} steps. {sentence(environment())}\n\n"
@@ -148,18 +163,28 @@ def page(workbench: Workbench, num_warmup: int, num_steps: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="GSM8K's train.jsonl")
+    parser.add_argument("--data", type=Path, help="GSM8K's train.jsonl")
+    parser.add_argument("--quickstart", action="store_true", help="profile that, without --data")
     parser.add_argument("--scenario", choices=list(SCENARIOS), default="all")
     parser.add_argument("--steps", type=int, default=8, help="profiled; default 8")
     parser.add_argument("--warmup", type=int, default=8, help="steps before them; default 8")
     parser.add_argument("--write", type=Path, metavar="FILE", help="keep the page")
     arguments = parser.parse_args()
+    if (arguments.data is None) is not arguments.quickstart:
+        parser.error("give --data with GSM8K's train.jsonl, or --quickstart")
     be_quiet()
     num_steps = arguments.warmup + 2 * arguments.steps + 1
-    with tempfile.TemporaryDirectory() as name, redirect_stdout(sys.stderr):
-        scenario = SCENARIOS[arguments.scenario]
-        workbench = prepare(scenario, arguments.data, num_steps, Path(name))
-        made = page(workbench, arguments.warmup, arguments.steps)
+    with (
+        tempfile.TemporaryDirectory() as name,
+        redirect_stdout(sys.stderr),
+        chdir(name) if arguments.quickstart else nullcontext(),
+    ):
+        title, make_trainer = "the quickstart", quickstart_trainer
+        if not arguments.quickstart:
+            scenario = SCENARIOS[arguments.scenario]
+            workbench = prepare(scenario, arguments.data, num_steps, Path(name))
+            title, make_trainer = scenario.title, partial(temper_trainer, workbench)
+        made = page(title, make_trainer, arguments.warmup, arguments.steps)
     publish(made, arguments.write)
 
 
