@@ -73,7 +73,7 @@ def test_more_of_the_same_is_no_advice_where_a_lora_freezes_new_weights(tmp_path
     for after, num_steps in ((2.0, 12), (3.99, 100)):
         line = suggested(tmp_path, 4.0, after, num_steps=num_steps, freezes_new_weights=True)
         assert line.endswith(advice)
-    settings = small_settings(tmp_path, max_steps=2)
+    settings = small_settings(tmp_path, max_steps=8)
     settings["model"]["lora_config"] = {"r": 2}
     _, lines = deploy(DeploymentConfig(**settings))
     assert lines[-1].endswith(advice)
