@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.step_profile import KINDS, kind_of, page, quickstart_trainer
+from tests.slow import slow
 
 
 @dataclass
@@ -37,6 +38,7 @@ def test_an_operation_has_a_kind(names: list[str], kind: str) -> None:
     assert kind in KINDS
 
 
+@slow
 def test_the_quickstart_s_steps_are_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shown = page("the quickstart", quickstart_trainer, 1, 1)
