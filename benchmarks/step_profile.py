@@ -142,7 +142,8 @@ def steps_by_kind(
     return steps, kinds, operations
 
 
-def page(title: str, make_trainer: MakeTrainer, num_warmup: int, num_steps: int) -> str:
+def page(title: str, flags: str, make_trainer: MakeTrainer, num_warmup: int, num_steps: int) -> str:
+    """`flags` chose what is profiled."""
     steps, kinds, operations = steps_by_kind(make_trainer, num_warmup, num_steps)
     total = sum(kinds.values())
     alone, watched = (1000 * median(steps.seconds[is_on]) for is_on in (False, True))
@@ -153,7 +154,8 @@ def page(title: str, make_trainer: MakeTrainer, num_warmup: int, num_steps: int)
     ]
     return (
         f"# Where the time of a step goes: {title}\n\n"
-        f"`python -m benchmarks.step_profile`: a step of Temper took {alone:.0f} ms in the middle,"
+        f"`python -m benchmarks.step_profile {flags}`: a step of Temper took {alone:.0f} ms in the"
+        " middle,"
         f" and {watched:.0f} ms with PyTorch's profiler, whose times these are, over"
         f" {num_steps} steps. {sentence(environment())}\n\n"
         f"{table(('kind of work', 'ms of a step', 'share'), by_kind)}\n"
@@ -179,12 +181,13 @@ def main() -> None:
         redirect_stdout(sys.stderr),
         chdir(name) if arguments.quickstart else nullcontext(),
     ):
-        title, make_trainer = "the quickstart", quickstart_trainer
+        chosen = "the quickstart", "--quickstart", quickstart_trainer
         if not arguments.quickstart:
             scenario = SCENARIOS[arguments.scenario]
             workbench = prepare(scenario, arguments.data, num_steps, Path(name))
-            title, make_trainer = scenario.title, partial(temper_trainer, workbench)
-        made = page(title, make_trainer, arguments.warmup, arguments.steps)
+            flags = f"--data gsm8k/train.jsonl --scenario {arguments.scenario}"
+            chosen = scenario.title, flags, partial(temper_trainer, workbench)
+        made = page(*chosen, arguments.warmup, arguments.steps)
     publish(made, arguments.write)
 
 

@@ -47,7 +47,16 @@ SCHEMA = schema_of(DeploymentConfig)
 FOREIGN_NAMES = {"save_steps", "load_best_model_at_end", "assert_sampler_api"}
 FOREIGN_FLAGS = {
     *("--with-unsloth", "--depth", "--nproc-per-node", "--selections", "--kinds", "--read-before"),
-    *("--before", "--scenario", "--compile", "--data", "--check", "--precision", "--write"),
+    *(
+        "--before",
+        "--scenario",
+        "--quickstart",
+        "--compile",
+        "--data",
+        "--check",
+        "--precision",
+        "--write",
+    ),
 }
 
 # Modules that the reader of a document writes.

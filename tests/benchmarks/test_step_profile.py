@@ -41,7 +41,7 @@ def test_an_operation_has_a_kind(names: list[str], kind: str) -> None:
 @slow
 def test_the_quickstart_s_steps_are_sorted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    shown = page("the quickstart", quickstart_trainer, 1, 1)
+    shown = page("the quickstart", "--quickstart", quickstart_trainer, 1, 1)
     assert "# Where the time of a step goes: the quickstart" in shown
     shares = {cells[1]: int(cells[3].rstrip("%")) for cells in rows_of(shown) if cells[1] in KINDS}
     assert set(shares) == set(KINDS)

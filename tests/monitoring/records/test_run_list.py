@@ -19,6 +19,7 @@ from infrastructure.monitoring.records.run_list import (
     runs_in,
     split_version,
 )
+from infrastructure.training.models.model_path import not_found
 from tests.monitoring.written_run import write_run
 
 
@@ -114,8 +115,9 @@ def test_a_wrong_letter_is_answered_with_the_run_that_was_meant(tmp_path: Path) 
     for name in ("my-rum", f"{tmp_path}/runs/my-rum"):
         meant = r"runs: unknown run 'my-rum'.*my-run.*; all of them: temper list"
         with pytest.raises(ValueError, match=meant) as raised, naming_runs(tmp_path / "runs"):
-            raise ValueError(f"model {name!r}: {NOT_HERE}, and no hub (give a folder)")
-        assert str(raised.value).endswith(f"nor is it a model: {NOT_HERE}, and no hub")
+            raise ValueError(not_found(name, hub_reachable=False))
+        why = f"nor is it a model: {NOT_HERE}, and the Hugging Face hub cannot be reached"
+        assert str(raised.value).endswith(why)
         assert raised.value.__cause__ is None  # one sentence, and no chain of errors
         assert "2026-a-my-run" not in str(raised.value), "each run counts once"
     other = f"model 'owner/name': {NOT_HERE}"
