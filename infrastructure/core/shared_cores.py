@@ -2,6 +2,7 @@
 
 import os
 
+THREADS_VARIABLE = "OMP_NUM_THREADS"  # how many threads PyTorch computes with on a CPU
 # How often a thread looks before it sleeps: about as long as the others of a small product take.
 SPINS_BEFORE_SLEEP = 1000
 

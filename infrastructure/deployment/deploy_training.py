@@ -7,7 +7,7 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -97,7 +97,7 @@ from infrastructure.training.observers.run_observers import (
     ReportObserver,
 )
 from infrastructure.training.quantum.records_observer import quantum_observers, quantum_probes
-from infrastructure.training.setup.precision_choice import choose_measured
+from infrastructure.training.setup.compute_choice import choose_measured, threads_restored
 from infrastructure.training.setup.stack_outputs import stack_observers
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy
@@ -177,7 +177,11 @@ class TrainingDeployment:
         agent = agent_folder()
         if agent is not None and agent.run is not None:  # its processes were started again
             return self.go_on(RunDirectory(agent.run))
-        with lossy_output(), no_empty_folder_left(Path(self.config.output_dir)):
+        with (
+            lossy_output(),
+            threads_restored(),
+            no_empty_folder_left(Path(self.config.output_dir)),
+        ):
             return self._run()
 
     def _run(self) -> Summary:
@@ -207,7 +211,7 @@ class TrainingDeployment:
     def go_on(self, run: RunDirectory) -> Summary:
         """As `run`, with this very run, whatever others there are of its purpose."""
         make_ready(self.config)
-        with lossy_output():
+        with lossy_output(), threads_restored():
             return self._go_on(run)
 
     def _go_on(self, run: RunDirectory) -> Summary:
@@ -237,7 +241,7 @@ class TrainingDeployment:
         make_ready(self.config)
         if self.config.training.method != SFT:
             return self._train_by_method(run, checkpoint)
-        with lossy_output(), only_trainer_of(run.path):
+        with lossy_output(), threads_restored(), only_trainer_of(run.path):
             self._check_place(run)
             if checkpoint is not None and _has_gone_on(run):
                 checkpoint = None
@@ -251,8 +255,8 @@ class TrainingDeployment:
             if has_record and (commit := commit_of_base(run, self.config)):
                 self.config.model.revision = commit
             tokenizer = run.tokenizer if run.tokenizer.is_dir() else None
-            precision = run.read_run().get("precision") if has_record else None
-            trainer = self._prepare(tokenizer, backend_of(run), precision, has_begun=True)
+            record = run.read_run() if has_record else None
+            trainer = self._prepare(tokenizer, backend_of(run), record, has_begun=True)
             if not has_record:
                 record_run(run, self.config, trainer)
                 self.report(f"note: {run.run_file.name} was lost: written anew as the run is now")
@@ -386,12 +390,12 @@ class TrainingDeployment:
             trainer = trainer or self._prepare()
             with with_ranks(trainer), errors_and_output_kept(run):
                 with self._stage("fit", "measuring how many examples fit"):
-                    precision = choose_measured(trainer)
-                    for line in precision.lines() if precision else ():
+                    measured = choose_measured(trainer)
+                    for line in measured.lines() if measured else ():
                         self.report(line)
                     for index, line in enumerate(trainer.batch_plan().lines()):
                         (self.report if index == 0 else self.report.detail)(line)
-                record_run(run, self.config, trainer, precision)
+                record_run(run, self.config, trainer, measured)
                 self._others_may_begin()
                 self._note_begun(run)
                 return self._train(run, trainer, self._measure(run, trainer))
@@ -458,14 +462,14 @@ class TrainingDeployment:
         self,
         saved_tokenizer: Path | None = None,
         began_with: Backend | None = None,
-        precision: object = None,
+        record: Mapping[str, object] | None = None,
         *,
         has_begun: bool = False,
     ) -> EnhancedTrainer:
         """Model and data, read and checked, so that whatever is wrong with them is told now.
 
         Args:
-            precision: the number format that the run began with; None: it is a new one.
+            record: of the run, which says how it began to compute; None: it is a new one.
         """
         check_watching(self.config)
         check_sinks(self.config.training.metrics_sinks)
@@ -481,7 +485,9 @@ class TrainingDeployment:
             self.report(trainer.backend_sentence)
         with self._stage("model", "loading the model"):
             trainer.initialize_model()
-            trainer.keep_precision(precision)
+            if record is not None:
+                trainer.keep_precision(record.get("precision"))
+                trainer.keep_num_threads(record.get("num_threads"))
         with self._stage("data", "reading and tokenising the data"):
             data = trainer.initialize_data()
         if isinstance(trainer.strategy, StackwiseStrategy | CurriculumStrategy):

@@ -33,7 +33,7 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.models.lora import count_parameters
 from infrastructure.training.models.token_functions import CROSS_ENTROPY
 from infrastructure.training.resume.fingerprint import installed_versions
-from infrastructure.training.setup.precision_choice import PrecisionChoice
+from infrastructure.training.setup.compute_choice import ComputeChoice
 from infrastructure.training.setup.resource_limits import memory_facts
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 
@@ -45,12 +45,12 @@ def record_run(
     run: RunDirectory,
     config: DeploymentConfig,
     trainer: EnhancedTrainer,
-    precision: PrecisionChoice | None = None,
+    measured: ComputeChoice | None = None,
 ) -> None:
     """Write run.json, the tokenizer and the quarantined rows, before the first step.
 
     Args:
-        precision: as it was measured; None: it was not.
+        measured: how to compute; None: it was not.
     """
     data = trainer.initialize_data()
     report = getattr(data, "report", None)
@@ -59,8 +59,9 @@ def record_run(
     record: RunRecord = {
         **base_record(run, settings, installed_versions(), device, num_processes),
         "configuration": config.to_dict(),
-        "decided": trainer.batch_plan().decided() | (precision.decided() if precision else {}),
+        "decided": trainer.batch_plan().decided() | (measured.decided() if measured else {}),
         "precision": trainer.precision.name,
+        "num_threads": trainer.num_threads,
         "attention": trainer.attention_form(),
         "last_mlp": trainer.last_mlp_form(),
         "model": trainer.adapter.describe(),

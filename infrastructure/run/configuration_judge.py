@@ -57,8 +57,9 @@ CODE = "code"  # of the parts of somebody's own
 OF_THE_BASE = ("model.name", "model.revision", "training.multimodal.vision_tower")
 COMPARED_FACTS = (
     "data", "base_model", "device", "precision", "deterministic", "world_size", "attention",
+    "num_threads",
 )  # fmt: skip
-NOT_ALWAYS_RECORDED = ("attention",)
+NOT_ALWAYS_RECORDED = ("attention", "num_threads")
 FACT_NAMES = (*COMPARED_FACTS, CODE)
 
 
@@ -220,7 +221,11 @@ def _has_other_labels(was: Facts, current: Facts) -> bool:
 def _judged_fact(name: str, before: object, now: object) -> Verdict:
     if name == "machine":
         return Verdict.HARMLESS
-    if name in ("world_size", "attention"):  # the same sums in another order, dropout drawn anew
+    if name in (
+        "world_size",
+        "attention",
+        "num_threads",
+    ):  # the same sums in another order, dropout drawn anew
         return Verdict.ROUNDS_OTHERWISE
     if name == "precision" and "fp16" in (before, now):  # a checkpoint holds its gradient scaler
         return Verdict.NEEDS_A_NEW_RUN

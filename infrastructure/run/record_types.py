@@ -93,6 +93,7 @@ class RunRecord(BaseRunRecord, total=False):
     Attributes:
         configuration: as `DeploymentConfig.from_dict` reads it; every file has it.
         decided: by key.
+        num_threads: of the CPU, which computes by itself; None elsewhere.
         attention: how packed rows are attended to.
         last_mlp: at which tokens the last layer's MLP is computed.
         model: as the model's adapter describes it.
@@ -103,6 +104,7 @@ class RunRecord(BaseRunRecord, total=False):
     configuration: Required[JsonObject]
     decided: dict[str, DecidedSetting]
     precision: str
+    num_threads: int | None
     attention: str
     last_mlp: str
     model: JsonObject

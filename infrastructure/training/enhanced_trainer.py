@@ -1,5 +1,6 @@
 """EnhancedTrainer puts adapter, data, strategy, hooks and loop together; it trains nothing."""
 
+import os
 import sys
 import tempfile
 from collections import deque
@@ -37,9 +38,10 @@ from infrastructure.config.sections.resource_config import CacheConfig, MemoryCo
 from infrastructure.config.sections.training_config import CURRICULUM, QUANTUM, TrainingConfig
 from infrastructure.core.agent import time_left
 from infrastructure.core.callbacks import do_nothing
-from infrastructure.core.hardware import gib
+from infrastructure.core.hardware import gib, processor
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.shared_cores import THREADS_VARIABLE
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.optimization.peak_memory import PeakMemory
 from infrastructure.run.compatibility import Difference, Verdict, check_compatible
@@ -492,6 +494,23 @@ class EnhancedTrainer:
         if is_open and name in ("fp32", self.precision.name):
             self.use_precision(str(name))
 
+    def use_num_threads(self, count: int) -> None:
+        """Compute with so many threads of the CPU from now on, in all of this process."""
+        torch.set_num_threads(count)
+
+    @property
+    def num_threads(self) -> int | None:
+        """That the CPU computes with, which decides the last digits; None: a GPU computes, or
+        several processes share the threads."""
+        is_alone = self.device.type == "cpu" and self.num_processes == 1
+        return torch.get_num_threads() if is_alone else None
+
+    def keep_num_threads(self, count: object) -> None:
+        """Go on with as many threads as a run began with, unless the environment gives a number, or
+        there are not as many cores for them."""
+        if isinstance(count, int) and self.num_threads and THREADS_VARIABLE not in os.environ:
+            self.use_num_threads(max(1, min(count, processor().num_cores)))
+
     def bind_strategy(self) -> TrainingStrategy:
         """The strategy, with what it needs to do a step."""
         self.strategy.compute_loss = self.adapter.compute_loss
@@ -804,6 +823,7 @@ class EnhancedTrainer:
         of_now = {
             "size_grid": self.adapter.size_grid.value,
             "attention": self.attention_form(),
+            "num_threads": self.num_threads,
             "total_steps": loop.total_steps,
         }
         return {**self._identity, **of_now}
@@ -846,6 +866,7 @@ class EnhancedTrainer:
         if self.loop is None:
             self.planner.repeat(was.get("resolved", {}))
             self.keep_precision(was.get("precision"))
+            self.keep_num_threads(was.get("num_threads"))
         self.initialize_model()
         if was:
             self.adapter.size_grid = recorded_grid(was)

@@ -10,6 +10,7 @@ import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import read_record
+from infrastructure.core.shared_cores import THREADS_VARIABLE
 from infrastructure.deployment.run_record import (
     CompilingObserver,
     describe_model,
@@ -22,11 +23,13 @@ from infrastructure.evaluation.held_out import HeldOut
 from infrastructure.optimization.compiling import CompileDecision
 from infrastructure.run.directory import RunDirectory, plan_run
 from infrastructure.run.trained_rows import record_trained_rows, trained_rows
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, load_values
 from infrastructure.training.core import precision
 from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.models.packed_attention import ATTENTION_NAME
-from infrastructure.training.setup import precision_choice
+from infrastructure.training.setup import compute_choice
+from infrastructure.training.setup.compute_choice import threads_restored
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 from tests.deployment.runs import deploy, small_config
 
@@ -104,20 +107,42 @@ def test_run_json_records_how_the_run_came_to_be(
 def test_a_measured_precision_is_recorded_and_kept_by_whoever_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = {"bf16": 2.0, "fp32": 1.0}
+    measured = {("bf16", 1): 2.0, ("fp32", 1): 1.0}
     monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
-    monkeypatch.setattr(precision_choice, "WORTH_IT", 4)
-    monkeypatch.setattr(precision_choice, "_measured", lambda trainer: dict(measured))
+    monkeypatch.setattr(compute_choice, "WORTH_IT", 4)
+    monkeypatch.setattr(compute_choice, "_compared", lambda *of, halves: dict(measured))
+    monkeypatch.setenv(THREADS_VARIABLE, "1")
     path, lines = deploy(small_config(tmp_path, deadline="0.001s", num_epochs=1))
     record = json.loads((path / "run.json").read_text())
     assert (record["precision"], record["attention"]) == ("fp32", ATTENTION_NAME)
     decided = record["decided"]["training.mixed_precision"]
     assert f"training.mixed_precision: fp32 ({decided['origin']})" in lines
-    measured["bf16"] = 0.1  # now it would be the other one
+    measured["bf16", 1] = 0.1  # now it would be the other one
     again, lines = deploy(small_config(tmp_path, num_epochs=1))
     assert again == path
     assert any(line.endswith("fp32 on cpu") for line in lines)
     assert json.loads((path / "summary.json").read_text())["status"] == "finished"
+
+
+def test_a_run_keeps_its_number_of_threads_and_leaves_the_process_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = {("fp32", 2): 1.0, ("fp32", 1): 0.4}
+    monkeypatch.setattr(precision, "best_precision", lambda device: "fp32")
+    monkeypatch.setattr(compute_choice, "WORTH_IT", 4)
+    monkeypatch.setattr(compute_choice, "_compared", lambda *of, halves: dict(measured))
+    monkeypatch.delenv(THREADS_VARIABLE, raising=False)
+    with threads_restored():
+        torch.set_num_threads(2)
+        path, lines = deploy(small_config(tmp_path, deadline="0.001s", num_epochs=1))
+        record = json.loads((path / "run.json").read_text())
+        assert record["num_threads"] == record["decided"]["num_threads"]["value"] == 1
+        assert any(line.startswith("CPU threads: 1 of 2 (") for line in lines)
+        assert torch.get_num_threads() == 2
+        again, _ = deploy(small_config(tmp_path, num_epochs=1))
+        assert (again, torch.get_num_threads()) == (path, 2)
+    versions = CheckpointManager(path / "checkpoints").checkpoints()
+    assert {load_values(version).values["identity"]["num_threads"] for version in versions} == {1}
 
 
 @pytest.mark.parametrize("pays", [True, False])

@@ -43,12 +43,12 @@ from infrastructure.core.helper_process import (
     module_variables,
 )
 from infrastructure.core.redact import redact
+from infrastructure.core.shared_cores import THREADS_VARIABLE
 from infrastructure.core.stop_signals import StopSignal, signals_handled, stop_signals
 from infrastructure.training.distributed.rank_watch import living_ranks, ranks_watched
 
 # Given up when so many processes were lost one after the other, and no version came between.
 MOST_LOST_IN_VAIN = 3
-THREADS_VARIABLE = "OMP_NUM_THREADS"
 LOOPBACK = "127.0.0.1"
 # How rank 0 ends where torch's agent asks it to, because another rank has ended.
 STOPPED = (ExitCode.INTERRUPTED, ExitCode.TERMINATED)

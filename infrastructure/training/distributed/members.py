@@ -19,6 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.launcher import LaunchedProcess, launched_process
+from infrastructure.core.shared_cores import THREADS_VARIABLE
 
 RANK_MODULE = "infrastructure.training.rank_process"
 SECRET_VARIABLE = "TEMPER_GROUP_SECRET"
@@ -102,7 +103,7 @@ class StartedRanks:
         self.member = Member(0, size, 0, dist.PrefixStore(secret, host))
         environment = {SECRET_VARIABLE: secret}
         if num_threads is not None:
-            environment["OMP_NUM_THREADS"] = str(num_threads)
+            environment[THREADS_VARIABLE] = str(num_threads)
         self.processes = {
             rank: HelperProcess(
                 RANK_MODULE,

@@ -1,0 +1,206 @@
+"""How many CPU threads a new run computes with, and in which number format, by measurement.
+
+Threads wait for each other after every operation. A small model has many small ones, and where a
+waiting thread is slow to wake, as on many virtual machines, one thread trains it faster than two.
+A CPU with bf16 instructions multiplies faster in bf16, and converts more: small models may train
+faster in fp32. With the format goes the form of attention (see `packed_attention`).
+
+Both decide the last digits, so they are decided once in the life of a run: checkpoints and run.json
+hold them, and whoever goes on computes the same.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from infrastructure.core.shared_cores import THREADS_VARIABLE
+from infrastructure.run.record_types import DecidedSetting
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.sizing.batch_plan import USUAL_STEP
+from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
+from infrastructure.training.strategies.trial import is_own
+
+USUAL, OTHER = ("bf16", "fp32")
+LEAST_GAIN = 0.1  # a smaller one may be chance: then runs of the same kind compute alike
+# A program that is busy just now slows two threads down, and may end long before the training.
+LEAST_GAIN_OF_FEWER_THREADS = 0.2
+# Operations of a longer micro-batch are large: what threads wait for each other is little of it.
+LONG_SECONDS = 0.5
+TIMED_MICRO_BATCHES = 3  # of each candidate, after one that does not count
+# What is measured may take a fiftieth of the run: two formats, each with all threads and with half.
+WORTH_IT = 50 * 4 * (1 + TIMED_MICRO_BATCHES)
+PRECISION, NUM_THREADS = "training.mixed_precision", "num_threads"
+
+Candidate = tuple[str, int]  # the format, and the number of threads
+
+
+@dataclass(frozen=True)
+class ComputeChoice:
+    """What was measured, and what is the fastest.
+
+    Attributes:
+        seconds: of a micro-batch by candidate, median; with most threads first, and of two formats
+            the usual one first.
+    """
+
+    seconds: Mapping[Candidate, float]
+
+    @property
+    def num_threads(self) -> int:
+        """To train with."""
+        best, *fewer = dict.fromkeys(count for _, count in self.seconds)
+        for count in fewer:
+            if self._least(count) < (1 - LEAST_GAIN_OF_FEWER_THREADS) * self._least(best):
+                best = count
+        return best
+
+    @property
+    def precision(self) -> str:
+        """The format to train in."""
+        return self._precision_with(self.num_threads)
+
+    def _precision_with(self, count: int) -> str:
+        usual, *others = (name for name, threads in self.seconds if threads == count)
+        for other in others:
+            if self.seconds[other, count] < (1 - LEAST_GAIN) * self.seconds[usual, count]:
+                return other
+        return usual
+
+    def _least(self, count: int) -> float:
+        return self.seconds[self._precision_with(count), count]
+
+    def decided(self) -> dict[str, DecidedSetting]:
+        """For run.json, by key: what there was a choice of."""
+        measured = ", ".join(
+            f"{each:.3g} s in {name} with {_threads(count)}"
+            for (name, count), each in self.seconds.items()
+        )
+        origin = f"measured on this machine: a forward and backward pass takes {measured}"
+        decisions: dict[str, DecidedSetting] = {}
+        if len({name for name, _ in self.seconds}) > 1:
+            decisions[PRECISION] = {"value": self.precision, "origin": origin}
+        if len({count for _, count in self.seconds}) > 1:
+            decisions[NUM_THREADS] = {"value": self.num_threads, "origin": origin}
+        return decisions
+
+    def lines(self) -> list[str]:
+        """For people; nothing where it is what everybody expects."""
+        precision, count = self.precision, self.num_threads
+        (usual, most), decided = next(iter(self.seconds)), self.decided()
+        shown = f"CPU threads: {count} of {most}" if count != most else ""
+        if precision != usual:
+            shown += f"{', ' if shown else ''}{PRECISION}: {precision}"
+        return [f"{shown} ({next(iter(decided.values()))['origin']})"] if shown else []
+
+
+def choose_measured(trainer: EnhancedTrainer) -> ComputeChoice | None:
+    """Let a trainer that has not begun compute in the way that is the fastest for it.
+
+    Returns:
+        What was measured; None: there was nothing to choose, or it was not worth measuring.
+    """
+    most = torch.get_num_threads()
+    is_open = trainer.training_config.mixed_precision is True and trainer.precision.name == USUAL
+    precisions = (USUAL, OTHER) if is_open else (trainer.precision.name,)
+    threads_are_open = most > 1 and THREADS_VARIABLE not in os.environ
+    if not (threads_are_open or is_open) or not _is_alone(trainer):
+        return None
+    if _num_micro_batches(trainer) < WORTH_IT:
+        return None
+    with _timing(trainer) as seconds:
+        if threads_are_open and _is_long(seconds):
+            threads_are_open = False
+        measured = _compared(trainer, seconds, precisions, most, halves=threads_are_open)
+    if len(measured) == 1:
+        return None
+    choice = ComputeChoice(measured)
+    trainer.use_num_threads(choice.num_threads)
+    trainer.use_precision(choice.precision)
+    return choice
+
+
+@contextmanager
+def threads_restored() -> Iterator[None]:
+    """Inside, a training may choose its number of threads; afterwards it is what it was."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _threads(count: int) -> str:
+    return f"{count} thread{'s' if count > 1 else ''}"
+
+
+def _is_alone(trainer: EnhancedTrainer) -> bool:
+    """Whether this process computes all of the training, on a CPU, as it will go on computing."""
+    return (
+        trainer.device.type == "cpu"
+        and trainer.training_config.compile_mode is None
+        and trainer.num_processes == 1
+        and not isinstance(trainer.strategy, StackwiseStrategy)
+        and not is_own(trainer.strategy)
+    )
+
+
+def _num_micro_batches(trainer: EnhancedTrainer) -> int:
+    config = trainer.training_config
+    if config.batch_size != "auto":
+        return trainer.check_length() * trainer.batch_plan().gradient_accumulation
+    num_epochs = 1 if config.num_epochs == "auto" else config.num_epochs
+    return trainer.initialize_data().num_examples * num_epochs // USUAL_STEP
+
+
+@contextmanager
+def _timing(trainer: EnhancedTrainer) -> Iterator[Callable[[], float]]:
+    """What trains a usual micro-batch, as a dry run, and returns the seconds of it."""
+    fit, size = trainer.cost_measurement(), trainer.training_config.batch_size
+    examples = fit.usual[: USUAL_STEP if size == "auto" else size]
+    with fit.strategy.measuring(fit.model), fit.probing(accumulates=False) as probe:
+        yield lambda: probe.micro_batch(examples).seconds
+
+
+def _is_long(seconds: Callable[[], float]) -> bool:
+    seconds()  # loads kernels
+    return seconds() > LONG_SECONDS
+
+
+def _compared(
+    trainer: EnhancedTrainer,
+    seconds: Callable[[], float],
+    precisions: Sequence[str],
+    most: int,
+    *,
+    halves: bool,
+) -> dict[Candidate, float]:
+    """All threads beside half of them in each format, where `halves` are open; and half of these as
+    long as half of them are clearly faster."""
+    counts = [most, most // 2] if halves else [most]
+    compared = [(name, count) for count in counts for name in precisions]
+    measured = _in_turns(trainer, compared, seconds) if len(compared) > 1 else {compared[0]: 0.0}
+    while counts[-1] > 1 and ComputeChoice(measured).num_threads == counts[-1] < most:
+        best = (ComputeChoice(measured).precision, counts[-1])
+        counts.append(counts[-1] // 2)
+        fewer = best[0], counts[-1]
+        of_now = _in_turns(trainer, [best, fewer], seconds)
+        # By the pair at hand: what was measured before is of another minute.
+        measured[fewer] = of_now[fewer] * measured[best] / of_now[best]
+    return measured
+
+
+def _in_turns(
+    trainer: EnhancedTrainer, candidates: Sequence[Candidate], seconds: Callable[[], float]
+) -> dict[Candidate, float]:
+    """Seconds of a micro-batch of each of the candidates, which take turns."""
+    measured: dict[Candidate, list[float]] = {candidate: [] for candidate in candidates}
+    for _ in range(1 + TIMED_MICRO_BATCHES):
+        for precision, num_threads in candidates:
+            trainer.use_num_threads(num_threads)
+            trainer.use_precision(precision)
+            measured[precision, num_threads].append(seconds())
+    return {candidate: median(of[1:]) for candidate, of in measured.items()}

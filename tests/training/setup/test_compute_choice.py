@@ -1,0 +1,256 @@
+"""Threads and number format are measured where they are open and worth it, and kept by whoever goes
+on."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.core import shared_cores
+from infrastructure.core.errors import CheckpointError
+from infrastructure.core.hardware import Processor
+from infrastructure.training import enhanced_trainer
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.core import precision
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.setup import compute_choice
+from infrastructure.training.setup.compute_choice import (
+    ComputeChoice,
+    choose_measured,
+    threads_restored,
+)
+from infrastructure.training.sizing.dry_run import DryRunStep, MicroCost
+from tests.training.small_runs import small_trainer
+
+MakeTrainer = Callable[..., EnhancedTrainer]
+Plant = Callable[[dict[tuple[str, int], float]], list[tuple[str, int]]]
+
+
+@pytest.fixture(autouse=True)
+def threads_are_restored() -> Iterator[None]:
+    with threads_restored():
+        yield
+
+
+@pytest.fixture
+def one_thread() -> None:
+    """No number of threads to choose."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def four_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine of four cores, whatever the environment says."""
+    monkeypatch.delenv(shared_cores.THREADS_VARIABLE, raising=False)
+    machine = Processor("a CPU", 4, 4, ())
+    monkeypatch.setattr(enhanced_trainer, "processor", lambda: machine)
+    torch.set_num_threads(4)
+
+
+@pytest.fixture
+def make(saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeTrainer:
+    """Trainers on a CPU with bf16 instructions, for which few micro-batches are enough."""
+    monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
+    monkeypatch.setattr(compute_choice, "WORTH_IT", 4)
+    return lambda **training: small_trainer(saved_llama, tmp_path, **{"max_steps": 4, **training})
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
+    """Have a micro-batch take so many seconds in a format with so many threads; what was tried."""
+
+    def planted(seconds: dict[tuple[str, int], float]) -> list[tuple[str, int]]:
+        measured: list[tuple[str, int]] = []
+
+        def micro_batch(step: DryRunStep, examples: Sequence[object]) -> MicroCost:
+            form = step.strategy.precision.name, torch.get_num_threads()
+            first = 100.0 if form not in measured else 0.0  # loads kernels
+            measured.append(form)
+            return MicroCost(1, first + seconds[form], 1)
+
+        monkeypatch.setattr(DryRunStep, "micro_batch", micro_batch)
+        return measured
+
+    return planted
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_fp32_has_to_be_clearly_faster(make: MakeTrainer, plant: Plant) -> None:
+    measured = plant({("bf16", 1): 1.0, ("fp32", 1): 0.91})
+    trainer = make()
+    choice = choose_measured(trainer)
+    assert choice is not None
+    assert (choice.precision, choice.num_threads, choice.lines()) == ("bf16", 1, [])
+    assert trainer.precision.name == trainer.strategy.precision.name == "bf16"
+    assert measured == [("bf16", 1), ("fp32", 1)] * 4
+    plant({("bf16", 1): 1.0, ("fp32", 1): 0.89})
+    choice = choose_measured(trainer)
+    assert choice is not None
+    assert choice.precision == "fp32"
+    for chosen in (trainer.precision, trainer.strategy.precision, trainer.planner.precision):
+        assert chosen.name == "fp32"
+    origin = (
+        "measured on this machine: a forward and backward pass takes 1 s in bf16 with 1 thread,"
+        " 0.89 s in fp32 with 1 thread"
+    )
+    assert choice.decided() == {"training.mixed_precision": {"value": "fp32", "origin": origin}}
+    assert choice.lines() == [f"training.mixed_precision: fp32 ({origin})"]
+
+
+@pytest.mark.usefixtures("four_threads")
+@pytest.mark.parametrize(
+    ("seconds", "num_threads", "tried"),
+    [
+        ({4: 0.3, 2: 0.25}, 4, [4, 2]),  # near ties keep all of them
+        ({4: 0.3, 2: 0.2, 1: 0.17}, 2, [4, 2, 1]),
+        ({4: 0.3, 2: 0.2, 1: 0.1}, 1, [4, 2, 1]),
+    ],
+)
+def test_fewer_threads_have_to_be_clearly_faster(
+    make: MakeTrainer,
+    plant: Plant,
+    seconds: dict[int, float],
+    num_threads: int,
+    tried: list[int],
+) -> None:
+    measured = plant({("fp32", count): each for count, each in seconds.items()})
+    trainer = make(mixed_precision="fp32")
+    choice = choose_measured(trainer)
+    assert choice is not None
+    assert torch.get_num_threads() == trainer.identity()["num_threads"] == num_threads
+    assert list(dict.fromkeys(count for _, count in measured)) == tried
+    assert choice.precision == trainer.precision.name == "fp32"
+    assert choice.decided().keys() == {"num_threads"}
+    assert choice.decided()["num_threads"]["value"] == num_threads
+    lines = [line.partition(" (")[0] for line in choice.lines()]
+    assert lines == ([] if num_threads == 4 else [f"CPU threads: {num_threads} of 4"])
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_threads_hardly_wait_in_a_long_micro_batch(make: MakeTrainer, plant: Plant) -> None:
+    measured = plant({("fp32", 4): 0.6})
+    assert choose_measured(make(mixed_precision="fp32")) is None
+    assert (set(measured), torch.get_num_threads()) == ({("fp32", 4)}, 4)
+    plant({("bf16", 4): 0.6, ("fp32", 4): 0.1})
+    choice = choose_measured(make())
+    assert choice is not None
+    assert choice.decided().keys() == {"training.mixed_precision"}
+    assert (choice.precision, torch.get_num_threads()) == ("fp32", 4)
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_formats_are_compared_with_all_threads_and_with_half_of_them(
+    make: MakeTrainer, plant: Plant
+) -> None:
+    # In the usual format, half of the threads would be no gain.
+    seconds = {("bf16", 4): 0.2, ("fp32", 4): 0.19, ("bf16", 2): 0.18, ("fp32", 2): 0.1}
+    plant({**seconds, ("fp32", 1): 0.1})
+    trainer = make()
+    choice = choose_measured(trainer)
+    assert choice is not None
+    assert (choice.num_threads, choice.precision) == (2, "fp32")
+    assert (torch.get_num_threads(), trainer.precision.name) == (2, "fp32")
+    assert choice.lines() == [
+        "CPU threads: 2 of 4, training.mixed_precision: fp32 (measured on this machine: a forward"
+        " and backward pass takes 0.2 s in bf16 with 4 threads, 0.19 s in fp32 with 4 threads,"
+        " 0.18 s in bf16 with 2 threads, 0.1 s in fp32 with 2 threads, 0.1 s in fp32 with 1 thread)"
+    ]
+    assert choice.decided().keys() == {"num_threads", "training.mixed_precision"}
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_a_slower_minute_does_not_count_against_fewer_threads(
+    make: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pair of two and one is measured while everything takes three times as long."""
+    seconds = {4: 0.4, 2: 0.2, 1: 0.12}
+    counts: list[int] = []
+
+    def micro_batch(step: DryRunStep, examples: Sequence[object]) -> MicroCost:
+        counts.append(torch.get_num_threads())
+        return MicroCost(1, seconds[counts[-1]] * (3 if 1 in counts else 1), 1)
+
+    monkeypatch.setattr(DryRunStep, "micro_batch", micro_batch)
+    choice = choose_measured(make(mixed_precision="fp32"))
+    assert choice is not None
+    assert choice.num_threads == 1
+
+
+@pytest.mark.parametrize(
+    "training",
+    [{"mixed_precision": "bf16"}, {"compile_mode": "default"}, {"max_steps": 3}],
+)
+@pytest.mark.usefixtures("one_thread")
+def test_a_given_format_and_short_trainings_are_not_measured(
+    make: MakeTrainer, plant: Plant, training: dict[str, Any]
+) -> None:
+    measured = plant({})
+    assert choose_measured(make(**training)) is None
+    assert measured == []
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_a_given_number_of_threads_is_kept(
+    make: MakeTrainer, plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(shared_cores.THREADS_VARIABLE, "4")
+    measured = plant({})
+    trainer = make(mixed_precision="bf16")
+    assert choose_measured(trainer) is None
+    trainer.keep_num_threads(2)
+    assert (measured, torch.get_num_threads()) == ([], 4)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_run_goes_on_in_the_format_that_it_began_with(
+    make: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as planted:
+        planted.setattr(ComputeChoice, "precision", "fp32")
+        trainer = make(checkpoint_frequency=2)
+        choose_measured(trainer)
+    trainer.save_checkpoints_to(tmp_path / "checkpoints")
+    trainer.train()
+    checkpoint = CheckpointManager(tmp_path / "checkpoints").newest()
+    again = make(checkpoint_frequency=2)
+    again.restore(checkpoint)
+    assert again.precision.name == again.prepare().optimizer_step.strategy.precision.name == "fp32"
+    given = make(checkpoint_frequency=2, mixed_precision="bf16")
+    with pytest.raises(CheckpointError, match="--mixed-precision fp32 for the precision"):
+        given.restore(checkpoint)
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_a_run_goes_on_with_as_many_threads_as_it_began_with(
+    make: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.set_num_threads(2)
+    trainer = make(checkpoint_frequency=2)
+    trainer.save_checkpoints_to(tmp_path / "checkpoints")
+    trainer.train()
+    checkpoint = CheckpointManager(tmp_path / "checkpoints").newest()
+    torch.set_num_threads(4)
+    assert make(checkpoint_frequency=2).restore(checkpoint) == []
+    assert torch.get_num_threads() == 2
+    monkeypatch.setattr(enhanced_trainer, "processor", lambda: Processor("a CPU", 1, 4, ()))
+    [difference] = make(checkpoint_frequency=2).restore(checkpoint)
+    assert (difference.name, difference.was, difference.current) == ("num_threads", 2, 1)
+    monkeypatch.setenv(shared_cores.THREADS_VARIABLE, "3")
+    torch.set_num_threads(3)
+    [difference] = make(checkpoint_frequency=2).restore(checkpoint)
+    assert (difference.was, difference.current) == (2, 3)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_cpu_without_bf16_does_not_go_on_in_bf16(
+    make: MakeTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make(checkpoint_frequency=2)
+    trainer.save_checkpoints_to(tmp_path / "checkpoints")
+    trainer.train()
+    checkpoint = CheckpointManager(tmp_path / "checkpoints").newest()
+    monkeypatch.setattr(precision, "best_precision", lambda device: "fp32")
+    with pytest.raises(CheckpointError, match="precision: was bf16, is fp32"):
+        make(checkpoint_frequency=2).restore(checkpoint)
