@@ -168,7 +168,7 @@ def program_of(words: list[str]) -> list[str]:
 def environment(folder: Path, hub: str) -> dict[str, str]:
     return {
         **os.environ,
-        "TEMPER_DATA__PATH": str(folder / "data.jsonl"),  # instead of the 8,000 sample tasks
+        "TEMPER_DATA__PATH": str(folder / "data.jsonl"),  # instead of all the sample tasks
         "TEMPER_TRAINING__NUM_EPOCHS": "2",
         "TEMPER_TRAINING__BATCH_SIZE": "4",
         "TEMPER_TRAINING__CHECKPOINT_FREQUENCY": "2",

@@ -3,7 +3,7 @@
 #
 # Choose **Runtime → Run all** (outside Colab: **Run → Run All Cells**) and read along.
 # In about three minutes, on a free CPU too, a small language model learns eight kinds of tasks
-# from 8,000 examples. Nothing asks you anything, and nothing is downloaded but Temper.
+# from 10,656 examples. Nothing asks you anything, and nothing is downloaded but Temper.
 #
 # Whatever happens meanwhile, choose **Run all** again: what is installed stays, what is trained is
 # not trained again, and a training that was broken off goes on, bit for bit.

@@ -19,7 +19,7 @@ session = colab.begin()
 
 # %% [markdown]
 # ## 2 · What to ask
-# The budget is the share that is trained on. Of 8,000 examples so many are looked at; of the others
+# The budget is the share that is trained on. Of 10,656 examples so many are looked at; of the others
 # the same share is drawn by chance. More candidates take longer: the log says how long before it
 # begins. Another solver, such as *tabu*, *qaoa* (at most 20) or *leap_hybrid*, goes by its name.
 

@@ -32,7 +32,7 @@ def record(folder: Path, config: DeploymentConfig, **summary: Any) -> Path:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "It trains 4 epochs in steps of 32 examples."),
+        ({}, "It trains 3 epochs in steps of 32 examples."),
         ({"preset": "quick"}, "It trains 60 steps of 32 examples."),
         (
             {"training": {"num_epochs": 1, "gradient_accumulation": 2, "max_steps": 1500}},

@@ -15,6 +15,7 @@ from infrastructure.config.sources.load import load_config
 from infrastructure.core.errors import RunFailedError
 from infrastructure.deployment import detached
 from infrastructure.training.data.defaults import fit_lengths, make_ready, problems_of
+from infrastructure.training.data.samples import SAMPLE_EPOCHS
 from infrastructure.training.quantum.records_observer import quantum_extension_of
 from infrastructure.training.trainer_factory import TrainerFactory
 from tests.deployment.runs import detached_trainings_are_forks, write_rows
@@ -59,6 +60,22 @@ def test_nobody_else_gets_one(settings: dict[str, Any]) -> None:
     config = ready(**settings)
     assert config.training.extensions == []
     assert config.quantum == DeploymentConfig().quantum
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_epochs"),
+    [
+        ({}, SAMPLE_EPOCHS),
+        ({"training.num_epochs": 5}, 5),
+        ({"training.max_steps": 60}, "auto"),  # which takes as many as it needs
+        ({"data.path": "my.jsonl"}, "auto"),
+    ],
+    ids=str,
+)
+def test_the_sample_data_has_a_number_of_epochs_unless_one_is_given(
+    settings: dict[str, Any], num_epochs: object
+) -> None:
+    assert ready(**settings).training.num_epochs == num_epochs
 
 
 def test_a_quantum_step_of_ones_own_is_left_as_it_is() -> None:

@@ -192,14 +192,14 @@ Task = Callable[[Random], tuple[Key, str, str]]
 
 # Training examples of each: more where there is more to learn.
 TASKS: dict[Task, int] = {
-    answer_question: 700,
-    find_kind: 1800,
+    answer_question: 1600,
+    find_kind: 2250,
     pick_end: 1100,
-    reverse_list: 900,
-    write_capitals: 1300,
-    write_date: 1000,
-    write_json: 600,
-    write_sentence: 600,
+    reverse_list: 1250,
+    write_capitals: 2100,
+    write_date: 1050,
+    write_json: 650,
+    write_sentence: 656,
 }
 
 
