@@ -3,17 +3,17 @@
 import os
 
 THREADS_VARIABLE = "OMP_NUM_THREADS"  # how many threads PyTorch computes with on a CPU
-# How often a thread looks before it sleeps: about as long as the others of a small product take.
-SPINS_BEFORE_SLEEP = 1000
+# How often a thread looks before it sleeps: for about a quarter of a millisecond, which is longer
+# than what comes between two operations of a small model.
+SPINS_BEFORE_SLEEP = 5000
 
 
 def share_the_cores() -> None:
     """Let threads that wait for each other sleep soon, unless the environment says otherwise.
 
     Those that only spin make a training many times slower where something else needs the same
-    cores, as on every shared machine. Those that sleep at once take 1.7 times as long as they need
-    on a machine of their own; with a short spin before it they lose nothing there, and beside
-    others a fifth (embedded model, two cores).
+    cores, as on every shared machine. Those that sleep sooner have to be woken more often, which
+    takes long on a virtual machine: `python -m benchmarks.waiting_threads` measures both.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
