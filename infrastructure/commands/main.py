@@ -28,6 +28,7 @@ from infrastructure.core.errors import (
     TrainingDivergedError,
 )
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
+from infrastructure.core.importing import own_process
 from infrastructure.core.kept_traceback import traceback_file
 from infrastructure.core.launcher import LaunchedProcess, launched_process
 from infrastructure.core.process_end import leave_the_rest
@@ -285,6 +286,7 @@ def _show_traceback(error: BaseException) -> bool:
 def main_of_process() -> int:
     """As `main`, where the process ends with the command."""
     gc.set_threshold(*COLLECTED_AFTER)
+    own_process()
     code = main()
     leave_the_rest()
     return code

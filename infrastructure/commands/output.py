@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.console import Report, show_beside
 from infrastructure.core.console import show as show_line
+from infrastructure.core.importing import importing
 
 
 def show(as_json: bool, facts: Mapping[str, object], *lines: str) -> None:
@@ -27,11 +28,12 @@ def loading_torch(as_json: bool = False) -> Iterator[None]:
         as_json: nothing is shown, since a JSON object alone is to be.
     """
     if as_json:
-        yield
+        with importing():
+            yield
         return
     report = Report()
     report("Loading PyTorch")
-    with report.waiting("still loading"):
+    with report.waiting("still loading"), importing():
         yield
 
 

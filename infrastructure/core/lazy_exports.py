@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from infrastructure.core.importing import importing
+
 
 def lazy_names(
     package: str,
@@ -24,7 +26,9 @@ def lazy_names(
 
     def get(name: str) -> Any:
         if name in places:
-            return getattr(importlib.import_module(places[name]), name)
+            with importing():
+                module = importlib.import_module(places[name])
+            return getattr(module, name)
         if name in elsewhere:
             raise ImportError(f"there is no {name} here: {elsewhere[name]}", name=package)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

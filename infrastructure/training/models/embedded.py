@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from infrastructure.config.sections.model_config import EmbeddedModelConfig
+from infrastructure.core.importing import importing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,7 +23,8 @@ def build_embedded_model(
 
     Leaves torch's random state as it was.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
+    with importing():
+        from transformers import LlamaConfig, LlamaForCausalLM
 
     small = config.hidden_size <= SMALL_HIDDEN_SIZE
     llama = LlamaConfig(

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infrastructure.core.importing import importing
+
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
@@ -86,7 +88,8 @@ def read_tokenizer(path: Path) -> "PreTrainedTokenizerBase":
 
 
 def _with_template(tokenizer: "Tokenizer") -> "PreTrainedTokenizerBase":
-    from transformers import PreTrainedTokenizerFast
+    with importing():
+        from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -13,7 +13,6 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from statistics import median
 
 import torch
 
@@ -30,7 +29,7 @@ LEAST_GAIN = 0.1  # a smaller one may be chance: then runs of the same kind comp
 LEAST_GAIN_OF_FEWER_THREADS = 0.2
 # Operations of a longer micro-batch are large: what threads wait for each other is little of it.
 LONG_SECONDS = 0.5
-TIMED_MICRO_BATCHES = 3  # of each candidate, after one that does not count
+TIMED_MICRO_BATCHES = 2  # of each candidate, after one that does not count
 # What is measured may take a fiftieth of the run: two formats, each with all threads and with half.
 WORTH_IT = 50 * 4 * (1 + TIMED_MICRO_BATCHES)
 PRECISION, NUM_THREADS = "training.mixed_precision", "num_threads"
@@ -43,8 +42,8 @@ class ComputeChoice:
     """What was measured, and what is the fastest.
 
     Attributes:
-        seconds: of a micro-batch by candidate, median; with most threads first, and of two formats
-            the usual one first.
+        seconds: of a micro-batch by candidate, the least; with most threads first, and of two
+            formats the usual one first.
     """
 
     seconds: Mapping[Candidate, float]
@@ -203,4 +202,4 @@ def _in_turns(
             trainer.use_num_threads(num_threads)
             trainer.use_precision(precision)
             measured[precision, num_threads].append(seconds())
-    return {candidate: median(of[1:]) for candidate, of in measured.items()}
+    return {candidate: min(of[1:]) for candidate, of in measured.items()}

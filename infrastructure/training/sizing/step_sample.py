@@ -18,7 +18,7 @@ from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.sizing.dry_run import DryRunStep
 
 # What a measurement may take of the training that it is for, and at most.
-SHARE_OF_TRAINING = 0.03
+SHARE_OF_TRAINING = 0.02
 MOST_SECONDS = 4.0
 # Of the times, from either end: no hiccup of the machine is taken for a thousand steps.
 LEFT_OUT = 0.1
