@@ -6,7 +6,6 @@ Nothing heavy is imported before a command needs it, so that `--help` answers at
 """
 
 import argparse
-import gc
 import importlib
 import io
 import logging
@@ -36,10 +35,6 @@ from infrastructure.core.redact import redact
 from infrastructure.core.shared_cores import share_the_cores
 from infrastructure.core.standard_output import LossyStream, is_reader_gone, lossy_output
 from infrastructure.core.stop_signals import StopSignal, take_usr1_as_sigterm
-
-# Python looks for garbage whenever 700 objects are new, and again and again through all that there
-# are: a tenth of the time that PyTorch and transformers take to be imported.
-COLLECTED_AFTER = (50_000, 20, 10)
 
 # In the order of the help; `train-resume` is the module train_resume of this folder.
 COMMANDS = {
@@ -285,7 +280,6 @@ def _show_traceback(error: BaseException) -> bool:
 
 def main_of_process() -> int:
     """As `main`, where the process ends with the command."""
-    gc.set_threshold(*COLLECTED_AFTER)
     own_process()
     code = main()
     leave_the_rest()

@@ -26,6 +26,7 @@ from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
 from infrastructure.core.files import make_directory
 from infrastructure.core.full_disk import full_disk
+from infrastructure.core.importing import searching_rarely
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
 from infrastructure.deployment.forecast import RunForecast, bytes_of_version
@@ -180,6 +181,7 @@ class TrainingDeployment:
         with (
             lossy_output(),
             threads_restored(),
+            searching_rarely(),
             no_empty_folder_left(Path(self.config.output_dir)),
         ):
             return self._run()
@@ -211,7 +213,7 @@ class TrainingDeployment:
     def go_on(self, run: RunDirectory) -> Summary:
         """As `run`, with this very run, whatever others there are of its purpose."""
         make_ready(self.config)
-        with lossy_output(), threads_restored():
+        with lossy_output(), threads_restored(), searching_rarely():
             return self._go_on(run)
 
     def _go_on(self, run: RunDirectory) -> Summary:
@@ -241,7 +243,12 @@ class TrainingDeployment:
         make_ready(self.config)
         if self.config.training.method != SFT:
             return self._train_by_method(run, checkpoint)
-        with lossy_output(), threads_restored(), only_trainer_of(run.path):
+        with (
+            lossy_output(),
+            threads_restored(),
+            searching_rarely(),
+            only_trainer_of(run.path),
+        ):
             self._check_place(run)
             if checkpoint is not None and _has_gone_on(run):
                 checkpoint = None

@@ -39,6 +39,7 @@ COPIED_HERE = [
             "cache_folder",
             "errors",
             "exit_codes",
+            "importing",
             "json_text",
             "lazy_exports",
             "lookup",

@@ -25,6 +25,7 @@ from infrastructure.commands.main import (
     main,
 )
 from infrastructure.commands.parser import known_flags, parse
+from infrastructure.core import importing
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.optional import DISTRIBUTION
 
@@ -91,13 +92,14 @@ def test_a_command_spends_little_on_garbage(monkeypatch: pytest.MonkeyPatch) -> 
     """Of a process that imports so much, most objects stay."""
     seen: list[tuple[int, int, int]] = []
     before = gc.get_threshold()
+    monkeypatch.setattr(importing, "_imports", importing._Imports())
     monkeypatch.setattr(main_module, "main", lambda: seen.append(gc.get_threshold()))
     monkeypatch.setattr(main_module, "leave_the_rest", lambda: None)
     try:
         main_module.main_of_process()
     finally:
         gc.set_threshold(*before)
-    assert seen == [main_module.COLLECTED_AFTER]
+    assert seen == [importing.COLLECTED_AFTER]
 
 
 def test_only_the_command_that_is_called_gets_its_flags(monkeypatch: pytest.MonkeyPatch) -> None:

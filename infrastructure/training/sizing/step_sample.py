@@ -17,9 +17,10 @@ from infrastructure.optimization.memory_prediction import MemoryLine
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.sizing.dry_run import DryRunStep
 
-# What a measurement may take of the training that it is for, and at most.
-SHARE_OF_TRAINING = 0.02
-MOST_SECONDS = 4.0
+# What a measurement may take of the training that it is for, and at most. Of a short training a few
+# micro-batches are a large share, and fewer of them would say little.
+SHARE_OF_TRAINING, SHARE_OF_A_SHORT_ONE = 0.01, 0.1
+SHORT_SECONDS, MOST_SECONDS = 0.3, 4.0
 # Of the times, from either end: no hiccup of the machine is taken for a thousand steps.
 LEFT_OUT = 0.1
 # Micro-batches whose sizes are drawn; more of them have hardly any further sizes.
@@ -69,8 +70,7 @@ class StepSample:
             if number > 1:
                 of_training = num_steps * self.accumulation * seconds
                 estimated_seconds = min(estimated_seconds or of_training, of_training)
-                allowed = min(SHARE_OF_TRAINING * estimated_seconds, MOST_SECONDS)
-                if time.perf_counter() - began > allowed:
+                if time.perf_counter() - began > allowed_seconds(estimated_seconds):
                     break
 
     @property
@@ -109,6 +109,12 @@ class StepSample:
         excess = cost.peak_bytes - self.line.peak_bytes(units)
         self.excess_bytes.append((excess, len(self.seen)))
         return cost.seconds
+
+
+def allowed_seconds(training_seconds: float) -> float:
+    """What a measurement of a training may take."""
+    of_a_short_one = min(SHARE_OF_A_SHORT_ONE * training_seconds, SHORT_SECONDS)
+    return min(max(SHARE_OF_TRAINING * training_seconds, of_a_short_one), MOST_SECONDS)
 
 
 def sizes_of(adapter: ModelAdapter, examples: Sequence[object]) -> set[Size]:

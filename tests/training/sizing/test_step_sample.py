@@ -16,6 +16,7 @@ from infrastructure.training.sizing.step_sample import (
     MOST_BYTES_OF_A_SIZE,
     MOST_BYTES_OF_ALL,
     StepSample,
+    allowed_seconds,
     num_sizes,
 )
 from tests.training.small_runs import small_trainer
@@ -120,3 +121,18 @@ def test_the_sizes_to_come_are_about_those_that_all_epochs_have(
     assert units.shape == items.shape == (6 * 200 // size,)
     assert len(np.unique(units)) == pytest.approx(len(set(seen)), abs=3)
     assert units.mean() == pytest.approx(np.mean(seen), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("training_seconds", "allowed"),
+    [
+        (1.0, 0.1),  # a tenth of what is over at once
+        (10.0, 0.3),
+        (60.0, 0.6),  # a hundredth
+        (3600.0, 4.0),
+    ],
+)
+def test_a_measurement_takes_little_of_its_training(
+    training_seconds: float, allowed: float
+) -> None:
+    assert allowed_seconds(training_seconds) == pytest.approx(allowed)
