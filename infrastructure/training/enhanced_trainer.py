@@ -508,7 +508,7 @@ class EnhancedTrainer:
     def keep_num_threads(self, count: object) -> None:
         """Go on with as many threads as a run began with, unless the environment gives a number, or
         there are not as many cores for them."""
-        if isinstance(count, int) and self.num_threads and THREADS_VARIABLE not in os.environ:
+        if isinstance(count, int) and self.num_threads and not os.environ.get(THREADS_VARIABLE):
             self.use_num_threads(max(1, min(count, processor().num_cores)))
 
     def bind_strategy(self) -> TrainingStrategy:

@@ -105,7 +105,7 @@ def choose_measured(trainer: EnhancedTrainer) -> ComputeChoice | None:
     most = torch.get_num_threads()
     is_open = trainer.training_config.mixed_precision is True and trainer.precision.name == USUAL
     precisions = (USUAL, OTHER) if is_open else (trainer.precision.name,)
-    threads_are_open = most > 1 and THREADS_VARIABLE not in os.environ
+    threads_are_open = most > 1 and not os.environ.get(THREADS_VARIABLE)
     if not (threads_are_open or is_open) or not _is_alone(trainer):
         return None
     if _num_micro_batches(trainer) < WORTH_IT:
