@@ -7,7 +7,7 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -262,8 +262,8 @@ class TrainingDeployment:
             if has_record and (commit := commit_of_base(run, self.config)):
                 self.config.model.revision = commit
             tokenizer = run.tokenizer if run.tokenizer.is_dir() else None
-            record = run.read_run() if has_record else None
-            trainer = self._prepare(tokenizer, backend_of(run), record, has_begun=True)
+            precision = run.read_run().get("precision") if has_record else None
+            trainer = self._prepare(tokenizer, backend_of(run), precision, has_begun=True)
             if not has_record:
                 record_run(run, self.config, trainer)
                 self.report(f"note: {run.run_file.name} was lost: written anew as the run is now")
@@ -469,14 +469,14 @@ class TrainingDeployment:
         self,
         saved_tokenizer: Path | None = None,
         began_with: Backend | None = None,
-        record: Mapping[str, object] | None = None,
+        precision: object = None,
         *,
         has_begun: bool = False,
     ) -> EnhancedTrainer:
         """Model and data, read and checked, so that whatever is wrong with them is told now.
 
         Args:
-            record: of the run, which says how it began to compute; None: it is a new one.
+            precision: the number format that the run began with; None: it is a new one.
         """
         check_watching(self.config)
         check_sinks(self.config.training.metrics_sinks)
@@ -492,9 +492,7 @@ class TrainingDeployment:
             self.report(trainer.backend_sentence)
         with self._stage("model", "loading the model"):
             trainer.initialize_model()
-            if record is not None:
-                trainer.keep_precision(record.get("precision"))
-                trainer.keep_num_threads(record.get("num_threads"))
+            trainer.keep_precision(precision)
         with self._stage("data", "reading and tokenising the data"):
             data = trainer.initialize_data()
         if isinstance(trainer.strategy, StackwiseStrategy | CurriculumStrategy):
