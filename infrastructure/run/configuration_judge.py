@@ -160,8 +160,8 @@ def _judged_setting(key: str, was: Facts, current: Facts) -> Verdict:
 
 def _facts(was: Facts, current: Facts) -> Iterator[Difference]:
     for name in (*COMPARED_FACTS, "machine"):
-        if name in NOT_ALWAYS_RECORDED and not {name} <= was.keys() & current.keys():
-            continue
+        if name in NOT_ALWAYS_RECORDED and None in (was.get(name), current.get(name)):
+            continue  # not known, or several processes share the threads
         before, now = was[name], current[name]
         if name == "base_model" and not was["base_is_frozen"]:
             continue  # training all weights has overwritten it
