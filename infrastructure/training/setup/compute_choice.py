@@ -89,11 +89,18 @@ class ComputeChoice:
     def lines(self) -> list[str]:
         """For people; nothing where it is what everybody expects."""
         precision, count = self.precision, self.num_threads
-        (usual, most), decided = next(iter(self.seconds)), self.decided()
-        shown = f"CPU threads: {count} of {most}" if count != most else ""
+        usual, most = next(iter(self.seconds))
+        shown = [f"CPU threads: {count} of {most}"] if count != most else []
         if precision != usual:
-            shown += f"{', ' if shown else ''}{PRECISION}: {precision}"
-        return [f"{shown} ({next(iter(decided.values()))['origin']})"] if shown else []
+            shown.append(f"{PRECISION}: {precision}")
+        if not shown:
+            return []
+        in_usual = f" in {usual}" if precision != usual else ""
+        return [
+            f"{', '.join(shown)} (measured: a forward and backward pass takes"
+            f" {self.seconds[precision, count]:.2g} s, and {self.seconds[usual, most]:.2g} s"
+            f"{in_usual} with {_threads(most)})"
+        ]
 
 
 def choose_measured(trainer: EnhancedTrainer) -> ComputeChoice | None:
