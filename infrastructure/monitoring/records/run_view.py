@@ -321,10 +321,10 @@ def _subject(facts: RunFacts) -> str:
     model = mapping_of(facts.run.get("model"))
     parts = [f"Model: {model_words(str(model['name']))}"] if "name" in model else []
     if isinstance(total := model.get("num_parameters"), int):
-        text = f"{total / 1e6:,.4g} M parameters"
+        text = f"{total / 1e6:,.2f} M parameters"
         trained = model.get("num_trainable")
         if isinstance(trained, int) and trained != total:
-            text += f", {trained / 1e6:,.4g} M of them trained"
+            text += f", {trained / 1e6:,.2f} M of them trained"
         parts.append(text)
     if path := config_of(facts.run).get("data.path", (None, ""))[0]:
         parts.append(f"data: {data_words(str(path))}")
