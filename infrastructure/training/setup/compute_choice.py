@@ -118,12 +118,10 @@ def choose_measured(trainer: EnhancedTrainer) -> ComputeChoice | None:
     if _num_micro_batches(trainer) < WORTH_IT:
         return None
     with _timing(trainer) as seconds:
-        if threads_are_open and _is_long(seconds):
-            threads_are_open = False
-        measured = _compared(trainer, seconds, precisions, most, halves=threads_are_open)
-    if len(measured) == 1:
-        return None
-    choice = ComputeChoice(measured)
+        halves = threads_are_open and not _is_long(seconds)
+        if not (halves or is_open):
+            return None
+        choice = ComputeChoice(_compared(trainer, seconds, precisions, most, halves=halves))
     trainer.use_num_threads(choice.num_threads)
     trainer.use_precision(choice.precision)
     return choice
@@ -187,7 +185,7 @@ def _compared(
     long as half of them are clearly faster."""
     counts = [most, most // 2] if halves else [most]
     compared = [(name, count) for count in counts for name in precisions]
-    measured = _in_turns(trainer, compared, seconds) if len(compared) > 1 else {compared[0]: 0.0}
+    measured = _in_turns(trainer, compared, seconds)
     while counts[-1] > 1 and ComputeChoice(measured).num_threads == counts[-1] < most:
         best = (ComputeChoice(measured).precision, counts[-1])
         counts.append(counts[-1] // 2)
