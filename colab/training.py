@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from colab.live_panel import LOOK_SECONDS, LivePanel
 from colab.session_clock import clock_of_session
@@ -14,11 +15,12 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.languages import in_keywords
 from infrastructure.core.console_log import start_console_log
 from infrastructure.core.errors import RunFailedError
+from infrastructure.core.importing import importing, searching_rarely
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment import detached as detached_trainings
-from infrastructure.deployment.deploy_training import HOW_TO_STOP, TrainingDeployment
 from infrastructure.deployment.detached import DetachedTraining
+from infrastructure.deployment.encoding_ahead import rows_encoded_ahead
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.run_list import find_run_path
@@ -29,9 +31,13 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
 from infrastructure.run.find import newest_of_this_purpose
 from infrastructure.run.record_types import Summary
-from infrastructure.run.summary_text import RESULT, closing_lines, paths_of
+from infrastructure.run.summary_text import HOW_TO_STOP, RESULT, closing_lines, paths_of
+from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.metrics.progress import Note, ProgressDisplay, make_progress
+
+if TYPE_CHECKING:
+    from infrastructure.deployment.deploy_training import TrainingDeployment
 
 IN_THE_CELL = "Interrupting the cell (■) saves the training and stops it."
 LOOKING_ON = "Interrupting the cell (■) ends only the looking on; colab.stop() ends the training."
@@ -157,14 +163,15 @@ def _show_in_notebook_words(line: str) -> None:
 
 
 def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
+    """What cannot be carried out is refused before PyTorch is loaded, which takes a while."""
+    make_ready(config)
     cell = _Cell()
     shown_elsewhere = ("console", RESULT) if in_notebook_kernel() else ()
-    deployment = TrainingDeployment(
-        config, cell.report, accept, cell.begun, cell.make_progress, shown_elsewhere
-    )
     try:
-        with interrupt_on_signals():
-            summary = deployment.run()
+        with interrupt_on_signals(), searching_rarely(), rows_encoded_ahead(config):
+            summary = _deployment(
+                config, cell.report, accept, cell.begun, cell.make_progress, shown_elsewhere
+            ).run()
     except KeyboardInterrupt:
         print("Interrupted before the first step: what was saved before is safe")
         raise
@@ -173,6 +180,13 @@ def _train_here(config: DeploymentConfig, accept: Collection[str]) -> Summary:
     if summary["status"] == "stopped":
         print("Run this cell again, and the training goes on from there")
     return summary
+
+
+def _deployment(config: DeploymentConfig, *shown: Any) -> "TrainingDeployment":
+    """A training, which needs PyTorch: that is loaded now."""
+    with importing():
+        from infrastructure.deployment.deploy_training import TrainingDeployment
+    return TrainingDeployment(config, *shown)
 
 
 def _look_on(what: Path | DetachedTraining) -> Summary:
@@ -263,5 +277,5 @@ def _completed(run_path: Path, summary: Summary, was_finished: bool) -> Summary:
         if not was_finished:
             print(*closing_lines(run_path, summary, in_notebook_kernel()), sep="\n")
         return summary
-    deployment = TrainingDeployment(run.read_configuration(), _show_in_notebook_words)
+    deployment = _deployment(run.read_configuration(), _show_in_notebook_words)
     return deployment.complete(run, in_notebook_kernel(), was_finished=was_finished)

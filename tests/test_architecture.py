@@ -227,9 +227,10 @@ def nodes_inside_functions() -> Iterator[tuple[str, ast.Import | ast.ImportFrom]
                         yield name, node
 
 
-# A command imports what needs torch when its input is known to be right. No circle can hide there:
-# nothing stands above the commands, and the tests of layers and circles see these imports too.
-IMPORTS_WHERE_NEEDED = f"{PACKAGE}.commands."
+# A command and a cell of a notebook import what needs torch when their input is known to be right.
+# No circle can hide there: nothing stands above them, and the tests of layers and circles see these
+# imports too.
+IMPORTS_WHERE_NEEDED = f"{PACKAGE}.commands.", f"{NOTEBOOK_SIDE}."
 
 
 def test_no_project_import_hidden_in_a_function() -> None:

@@ -63,9 +63,12 @@ def confirm_data(config: DeploymentConfig, accept: Collection[str] = ()) -> None
 
 def train(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
     """Go on with the run of this purpose, or start one; see `exit_code_of_training`."""
-    with loading_torch():
-        from infrastructure.deployment.one_call import train_configured
-    return exit_code_of_training(train_configured(config, accept, show_in_flags))
+    from infrastructure.deployment.encoding_ahead import rows_encoded_ahead
+
+    with rows_encoded_ahead(config):
+        with loading_torch():
+            from infrastructure.deployment.one_call import train_configured
+        return exit_code_of_training(train_configured(config, accept, show_in_flags))
 
 
 def exit_code_of_training(summary: Summary) -> ExitCode:

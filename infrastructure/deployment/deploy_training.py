@@ -71,7 +71,7 @@ from infrastructure.run.record_types import Summary
 from infrastructure.run.repair import repair_records, repair_run
 from infrastructure.run.replication import RunReplication
 from infrastructure.run.restore import restore_run, run_at_place, runs_at_place
-from infrastructure.run.summary_text import RESULT, closing_lines, steps_ahead
+from infrastructure.run.summary_text import HOW_TO_STOP, RESULT, closing_lines, steps_ahead
 from infrastructure.run.timings import Stages
 from infrastructure.run.trained_rows import trained_rows
 from infrastructure.testing.results import CheckResult
@@ -108,7 +108,6 @@ from infrastructure.training.trainer_factory import TrainerFactory
 MOST_NAMED = 4  # settings in one line
 HOW_TO_BEGIN_ANEW = "; --new-run starts a new one"
 HOW_TO_TRAIN_AGAIN = "; --new-run trains again"
-HOW_TO_STOP = "; Ctrl-C saves and stops"
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from infrastructure.run.record_types import Summary
 MAX_EXAMPLE_LINES, MAX_LINE_CHARACTERS = 8, 400
 FEW_PROMPTS = 5  # of which each is worth more than 20 points
 SEES = "processor_config.json"  # in the folder of a model that pictures are given to
+HOW_TO_STOP = "; Ctrl-C saves and stops"
 RESULT = "result"  # among what is shown elsewhere
 
 

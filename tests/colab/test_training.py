@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from tests.deployment.runs import losses, runs_of, small_config, small_settings
 from tests.monitoring.written_run import write_run
 from tests.slow import slow, slow_but
 
+ROOT = Path(__file__).parents[2]
 LONG = 2000  # epochs; nobody waits for their end
 SHORT = {"num_epochs": 8, "checkpoint_frequency": 20}
 
@@ -236,3 +239,17 @@ def interrupt_when_trained(folder: Path) -> None:
         time.sleep(0.05)
     time.sleep(0.5)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def test_what_cannot_be_carried_out_is_refused_before_pytorch_is_loaded(tmp_path: Path) -> None:
+    lines = f"""
+import sys
+sys.modules["torch"] = None  # importing it fails
+import colab
+from infrastructure.config.deployment_config import DeploymentConfig
+among_runs = {{"backup.place": {str(tmp_path)!r}}}
+colab.train(DeploymentConfig(output_dir={str(tmp_path)!r}, **among_runs))
+"""
+    done = subprocess.run([sys.executable, "-c", lines], cwd=ROOT, capture_output=True, text=True)
+    assert "check_supported" in done.stderr
+    assert "ConfigurationError: backup.place" in done.stderr

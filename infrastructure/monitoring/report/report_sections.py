@@ -43,7 +43,7 @@ DATA_WORDS = {
     "truncated": "rows that were cut",
     "truncated_examples": "some of those that were cut",
     "duplicates": "rows that repeat an earlier one",
-    "from_cache": "prepared before, and read from this machine's cache",
+    "from_cache": "read from this machine's cache of prepared data",
 }
 MAX_ROWS = 200
 MAX_ALERTS = 8

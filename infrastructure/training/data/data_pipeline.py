@@ -30,7 +30,6 @@ from infrastructure.training.data.preparation.plan import (
     chat_template_of,
     first_rows,
     memory_bytes,
-    plan_key,
     plan_preparation,
     read_chat_template,
     total_bytes_of,
@@ -43,9 +42,9 @@ from infrastructure.training.data.preparation.preparation import (
     ROW_FILES,
     ROW_LINES,
     TRAIN,
-    Preparation,
     PreparationPlan,
 )
+from infrastructure.training.data.preparation.prepared import open_prepared
 from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
 from infrastructure.training.data.readers.pictures import decode
 from infrastructure.training.data.readers.rows import Conversation
@@ -69,7 +68,7 @@ from infrastructure.training.data.store.examples import (
 )
 from infrastructure.training.data.store.fingerprints import text_hash
 from infrastructure.training.data.store.stream_index import WindowIndex
-from infrastructure.training.data.store.token_cache import CacheEntry, TokenCache
+from infrastructure.training.data.store.token_cache import CacheEntry
 from infrastructure.training.data.store.token_store import CONVERSATIONS_FILE, TokenStore
 
 if TYPE_CHECKING:
@@ -143,8 +142,7 @@ class DataPipeline:
             augment = get_augmentation(name) if name is not None else None
             worker_bytes = total_bytes_of(self.memory_config.worker_memory)
             plan = plan_preparation(self.config, self.tokenizer, worker_bytes, self.pictures)
-            cache = TokenCache(self.cache_config, memory_bytes(self.config))
-            entry = cache.open(plan_key(plan), lambda folder: Preparation(plan, folder).run())
+            entry = open_prepared(plan, self.config, self.cache_config)
             try:
                 report = self._checked_report(entry)
                 source = self._make_source(plan, entry.store, augment)

@@ -21,7 +21,7 @@ from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.core.precision import choose_precision
 from infrastructure.training.data.data_pipeline import DataPipeline, training_texts
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
-from infrastructure.training.data.samples import SAMPLE_TOKENIZER, is_sample_data
+from infrastructure.training.data.samples import known_tokenizer
 from infrastructure.training.data.serving.collate import pack, pad, padded_length
 from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.model_adapters.base_adapter import (
@@ -92,7 +92,8 @@ class StandardModelAdapter(ModelAdapter):
             needs_mask_token=self.training_config.time_step_masking,
         )
         manager.on_disk = self.on_disk
-        manager.known_tokenizer = SAMPLE_TOKENIZER if is_sample_data(self.data_config) else None
+        vocab_size = self.model_config.embedded.vocab_size
+        manager.known_tokenizer = known_tokenizer(self.data_config, vocab_size)
         return manager
 
     def weight_bytes(self) -> int | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from infrastructure.config.sections.model_config import EmbeddedModelConfig, ModelConfig
+from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import JsonObject
@@ -160,8 +160,8 @@ class ModelManager:
     Attributes:
         sees: it is a model of image and text; set it before anything is loaded.
         on_disk: the weights stay on the disk, see `weights_on_disk`; set it before, too.
-        known_tokenizer: the file of the one that `tokenizer_texts` give at the usual size; None:
-            nobody has made it before.
+        known_tokenizer: the file of the one that `tokenizer_texts` give; None: nobody has made it
+            before.
         vision: the tower that a model of text gets; None: it sees by itself, or not at all.
         processor: of such a model, loaded with its tokenizer.
     """
@@ -379,10 +379,9 @@ class ModelManager:
                 "model 'embedded' makes its tokenizer from the training texts: give data, or the"
                 " final/ folder of a finished run as model.name"
             )
-        vocab_size = self.config.embedded.vocab_size
-        if self.known_tokenizer is not None and vocab_size == EmbeddedModelConfig().vocab_size:
+        if self.known_tokenizer is not None:
             return read_tokenizer(self.known_tokenizer)
-        return train_tokenizer(self.tokenizer_texts(), vocab_size)
+        return train_tokenizer(self.tokenizer_texts(), self.config.embedded.vocab_size)
 
     def _build_registered(self, source: ModelSource) -> ModelAndTokenizer:
         if source.kind is SourceKind.REGISTERED:

@@ -100,7 +100,7 @@ class DataReport:
             return [*self._short_lines(), *warnings]
         sections = [*self._rows(), *self._tokens(), *self._quarantined(), *warnings]
         origin = (
-            "Prepared before on this machine: read from its cache"
+            "Read from this machine's cache of prepared data"
             if self.from_cache
             else f"Prepared in {self.seconds:.1f} s"
         )

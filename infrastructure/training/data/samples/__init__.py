@@ -6,6 +6,7 @@ from infrastructure.config.auto import trains_from_scratch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import EmbeddedModelConfig
 from infrastructure.config.sections.quantum_config import AT_ANY_COST, DATA_SELECTION
 from infrastructure.config.sections.training_config import QUANTUM, SFT
 
@@ -51,6 +52,13 @@ def is_sample_data(data: DataConfig) -> bool:
     )
     names = DataConfig.model_fields.keys() - _OF_OTHER_THINGS
     return all(getattr(data, name) == getattr(usual, name) for name in names)
+
+
+def known_tokenizer(data: DataConfig, vocab_size: int) -> Path | None:
+    """The file of the tokenizer that a new model of so many tokens gets for `data`; None: nobody
+    has made it before."""
+    is_usual = vocab_size == EmbeddedModelConfig().vocab_size
+    return SAMPLE_TOKENIZER if is_usual and is_sample_data(data) else None
 
 
 def _choose_among_samples(config: DeploymentConfig) -> None:

@@ -1,0 +1,105 @@
+"""Rows encoded in a process of its own, while this one loads PyTorch.
+
+Loading takes seconds, in which other cores have nothing to do. The tokenizer of the sample tasks is
+known before, so that process encodes their rows meanwhile. They go into the cache of prepared data,
+where the training finds them, or waits for them. Nothing depends on it: where the process fails,
+the training encodes the rows itself.
+"""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from infrastructure.config.auto import trains_from_scratch
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import SFT
+from infrastructure.core.hardware import processor
+from infrastructure.core.helper_process import HelperProcess
+from infrastructure.core.importing import own_process
+from infrastructure.core.stop_signals import interrupt_on_signals
+from infrastructure.training.data.preparation.plan import plan_preparation
+from infrastructure.training.data.preparation.prepared import open_prepared
+from infrastructure.training.data.samples import known_tokenizer
+from infrastructure.training.models.tokenizer import read_tokenizer
+
+MODULE = "infrastructure.deployment.encoding_ahead"
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def rows_encoded_ahead(config: DeploymentConfig) -> Iterator[None]:
+    """Inside, another process encodes the rows of a training, where that saves time.
+
+    Args:
+        config: made ready.
+    """
+    tokenizer = _tokenizer_of(config) if _saves_time() else None
+    process = None if tokenizer is None else _start(config, tokenizer)
+    try:
+        yield
+    finally:
+        if process is not None:
+            process.terminate()  # it has ended long ago, unless the training was given up
+            process.wait()
+
+
+def _saves_time() -> bool:
+    """Whether PyTorch is still to be loaded, and a core is free meanwhile."""
+    return "torch" not in sys.modules and processor().num_cores > 1
+
+
+def _tokenizer_of(config: DeploymentConfig) -> Path | None:
+    """The file of the tokenizer that the rows are encoded with; None: it is not known yet."""
+    is_usual = config.training.method == SFT and not config.training.time_step_masking
+    if not is_usual or not trains_from_scratch(config.model):
+        return None
+    return known_tokenizer(config.data, config.model.embedded.vocab_size)
+
+
+def _start(config: DeploymentConfig, tokenizer: Path) -> HelperProcess | None:
+    """The process, which has got what it is to encode; None where none can be started."""
+    sections = {"data": config.data, "cache": config.cache}
+    text = json.dumps({name: each.model_dump(mode="json") for name, each in sections.items()})
+    try:
+        process = HelperProcess(MODULE, str(tokenizer), stdin=subprocess.PIPE)
+    except OSError as error:  # no memory, too many processes
+        log.debug("no rows are encoded ahead: %s", error)
+        return None
+    threading.Thread(target=_note_end, args=(process,), daemon=True, name="temper-ahead").start()
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin as pipe:  # where it died, `_note_end` tells
+        pipe.write(text.encode())
+    return process
+
+
+def _note_end(process: HelperProcess) -> None:
+    """Wait for it, so that it does not stay as a zombie for as long as the training takes."""
+    if process.wait() != 0:
+        log.debug("no rows were encoded ahead: %s", process.fate())
+
+
+def main() -> None:
+    """Encode the rows that standard input names with the tokenizer that the command line names;
+    what is half done when a signal comes is deleted."""
+    own_process()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores are the training's
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type] # as if not installed
+    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # which it would say
+    given = json.load(sys.stdin)
+    data, cache = DataConfig(**given["data"]), CacheConfig(**given["cache"])
+    with interrupt_on_signals():
+        plan = plan_preparation(data, read_tokenizer(Path(sys.argv[1])))
+        open_prepared(plan, data, cache).close()
+
+
+if __name__ == "__main__":
+    main()

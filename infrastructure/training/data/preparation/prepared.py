@@ -1,0 +1,20 @@
+"""The prepared data of a plan: found in the cache, or made."""
+
+from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.training.data.preparation.plan import memory_bytes, plan_key
+from infrastructure.training.data.preparation.preparation import Preparation, PreparationPlan
+from infrastructure.training.data.store.token_cache import CacheEntry, TokenCache
+
+
+def open_prepared(
+    plan: PreparationPlan, data_config: DataConfig, cache_config: CacheConfig
+) -> CacheEntry:
+    """The entry of `plan`, made by this process or by one that is at it already.
+
+    Raises:
+        ValueError: the cache cannot be written.
+        DataError: a process that prepares data died.
+    """
+    cache = TokenCache(cache_config, memory_bytes(data_config))
+    return cache.open(plan_key(plan), lambda folder: Preparation(plan, folder).run())
