@@ -25,7 +25,7 @@ from benchmarks.machine import environment, publish, sentence, table
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 
 MOST_SECONDS, MOST_RATIO = 6.0, 2.0
-LOOK_SECONDS = 0.01
+LOOK_SECONDS = 0.05  # who looks all the time takes the time that is measured
 LONGEST_SECONDS = 300.0
 IMPORTS = "import torch; from transformers import LlamaConfig, LlamaForCausalLM; print('there')"
 ROOT = Path(__file__).resolve().parents[1]
