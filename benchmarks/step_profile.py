@@ -26,7 +26,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.machine import environment, publish, sentence, table
-from benchmarks.throughput.systems import be_quiet, temper_trainer
+from benchmarks.throughput.systems import be_quiet, measured_temper
 from benchmarks.throughput.workbench import SCENARIOS, prepare
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.training.core.state import TrainingState
@@ -66,11 +66,13 @@ class ProfiledSteps(Observer):
 
     Attributes:
         seconds: of the steps without the profiler, and with it.
+        precision: what they are computed in.
     """
 
     num_warmup: int
     num_steps: int
     profiler: Any = None
+    precision: str = ""
     seconds: dict[bool, list[float]] = field(default_factory=lambda: {False: [], True: []})
     _steps_done: int = 0
     _started: float = 0.0
@@ -138,7 +140,9 @@ def steps_by_kind(
     """The steps, and the milliseconds of one by kind, and by kind and operation."""
     steps = ProfiledSteps(num_warmup, num_steps)
     # one step more than is profiled: what comes after the last step is not of it
-    make_trainer(num_warmup + 2 * num_steps + 1, [steps]).train()
+    trainer = make_trainer(num_warmup + 2 * num_steps + 1, [steps])
+    steps.precision = trainer.precision.name
+    trainer.train()
     kinds: Counter[str] = Counter()
     operations: Counter[tuple[str, str]] = Counter()
     for event in steps.profiler.events():
@@ -162,10 +166,9 @@ def page(title: str, flags: str, make_trainer: MakeTrainer, num_warmup: int, num
     ]
     return (
         f"# Where the time of a step goes: {title}\n\n"
-        f"`python -m benchmarks.step_profile {flags}`: a step of Temper took {alone:.0f} ms in the"
-        " middle,"
-        f" and {watched:.0f} ms with PyTorch's profiler, whose times these are, over"
-        f" {num_steps} steps. {sentence(environment())}\n\n"
+        f"`python -m benchmarks.step_profile {flags}`: a step of Temper in {steps.precision} took"
+        f" {alone:.0f} ms in the middle, and {watched:.0f} ms with PyTorch's profiler, whose times"
+        f" these are, over {num_steps} steps. {sentence(environment())}\n\n"
         f"{table(('kind of work', 'ms of a step', 'share'), by_kind)}\n"
         f"{table(('operation', 'kind', 'ms of a step'), listed)}"
     )
@@ -194,7 +197,7 @@ def main() -> None:
             scenario = SCENARIOS[arguments.scenario]
             workbench = prepare(scenario, arguments.data, num_steps, Path(name))
             flags = f"--data gsm8k/train.jsonl --scenario {arguments.scenario}"
-            chosen = scenario.title, flags, partial(temper_trainer, workbench)
+            chosen = scenario.title, flags, partial(measured_temper(workbench).trainer, workbench)
         made = page(*chosen, arguments.warmup, arguments.steps)
     publish(made, arguments.write)
 

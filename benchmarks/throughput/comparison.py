@@ -1,6 +1,7 @@
 """A scenario measured: all systems and the ruler by turns, and what their steps say."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import Any
@@ -9,9 +10,16 @@ import numpy as np
 import torch
 
 from benchmarks.throughput.products import step_products
-from benchmarks.throughput.systems import Temper, crude_loss, systems_of, train
+from benchmarks.throughput.systems import (
+    Temper,
+    be_quiet,
+    crude_loss,
+    measured_temper,
+    systems_of,
+    train,
+)
 from benchmarks.throughput.workbench import Row, Workbench
-from benchmarks.turns import System, Turns, interval, take_turns
+from benchmarks.turns import Clock, System, Turns, interval, take_turns
 from infrastructure.optimization.gpu_capability import cpu_has_bf16
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.data.serving.collate import pack
@@ -30,7 +38,7 @@ MOST_DIFFERENCE = {
 
 def measure(workbench: Workbench, num_warmup: int, num_steps: int) -> dict[str, Any]:
     """Speeds, shares of what the products allow, and Temper's leads; see `summarise`."""
-    systems = systems_of(workbench.scenario, cpu_has_bf16())
+    systems = systems_of(workbench.scenario, cpu_has_bf16(), temper_as_chosen(workbench))
     steps = num_warmup + num_steps
     products = step_products(workbench, steps)
     runs: dict[str, System] = {
@@ -49,6 +57,19 @@ def measure(workbench: Workbench, num_warmup: int, num_steps: int) -> dict[str, 
         "gflop_per_second": gflop_rates(turns, products.flops, num_warmup, used(formats)),
         **summarise(turns, formats, num_warmup),
     }
+
+
+def temper_as_chosen(workbench: Workbench) -> Temper:
+    """Temper as it computes on this machine, measured in a process of its own."""
+    title = f"{workbench.scenario.title}, how to compute"
+    turns = take_turns({"temper": partial(choose, workbench)}, 0, title)
+    chosen: Temper = turns["temper"].result
+    return chosen
+
+
+def choose(workbench: Workbench, _clock: Clock) -> Temper:
+    be_quiet()
+    return measured_temper(workbench)
 
 
 def used(formats: dict[str, str]) -> list[str]:
@@ -152,7 +173,8 @@ def is_right(measured: dict[str, dict[str, float]]) -> bool:
 
 def measure_compiled(workbench: Workbench, num_steps: int) -> dict[str, Any]:
     """What torch.compile gives once it is done (second half), and what it takes until then."""
-    systems = {"temper": Temper(), "compiled": Temper("default")}
+    temper = temper_as_chosen(workbench)
+    systems = {"temper": temper, "compiled": replace(temper, compile_mode="default")}
     runs = {name: partial(train, system, workbench, num_steps) for name, system in systems.items()}
     turns = take_turns(runs, num_steps, "compiled")
     half = num_steps // 2

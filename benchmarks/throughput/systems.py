@@ -24,12 +24,13 @@ from benchmarks.throughput.workbench import (
 )
 from benchmarks.turns import Clock
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.training.core.precision import choose_precision
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
+from infrastructure.training.setup.compute_choice import choose_measured
 
 LEARNING_RATE = 1e-3
+USUAL_STEPS = 2800  # three epochs of GSM8K, eight examples a step
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
@@ -72,17 +73,39 @@ class StepClock(Observer):
         self.clock.mark()
 
 
+@dataclass(frozen=True)
+class Temper:
+    """As a user has it: packing, and what a run of usual length has measured on this machine.
+
+    Attributes:
+        num_threads: of PyTorch.
+    """
+
+    precision: str
+    num_threads: int
+    compile_mode: Literal["default"] | None = None
+
+    def trainer(self, workbench: Workbench, num_steps: int, hooks: list[Hook]) -> EnhancedTrainer:
+        trainer = temper_trainer(workbench, num_steps, hooks, self.compile_mode)
+        trainer.use_precision(self.precision)
+        trainer.use_num_threads(self.num_threads)
+        return trainer
+
+    def train(self, workbench: Workbench, num_steps: int, clock: Clock) -> None:
+        self.trainer(workbench, num_steps, [StepClock(clock)]).train()
+
+
 def temper_trainer(
     workbench: Workbench,
     num_steps: int,
     hooks: list[Hook],
     compile_mode: Literal["default"] | None = None,
 ) -> EnhancedTrainer:
-    """As a user has it: packing, and the precision that the device has."""
     return EnhancedTrainer(
         workbench.model_config,
         TrainingConfig(
             max_steps=num_steps,
+            num_epochs=num_steps,  # the rows are few: they never end it
             batch_size=workbench.scenario.batch_size,
             learning_rate=LEARNING_RATE,
             compile_mode=compile_mode,
@@ -94,16 +117,11 @@ def temper_trainer(
     )
 
 
-@dataclass(frozen=True)
-class Temper:
-    compile_mode: Literal["default"] | None = None
-
-    @property
-    def precision(self) -> str:
-        return choose_precision(True, torch.device("cpu")).name
-
-    def train(self, workbench: Workbench, num_steps: int, clock: Clock) -> None:
-        temper_trainer(workbench, num_steps, [StepClock(clock)], self.compile_mode).train()
+def measured_temper(workbench: Workbench) -> Temper:
+    """Temper as it computes on this machine; this process goes on with as many threads."""
+    trainer = temper_trainer(workbench, USUAL_STEPS, [])
+    choose_measured(trainer)
+    return Temper(trainer.precision.name, torch.get_num_threads())
 
 
 @dataclass(frozen=True)
@@ -204,7 +222,6 @@ def trl_trainer(
 # Two rows hold about as many tokens as a step of the others.
 PACKED = {"packing": True, "per_device_train_batch_size": 2, "max_length": PACKED_LENGTH}
 COMMON: dict[str, System] = {
-    "temper": Temper(),
     "crude_fp32": Crude("fp32"),
     "crude_bf16": Crude("bf16"),
     "trl_defaults": Trl("bf16"),
@@ -216,18 +233,16 @@ PACKING: dict[str, System] = {
 }
 
 
-def systems_of(scenario: Scenario, has_bf16: bool) -> dict[str, System]:
-    """Those that are compared in a scenario. With bf16 instructions nobody trains in fp32, and one
-    scenario is enough to show what that would be; without them nobody trains in bf16, where a step
-    takes far longer.
+def systems_of(scenario: Scenario, has_bf16: bool, temper: Temper) -> dict[str, System]:
+    """Those that are compared in a scenario. With bf16 instructions one scenario shows what the
+    others are in fp32, too, and all do where Temper has measured that fp32 is faster; without them
+    nobody trains in bf16, where a step takes far longer.
 
     Args:
         has_bf16: whether the processor has such instructions.
     """
-    systems = {**COMMON, **PACKING} if scenario.packs else COMMON
-    shown = {"bf16", *(["fp32"] if scenario.shows_fp32 else [])} if has_bf16 else {"fp32"}
-    return {
-        name: system
-        for name, system in systems.items()
-        if name == "temper" or system.precision in shown
-    }
+    others = {**COMMON, **PACKING} if scenario.packs else COMMON
+    shows_fp32 = scenario.shows_fp32 or temper.precision == "fp32"
+    shown = {"bf16", *(["fp32"] if shows_fp32 else [])} if has_bf16 else {"fp32"}
+    kept = {name: system for name, system in others.items() if system.precision in shown}
+    return {"temper": temper, **kept}

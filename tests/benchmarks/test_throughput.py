@@ -11,7 +11,7 @@ from benchmarks.throughput import comparison
 from benchmarks.throughput.comparison import differences, is_right, measure, summarise, used
 from benchmarks.throughput.page import update
 from benchmarks.throughput.products import Layer, StepProducts, layers_of, step_products
-from benchmarks.throughput.systems import systems_of
+from benchmarks.throughput.systems import Temper, systems_of
 from benchmarks.throughput.workbench import (
     SCENARIOS,
     Scenario,
@@ -103,15 +103,19 @@ def test_figures_are_ratios_of_neighbouring_steps_after_the_warmup() -> None:
 
 
 def test_fp32_is_shown_once_where_the_processor_has_bf16_and_else_alone() -> None:
-    everything = systems_of(SCENARIOS["all"], has_bf16=True)
+    bf16, fp32 = Temper("bf16", 2), Temper("fp32", 1)
+    everything = systems_of(SCENARIOS["all"], True, bf16)
     assert {"trl_fp32", "crude_fp32", "trl_packing_fp32"} < everything.keys()
-    assert systems_of(SCENARIOS["all"], has_bf16=False).keys() == {
+    assert everything["temper"] is bf16
+    assert systems_of(SCENARIOS["all"], False, fp32).keys() == {
         "temper", "crude_fp32", "trl_fp32", "trl_packing_fp32",
     }  # fmt: skip
-    assert systems_of(SCENARIOS["lora"], has_bf16=True).keys() == {
+    assert systems_of(SCENARIOS["lora"], True, bf16).keys() == {
         "temper", "crude_bf16", "trl_defaults",
     }  # fmt: skip
-    assert systems_of(SCENARIOS["lora"], has_bf16=False).keys() == {
+    in_both = {"temper", "crude_bf16", "trl_defaults", "crude_fp32", "trl_fp32"}
+    assert systems_of(SCENARIOS["lora"], True, fp32).keys() == in_both  # since that is faster here
+    assert systems_of(SCENARIOS["lora"], False, fp32).keys() == {
         "temper", "crude_fp32", "trl_fp32",
     }  # fmt: skip
     assert used({"temper": "fp32", "crude_fp32": "fp32"}) == ["fp32"]
