@@ -23,7 +23,7 @@ from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.hardware import processor
 from infrastructure.core.helper_process import HelperProcess
-from infrastructure.core.importing import own_process
+from infrastructure.core.importing import do_without_torch, own_process
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.training.data.preparation.plan import plan_preparation
 from infrastructure.training.data.preparation.prepared import open_prepared
@@ -91,9 +91,8 @@ def main() -> None:
     """Encode the rows that standard input names with the tokenizer that the command line names;
     what is half done when a signal comes is deleted."""
     own_process()
+    do_without_torch()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the other cores are the training's
-    sys.modules.setdefault("torch", None)  # type: ignore[arg-type] # as if not installed
-    os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # which it would say
     given = json.load(sys.stdin)
     data, cache = DataConfig(**given["data"]), CacheConfig(**given["cache"])
     with interrupt_on_signals():
