@@ -18,11 +18,12 @@ from infrastructure.config.types import SameResult
 
 SECTIONS_THAT_COUNT = ("model.", "data.", "training.", "quantum.")
 OF_THE_QUANTUM_STEP = "quantum."  # these only where there is one
-# Defaults that have changed, and what they were: a run that was begun with one keeps it.
-EARLIER_DEFAULTS: dict[str, object] = {
-    "data.over_length": "quarantine",
-    "quantum.max_overhead_percent": 5.0,
-    "model.adapter": "standard",
+# Defaults that have changed, and what they were, the first one first: a run that was begun with one
+# keeps it. A run that recorded none is from the time of the first.
+EARLIER_DEFAULTS: dict[str, tuple[object, ...]] = {
+    "data.over_length": ("quarantine",),
+    "quantum.max_overhead_percent": (5.0, 2.0),
+    "model.adapter": ("standard",),
 }
 # They have not always counted: what an earlier version recorded does not say what they were.
 COUNTED_LATER = (
@@ -95,10 +96,11 @@ def earlier_settings(config: DeploymentConfig, recorded: Mapping[str, object]) -
     of the time when the run was begun."""
     recorded = current_keys(recorded)
     had_quantum_step = any(key.startswith(OF_THE_QUANTUM_STEP) for key in recorded)
+    began_with = {key: recorded.get(key, values[0]) for key, values in EARLIER_DEFAULTS.items()}
     return {
         key: value
-        for key, value in EARLIER_DEFAULTS.items()
-        if recorded.get(key, value) == value
+        for key, value in began_with.items()
+        if value in EARLIER_DEFAULTS[key]
         and config.source(key).layer is Layer.DEFAULT
         and (had_quantum_step or not key.startswith(OF_THE_QUANTUM_STEP))
     }

@@ -861,7 +861,7 @@ class EnhancedTrainer:
         was = snapshot.values.get("identity", {})
         if self.data is None and "over_length" not in self.data_config.model_fields_set:
             began_with = was.get("settings", {}).get("data.over_length")
-            if began_with == EARLIER_DEFAULTS["data.over_length"]:
+            if began_with in EARLIER_DEFAULTS["data.over_length"]:
                 self.data_config.over_length = began_with
         if self.loop is None:
             self.planner.repeat(was.get("resolved", {}))

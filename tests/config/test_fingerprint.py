@@ -107,11 +107,15 @@ def test_a_run_keeps_the_default_of_the_time_when_it_was_begun() -> None:
     assert is_same(recorded, wanted_beside(recorded, given), {"over_length"})
 
 
-def test_a_run_with_a_quantum_step_keeps_the_bound_of_the_time_when_it_was_begun() -> None:
+@pytest.mark.parametrize("earlier", [5, 2])
+def test_a_run_with_a_quantum_step_keeps_the_bound_of_the_time_when_it_was_begun(
+    earlier: float,
+) -> None:
     key, on = "quantum.max_overhead_percent", {"training.optimization_frequency": 10}
     now = DeploymentConfig(**on)
-    recorded = result_settings(DeploymentConfig(**on, **{key: 5}))
-    assert earlier_settings(now, recorded) == {key: 5}
+    recorded = result_settings(DeploymentConfig(**on, **{key: earlier}))
+    assert earlier_settings(now, recorded) == {key: earlier}
+    assert earlier_settings(DeploymentConfig(**on, **{key: 1}), recorded) == {}
     without = {name: value for name, value in recorded.items() if name != key}  # not recorded once
     assert earlier_settings(now, without) == {key: 5}
     assert earlier_settings(now, result_settings(now)) == {}

@@ -23,6 +23,7 @@ from infrastructure.deployment.run_checks import checked_before
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.memory_prediction import MemoryBudget, MemoryLine
 from infrastructure.training.distributed.shard import Sharding
+from infrastructure.training.quantum.data_selection_step import DataSelectionStep
 from infrastructure.training.sizing.batch_plan import BatchPlan
 from infrastructure.training.sizing.cost_measurement import CostMeasurement, StepCosts
 from infrastructure.training.trainer_factory import TrainerFactory
@@ -72,6 +73,22 @@ def test_a_training_that_was_forecast_gives_the_same_losses(
     without_forecast = TrainingDeployment(DeploymentConfig(**settings), lambda line: None).run()
     assert without_forecast["forecast"] == []
     assert without_forecast["after"] == with_forecast["after"]
+
+
+def test_a_quantum_step_may_cost_a_share_of_the_time_that_was_forecast(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured_again(step: DataSelectionStep) -> float:
+        raise AssertionError("the forecast has measured the training")
+
+    monkeypatch.setattr(DataSelectionStep, "training_seconds", measured_again)
+    settings = small_settings(tmp_path)
+    settings |= {"training.enabled_extensions": ["quantum"], "quantum.max_overhead_percent": 1e5}
+    summary = TrainingDeployment(DeploymentConfig(**settings), lambda line: None).run()
+    run = only_run(DeploymentConfig(**settings))
+    (record,) = json.loads((run / "quantum.json").read_text())["records"]
+    seconds = json.loads((run / "forecast.json").read_text())["step_seconds"]
+    assert record["allowed_seconds"] == pytest.approx(1000 * seconds * summary["total_steps"])
 
 
 @slow

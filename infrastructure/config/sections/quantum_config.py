@@ -92,7 +92,7 @@ class QuantumConfig(ConfigSection):
     )
     max_overhead_percent: Annotated[
         float, Gt(0), Le(AT_ANY_COST), Allowed("a percentage above 0, such as 2")
-    ] = Field(default=2.0, description="Share of the training's time that quantum steps may take.")
+    ] = Field(default=1.0, description="Share of the training's time that quantum steps may take.")
     background: Annotated[bool, _SAMPLED] = Field(
         default=False,
         description="Solve in another process while the training goes on with the last answer.",

@@ -30,7 +30,6 @@ from infrastructure.training.strategies.base_strategy import TrainingStrategy
 AUTO_SHARE = 0.9  # of those that are looked at, where no budget is set
 NUM_TARGET = 256  # held-out rows whose mean gradient is the target, from everywhere
 NUM_PROBED = 8  # examples that the cost is predicted from
-PROBE_PASSES = 3  # forward and backward over them: two for gradients, one as training does
 NUM_NAMED = 20  # tasks, and examples that were not chosen
 LEAST_CANDIDATES = 16  # fewer say nothing about the rest
 
@@ -75,18 +74,6 @@ def in_words(num_selected: int, num_examples: int, num_chosen: int, num_looked_a
     return f"{counts}: {num_chosen:,} of the {num_looked_at:,} that were looked at, and {rest}"
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Seconds on this machine: of training on one example, and of its gradient by itself."""
-
-    training: float
-    gradient: float
-
-    def of_rows(self, num_rows: int) -> float:
-        """What the gradients of so many examples take."""
-        return self.gradient * num_rows
-
-
 @dataclass(kw_only=True)
 class DataSelectionStep:
     """Which examples a training that is put together shall train on.
@@ -106,25 +93,30 @@ class DataSelectionStep:
     micro_batch_size: int
     seed: int
 
-    def least_steps(self, global_batch_size: int) -> float:
-        """What `costs` and a look at the fewest examples take, in training steps."""
-        num_rows = self.data.num_candidates
-        probed = PROBE_PASSES * min(NUM_PROBED, num_rows)
-        return (probed + min(LEAST_CANDIDATES, num_rows) + self._num_target) / global_batch_size
+    def least_steps(self, global_batch_size: int, *, measures_training: bool) -> float:
+        """What measuring the costs and a look at the fewest examples take, in training steps."""
+        probed = self._probed_ids
+        num_rows = len(probed) * (1 + measures_training) + min(self._num_warming, len(probed))
+        num_rows += min(LEAST_CANDIDATES, self.data.num_candidates) + self._num_target
+        return num_rows / global_batch_size
 
-    def costs(self) -> Costs:
-        """Measured with a few examples; leaves no trace in the training."""
-        examples = self.data.examples(self._spread(NUM_PROBED, self.data.num_candidates))
-        self._gradients(examples)  # warms up, and draws the signs of the sketch
+    def gradient_seconds(self) -> float:
+        """Of one example's gradient by itself, measured with a few; leaves no trace."""
+        examples = self.data.examples(self._probed_ids)
+        self._gradients(examples[: self._num_warming])
         started = time.perf_counter()
         self._gradients(examples)
-        gradient = time.perf_counter() - started
+        return (time.perf_counter() - started) / len(examples)
+
+    def training_seconds(self) -> float:
+        """Of training on one example, measured with a few after their gradients: the micro-batches
+        are the same, so kernels for their shapes are there. Leaves no trace."""
+        examples = self.data.examples(self._probed_ids)
         ordered = [examples[i] for i in self._by_length(examples)]
         with dry_run(self.model, self.adapter.device):
             probe = DryRunStep(self.model, self.adapter, self.strategy, self.optimizer)
-            # the same micro-batches, so that kernels for their shapes are there
-            training = sum(probe.micro_batch(piece).seconds for piece in self._pieces(ordered))
-        return Costs(training / len(examples), gradient / len(examples))
+            seconds = sum(probe.micro_batch(piece).seconds for piece in self._pieces(ordered))
+        return seconds / len(examples)
 
     def has_choice(self, most: int) -> bool:
         """Whether anything would be left out of as many as may be looked at; `most` as below."""
@@ -137,20 +129,23 @@ class DataSelectionStep:
         budget = f"quantum.data_budget {self.config.data_budget}"
         return f"{budget} leaves out none of {number:,} training examples"
 
-    def num_candidates(self, costs: Costs, allowed_seconds: float, most: int) -> int:
+    def num_candidates(self, gradient_seconds: float, allowed_seconds: float, most: int) -> int:
         """How many examples are looked at: those asked for, or as many as may be paid for; 0 where
         that is too few to say anything.
 
         Args:
+            gradient_seconds: of one example.
             most: variables that a problem may have.
         """
         wanted = self.num_wanted(most)
-        if self.cost_seconds(costs, wanted) <= allowed_seconds:
+        if self.cost_seconds(gradient_seconds, wanted) <= allowed_seconds:
             return wanted
         if self.config.candidates != "auto":
             return 0
         number = bisect_right(
-            range(1, wanted + 1), allowed_seconds, key=lambda n: self.cost_seconds(costs, n)
+            range(1, wanted + 1),
+            allowed_seconds,
+            key=lambda n: self.cost_seconds(gradient_seconds, n),
         )
         return number if number >= LEAST_CANDIDATES else 0
 
@@ -159,9 +154,9 @@ class DataSelectionStep:
         requested = self.config.candidates
         return min(most, self.data.num_candidates, most if requested == "auto" else requested)
 
-    def cost_seconds(self, costs: Costs, num_candidates: int) -> float:
+    def cost_seconds(self, gradient_seconds: float, num_candidates: int) -> float:
         """What looking at so many is to cost, a sampler's answer included."""
-        gradients = costs.of_rows(num_candidates + self._num_target)
+        gradients = gradient_seconds * (num_candidates + self._num_target)
         is_sampled = self.config.answer == SAMPLER
         return gradients + (solver_seconds(num_candidates) if is_sampled else 0.0)
 
@@ -208,6 +203,17 @@ class DataSelectionStep:
             "by_task": self._by_task(candidates, chosen),
             "dropped": self.data.places_of(dropped[:NUM_NAMED]),
         }
+
+    @property
+    def _probed_ids(self) -> list[int]:
+        """The examples that the costs are measured with."""
+        return self._spread(NUM_PROBED, self.data.num_candidates)
+
+    @property
+    def _num_warming(self) -> int:
+        """Of them, how many are done before, to draw the signs of the sketch. On a CPU one will do:
+        kernels for a new shape are made for each micro-batch that is looked at, too."""
+        return 1 if self.adapter.device.type == "cpu" else NUM_PROBED
 
     @property
     def _num_target(self) -> int:

@@ -22,11 +22,14 @@ class OverheadBudget:
     Attributes:
         percent: of the training's time; `quantum.max_overhead_percent`.
         spent_seconds: of all quantum steps of this process.
+        forecast_step_seconds: of a training step, as it was measured before the training; None: it
+            was not.
     """
 
     percent: float
     clock: Callable[[], float] = time.monotonic
     spent_seconds: float = 0.0
+    forecast_step_seconds: float | None = None
     _steps: list[float] = field(default_factory=list)
     _began: float = 0.0
     _spent_before: float = 0.0
@@ -47,10 +50,10 @@ class OverheadBudget:
 
     @property
     def step_seconds(self) -> float | None:
-        """Of a training step, on average; None where none has ended in this process. The first one
-        warms up, and counts only as long as there is no other."""
+        """Of a training step, on average; as in the forecast where none has ended in this process.
+        The first one warms up, and counts only as long as there is no other."""
         warm = self._steps[1:] or self._steps
-        return sum(warm) / len(warm) if warm else None
+        return sum(warm) / len(warm) if warm else self.forecast_step_seconds
 
     def allowed_seconds(self, num_steps: int, step_seconds: float) -> float:
         """What a question for `num_steps` steps may cost; infinite where there is no bound."""

@@ -255,20 +255,22 @@ class QuantumExtension(Extension):
             self.session.skip(state, step.nothing_to_leave_out(most))
             return
         budget, num_steps = self.session.cost, self._steps_ahead(state)
-        least = step.least_steps(loop.global_batch_size)
+        step_seconds = budget.step_seconds
+        least = step.least_steps(loop.global_batch_size, measures_training=step_seconds is None)
         if least > budget.allowed_steps(num_steps):
             self.session.skip(state, too_few_steps(least, num_steps, budget.percent))
             return
-        costs = step.costs()
+        gradient_seconds = step.gradient_seconds()
+        if step_seconds is None:
+            step_seconds = step.training_seconds() * loop.global_batch_size
         spent = self.session.seconds_so_far
-        step_seconds = budget.step_seconds or costs.training * loop.global_batch_size
         allowed = budget.allowed_seconds(num_steps, step_seconds)
-        number = step.num_candidates(costs, allowed - spent, most)
+        number = step.num_candidates(gradient_seconds, allowed - spent, most)
         if number == 0:
-            cost = spent + step.cost_seconds(costs, step.num_wanted(most))
+            cost = spent + step.cost_seconds(gradient_seconds, step.num_wanted(most))
             self.session.skip(state, over_budget(cost, allowed, budget.percent))
             return
-        predicted = spent + step.cost_seconds(costs, number)
+        predicted = spent + step.cost_seconds(gradient_seconds, number)
         is_solvers_limit = most < self.config.max_qubits and number == most
         limit = f" ({self.config.solver} takes no more)" if is_solvers_limit else ""
         is_whole = number == min(most, self._data.num_candidates)

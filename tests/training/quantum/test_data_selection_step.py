@@ -17,7 +17,6 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.quantum import quantum_extension
 from infrastructure.training.quantum.data_selection_step import (
     LEAST_CANDIDATES,
-    Costs,
     DataSelectionStep,
 )
 from tests.slow import slow_but
@@ -234,10 +233,10 @@ def test_a_problem_that_costs_too_much_is_not_solved(
 def test_what_is_too_dear_to_measure_is_not_measured(
     saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(step: DataSelectionStep) -> Costs:
+    def never(step: DataSelectionStep) -> float:
         raise AssertionError("measured")
 
-    monkeypatch.setattr(DataSelectionStep, "costs", never)
+    monkeypatch.setattr(DataSelectionStep, "gradient_seconds", never)
     trainer = quantum_trainer(saved_llama, tmp_path, quantum={"max_overhead_percent": 2})
     trainer.train()
     (record,) = records(trainer)
@@ -248,11 +247,12 @@ def test_what_is_too_dear_to_measure_is_not_measured(
 def test_the_time_of_measuring_counts(
     saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def slowly(step: DataSelectionStep) -> Costs:
-        time.sleep(0.3)
-        return Costs(training=1e-6, gradient=1e-6)  # all is allowed but 0.3 s
+    def slowly(step: DataSelectionStep) -> float:
+        time.sleep(0.3)  # all is allowed but this
+        return 1e-6
 
-    monkeypatch.setattr(DataSelectionStep, "costs", slowly)
+    monkeypatch.setattr(DataSelectionStep, "gradient_seconds", slowly)
+    monkeypatch.setattr(DataSelectionStep, "training_seconds", lambda step: 1e-6)
     trainer = quantum_trainer(saved_llama, tmp_path, quantum={"max_overhead_percent": 1e5})
     trainer.train()
     (record,) = records(trainer)
@@ -289,12 +289,12 @@ def test_no_more_are_looked_at_than_may_be_paid_for(answer: str, allowed: float)
         micro_batch_size=4,
         seed=0,
     )
-    costs = Costs(training=0.005, gradient=0.002)
-    number = question.num_candidates(costs, allowed, most=900)
+    gradient_seconds = 0.002
+    number = question.num_candidates(gradient_seconds, allowed, most=900)
     if number:
-        assert question.cost_seconds(costs, number) <= allowed
+        assert question.cost_seconds(gradient_seconds, number) <= allowed
     more = max(number + 1, LEAST_CANDIDATES)
-    assert number == 900 or question.cost_seconds(costs, more) > allowed
+    assert number == 900 or question.cost_seconds(gradient_seconds, more) > allowed
 
 
 def test_a_model_with_data_of_its_own_is_refused() -> None:
