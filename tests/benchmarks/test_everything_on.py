@@ -45,8 +45,18 @@ def test_an_end_before_its_time_is_an_error() -> None:
 def test_steps_are_compared_by_the_hundred_and_together() -> None:
     off = [Turn(1000, 1.0)] * 100
     on = [Turn(1000, 1.0)] * 50 + [Turn(1000, 1.25)] * 50
-    text, ratio = page({OFF: off, ON: on})
+    text, ratio = page({OFF: off, ON: on}, 1)
     assert ratio == pytest.approx(20 / 22.5)
     assert "there are 0.889 times" in text
     assert "| 1 to 100 | 1,000 | 1,000 | 1.000 |" in text
     assert "| 101 to 200 | 1,000 | 800 | 0.800 |" in text
+
+
+def test_the_trainings_of_a_kind_count_together() -> None:
+    off = [Turn(1000, 1.0)] * 110
+    on = [Turn(1000, 1.0), Turn(1000, 3.0)] * 50 + [Turn(1000, 1.0)] * 10
+    text, ratio = page({OFF: off, ON: on}, 2)
+    assert ratio == pytest.approx(110 / 210)
+    assert "4 trainings of 110 steps" in text
+    assert "| 1 to 100 | 1,000 | 500 | 0.500 |" in text
+    assert "| 101 to 110 | 1,000 | 1,000 | 1.000 |" in text
