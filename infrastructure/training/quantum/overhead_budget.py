@@ -83,19 +83,25 @@ def _short(seconds: float) -> str:
     return f"{1000 * seconds:.2g} ms" if 0 < seconds < 0.1 else format_duration(seconds)
 
 
+def _rounded_up(percent: float) -> str:
+    """A percentage that is enough: to two digits, or to whole ones."""
+    unit = 10.0 ** min(0, math.floor(math.log10(max(percent, 1e-9))) - 1)
+    return f"{math.ceil(round(percent / unit, 6)) * unit:,.12g}"
+
+
 def over_budget(cost_seconds: float, allowed_seconds: float, percent: float) -> str:
     """Why a question is not asked, with the bound at which it would be."""
     needed = percent * cost_seconds / max(allowed_seconds, 1e-9)
     return (
         f"it would take about {format_duration(cost_seconds)}, and quantum.max_overhead_percent"
-        f" {percent:g} allows {_short(allowed_seconds)}: {needed:,.0f} would be needed"
+        f" {percent:g} allows {_short(allowed_seconds)}: {_rounded_up(needed)} would be needed"
     )
 
 
 def too_few_steps(least_steps: float, num_steps: int, percent: float) -> str:
     """Why a question is not asked, where that is known before anything is measured."""
     return (
-        f"it would be the work of at least {least_steps:.2g} of the next {num_steps:,} steps, and"
-        f" quantum.max_overhead_percent {percent:g} allows {percent / 100 * num_steps:.2g}:"
-        f" {100 * least_steps / num_steps:.2g} would be needed"
+        f"it would be the work of at least {least_steps:.3g} of the next {num_steps:,} steps, and"
+        f" quantum.max_overhead_percent {percent:g} allows {percent / 100 * num_steps:.3g}:"
+        f" {_rounded_up(100 * least_steps / num_steps)} would be needed"
     )

@@ -7,7 +7,11 @@ import numpy as np
 from infrastructure.config.sections.quantum_config import AT_ANY_COST
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.training.quantum.decisions import Decisions, packed, unpacked
-from infrastructure.training.quantum.overhead_budget import OverheadBudget, over_budget
+from infrastructure.training.quantum.overhead_budget import (
+    OverheadBudget,
+    over_budget,
+    too_few_steps,
+)
 from infrastructure.training.quantum.step_records import (
     MAX_RECORDS,
     NUM_WHOLE,
@@ -102,3 +106,7 @@ def test_what_a_step_may_cost() -> None:
     assert OverheadBudget(AT_ANY_COST).allowed_seconds(0, 2.0) == 0.0
     assert "max_overhead_percent 5 allows 10 s: 20 would be needed" in over_budget(40.0, 10.0, 5.0)
     assert "allows 21 ms: 2,340 would be needed" in over_budget(10.0, 0.02137, 5.0)
+    assert "1 allows 10 s: 1.1 would be needed" in over_budget(10.3, 10.0, 1.0)  # 1 is too little
+    few = too_few_steps(6.25, 600, 1.0)
+    assert few.startswith("it would be the work of at least 6.25 of the next 600 steps")
+    assert few.endswith("allows 6: 1.1 would be needed")
