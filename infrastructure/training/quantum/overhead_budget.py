@@ -84,7 +84,7 @@ def _short(seconds: float) -> str:
 
 
 def _rounded_up(percent: float) -> str:
-    """A percentage that is enough: to two digits, or to whole ones."""
+    """A percentage, never less than it is: to two digits, or to whole ones."""
     unit = 10.0 ** min(0, math.floor(math.log10(max(percent, 1e-9))) - 1)
     return f"{math.ceil(round(percent / unit, 6)) * unit:,.12g}"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.monitoring.records.run_reader import baseline_is_as_good
@@ -295,6 +296,27 @@ def test_no_more_are_looked_at_than_may_be_paid_for(answer: str, allowed: float)
         assert question.cost_seconds(gradient_seconds, number) <= allowed
     more = max(number + 1, LEAST_CANDIDATES)
     assert number == 900 or question.cost_seconds(gradient_seconds, more) > allowed
+
+
+@pytest.mark.parametrize(("device", "num_warming"), [("cpu", 1), ("cuda", 8)])
+def test_a_training_that_was_forecast_is_not_measured_again(device: str, num_warming: int) -> None:
+    nothing: Any = None
+    data: Any = SimpleNamespace(num_candidates=1000)
+    adapter: Any = SimpleNamespace(device=torch.device(device))
+    step = DataSelectionStep(
+        config=QuantumConfig(),
+        model=nothing,
+        adapter=adapter,
+        strategy=nothing,
+        precision=nothing,
+        data=data,
+        optimizer=nothing,
+        micro_batch_size=4,
+        seed=0,
+    )
+    gradients = num_warming + 8 + LEAST_CANDIDATES
+    assert step.least_steps(4, measures_training=False) == gradients / 4
+    assert step.least_steps(4, measures_training=True) == (gradients + 8) / 4
 
 
 def test_a_model_with_data_of_its_own_is_refused() -> None:
