@@ -27,7 +27,7 @@ def add_arguments(parser: CommandParser) -> None:
     actions = parser.add_actions()
     actions.add_parser(
         "compare",
-        help="train with the quantum step, with plain answers and without, and compare",
+        help="train with the quantum step, with baselines and without, and compare",
         add_arguments=_add_compare_arguments,
     )
     actions.add_parser(

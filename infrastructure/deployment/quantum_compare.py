@@ -31,7 +31,7 @@ from infrastructure.training.quantum.step_records import SKIPPED, read_records
 
 COMPARED = Source(Layer.KEYWORD, "temper quantum compare")
 NONE = "none"  # without a quantum step
-# Who answers, beside a sampler: the usual plain answer, and chance.
+# Who answers, beside a sampler: the usual baseline, and chance.
 PLAIN = {
     DATA_SELECTION: ("greedy", "random"),
     BLOCK_SELECTION: ("gradient_norm", "random"),

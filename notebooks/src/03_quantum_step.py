@@ -4,7 +4,7 @@
 # Which half of the examples stands best for all of them? Each example pulls the weights in a direction
 # of its own: its gradient. Temper looks for the examples whose mean gradient is nearest to that of all.
 # That is a quadratic problem over zeros and ones, and any sampler can answer it: an exact one, an
-# annealer on this machine, or quantum hardware. Plain answers, greedy and random, stand beside it.
+# annealer on this machine, or quantum hardware. Baselines, greedy and random, stand beside it.
 
 # %% [markdown]
 # ## 1 · Install, and see where we are
@@ -34,7 +34,7 @@ config = colab.configure(preset, **settings, **session.settings())
 # %% [markdown]
 # ## 3 · Train
 # The question is asked before the first step. A sampler that fails or takes too long is told, the best
-# plain answer stands in, and the training goes on.
+# baseline stands in, and the training goes on.
 
 # %% nbmake={"post_cell_execute": ["assert summary['status'] == 'finished'"]}
 summary = colab.train(config)

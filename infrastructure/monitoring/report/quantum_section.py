@@ -75,7 +75,7 @@ def _decision(
 
 
 def _worth(answered: Sequence[Mapping[str, object]], compared: Mapping[str, object]) -> str:
-    """Whether it paid, in a sentence: by a comparison, if there was one; else by plain answers."""
+    """Whether it paid, in a sentence: by a comparison, if there was one; else by baselines."""
     if not answered:
         return ""
     losses = {

@@ -1,4 +1,4 @@
-"""A plain answer in a sampler's place: greedy, random, gradient norm."""
+"""A baseline in a sampler's place: greedy, random, gradient norm."""
 
 import time
 
@@ -17,7 +17,7 @@ def baseline_solution(problem: QuantumProblem, name: str) -> Solution:
     """
     started = time.monotonic()
     plain = problem.alternatives()
-    sample = look_up(f"plain answer to {problem.name}", name, plain)
+    sample = look_up(f"baseline for {problem.name}", name, plain)
     seconds = time.monotonic() - started
     question = problem.formulate()
     return Solution(

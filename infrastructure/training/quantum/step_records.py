@@ -47,7 +47,7 @@ class Record(TypedDict, total=False):
         used_at_step: where the answer of another process was applied.
         why: the reason where there is no answer, and what the training does without one.
         seconds, solver_seconds: of all of the step; of the samplers in it.
-        alternatives: energies of plain answers, by name.
+        alternatives: energies of baselines, by name.
         info: what the sampler said of itself.
         facts: what the problem said of itself.
         lower_bound: no answer has a lower energy.
