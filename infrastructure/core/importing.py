@@ -41,6 +41,11 @@ def do_without_torch() -> None:
     os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # which it would say
 
 
+def may_freeze() -> bool:
+    """Whether `gc.freeze`, and `gc.unfreeze` later, undo nothing of what others have set aside."""
+    return _imports.are_frozen or gc.get_freeze_count() == 0
+
+
 @contextmanager
 def importing() -> Iterator[None]:
     """Inside, no garbage is searched for."""
@@ -61,7 +66,7 @@ def searching_rarely() -> Iterator[None]:
     notebook's own garbage, such as what a training that failed has left, goes first."""
     threshold, were_frozen = gc.get_threshold(), _imports.are_frozen
     gc.set_threshold(*COLLECTED_AFTER)
-    freezes = not were_frozen and gc.get_freeze_count() == 0  # else others have set things aside
+    freezes = not were_frozen and may_freeze()
     if freezes:
         gc.collect()
         _imports.are_frozen = True

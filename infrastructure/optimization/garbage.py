@@ -9,6 +9,8 @@ import gc
 import time
 from collections.abc import Callable
 
+from infrastructure.core.importing import may_freeze
+
 INTERVAL_SECONDS = 10.0
 
 
@@ -39,7 +41,7 @@ class ScheduledCollection:
         self._was_enabled = gc.isenabled()
         gc.disable()
         self._collect()
-        self._has_frozen = gc.get_freeze_count() == 0  # else who calls has set things aside himself
+        self._has_frozen = may_freeze()
         if self._has_frozen:
             gc.freeze()
 

@@ -42,6 +42,7 @@ def test_a_process_of_its_own_looks_at_imports_no_more() -> None:
         with importing():
             import fractions
         assert gc.get_freeze_count() > 1000 and gc.isenabled()
+        assert may_freeze()
         with searching_rarely():
             pass
         assert gc.get_freeze_count() > 1000
@@ -79,9 +80,11 @@ def test_a_notebook_s_garbage_goes_first_and_its_search_comes_back() -> None:
 def test_what_others_have_set_aside_stays() -> None:
     run_alone(
         """
+        assert may_freeze()
         gc.freeze()
+        assert not may_freeze()
         with searching_rarely(), importing():
-            pass
+            assert not may_freeze()
         assert gc.get_freeze_count() > 1000
         """
     )

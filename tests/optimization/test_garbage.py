@@ -1,4 +1,7 @@
 import gc
+import subprocess
+import sys
+import textwrap
 import weakref
 from collections.abc import Iterator
 
@@ -68,3 +71,31 @@ def test_nothing_is_collected_outside_of_start_and_stop() -> None:
     collection.stop()
     assert collection.num_collections == 0
     assert gc.isenabled()
+
+
+def test_a_process_of_its_own_sets_aside_what_it_made_after_its_imports() -> None:
+    """Else each collection looks at the model, its optimizer and all that was imported late."""
+    code = """
+        import gc, weakref
+        from infrastructure.core.importing import importing, own_process
+        from infrastructure.optimization.garbage import ScheduledCollection
+
+        class Cycle:
+            def __init__(self):
+                self.itself = self
+
+        own_process()
+        with importing():
+            import fractions
+        assert gc.get_freeze_count() > 1000
+        of_the_training, made_later = Cycle(), [[] for _ in range(100_000)]
+        dead = weakref.ref(of_the_training)
+        collection = ScheduledCollection()
+        collection.start()
+        assert len(gc.get_objects()) < 1000, len(gc.get_objects())
+        collection.stop()
+        del of_the_training
+        gc.collect()
+        assert dead() is None, "the next training of this process has less memory"
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True)
