@@ -15,6 +15,8 @@ Files = dict[Path, bytes]
 class MemoryFiles(FileOperations):
     """Files in a dictionary; every change is written to `log`."""
 
+    is_direct = False
+
     def __init__(self, files: Files | None = None) -> None:
         self.files: Files = dict(files or {})
         self.log: list[tuple[Any, ...]] = []

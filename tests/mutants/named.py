@@ -45,13 +45,13 @@ NAMED = {
     ),
     "what a place reads back comes from the page cache": (
         "infrastructure/backup/backends/base.py",
-        "        place.forget_cached(path)\n",
-        "\n",
+        "for chunk in place.read_back(path):",
+        "for chunk in place.read(path):",
     ),
     "what a store reads back comes from the page cache": (
         "infrastructure/backup/format/objects.py",
-        "        self.operations.forget_cached(path)\n",
-        "\n",
+        "hash_of(hash_name, self.operations.read_back(path)) != digest",
+        "hash_of(hash_name, self.operations.read(path)) != digest",
     ),
     "the page cache is not asked to forget": (
         "infrastructure/backup/format/file_operations.py",

@@ -202,6 +202,11 @@ class Place(FileOperations, abc.ABC):
             end += len(fits)
             yield end
 
+    def read_back(self, path: Path) -> Iterator[Buffer]:
+        """As in FileOperations; here whatever `read` brings after `forget_cached`."""
+        self.forget_cached(path)
+        yield from self.read(path)
+
     @abc.abstractmethod
     def size(self, path: Path) -> int:
         """Bytes in a file."""
@@ -261,10 +266,9 @@ def require_content(place: Place, path: Path, content: Content) -> None:
         size_bytes = place.size(path)
         if size_bytes != content.size_bytes:
             raise StorageError(f"{shown} has {size_bytes} bytes instead of {content.size_bytes}")
-        place.forget_cached(path)
         name, expected = content.hashes[0]
         digest = _digest(name)
-        for chunk in place.read(path):
+        for chunk in place.read_back(path):
             digest.update(chunk)
     except FileNotFoundError as error:
         raise StorageError(f"{shown} is gone") from error

@@ -14,7 +14,7 @@ from infrastructure.core.error_place import error_place
 from infrastructure.core.errors import TemperError
 from infrastructure.core.redact import redact
 
-STREAMS = ("read", "read_into")
+STREAMS = ("read", "read_into", "read_back")
 MEND = "mend it there, and go on with the run, which reads it anew"
 CALLS = (
     *("identify", "require_identity", "probe", "sweep", "confirm"),

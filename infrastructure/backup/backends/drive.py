@@ -55,6 +55,12 @@ def read_drive_id(path: Path) -> str | None:
         raise
 
 
+class DriveFiles(FileOperations):
+    """Drive keeps a memory of its own, and nobody tells what it does with what passes that by."""
+
+    is_direct = False
+
+
 class DrivePlace(FolderPlace):
     """The directory `root` on a mounted Drive.
 
@@ -74,7 +80,7 @@ class DrivePlace(FolderPlace):
         operations: FileOperations | None = None,
         drive_id: Callable[[Path], str | None] = read_drive_id,
     ) -> None:
-        super().__init__(root, operations)
+        super().__init__(root, operations or DriveFiles())
         self.hashes = ("sha256",)
         self.anchor = drive_folder(root) or root.parent
         self._drive_id = drive_id

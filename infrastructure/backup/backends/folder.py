@@ -92,9 +92,10 @@ class FolderPlace(Place):
         return None
 
     def read(self, path: Path) -> Iterator[bytes]:
-        chunks = self._try(lambda: self.operations.read(self.at(path)))
-        while (chunk := self._try(lambda: next(chunks, None))) is not None:
-            yield chunk
+        yield from self._pieces(lambda: self.operations.read(self.at(path)))
+
+    def read_back(self, path: Path) -> Iterator[Buffer]:
+        yield from self._pieces(lambda: self.operations.read_back(self.at(path)))
 
     def size(self, path: Path) -> int:
         return self._try(lambda: self.operations.size(self.at(path)))
@@ -165,9 +166,6 @@ class FolderPlace(Place):
     def sync_directory(self, directory: Path) -> None:
         self._try(lambda: self.operations.sync_directory(self.at(directory)))
 
-    def forget_cached(self, path: Path) -> None:
-        self.operations.forget_cached(self.at(path))
-
     def at(self, path: Path) -> Path:
         """The absolute path of `path`.
 
@@ -185,6 +183,11 @@ class FolderPlace(Place):
             raise
         self._was_there = True
         return result
+
+    def _pieces(self, begin: Callable[[], Iterator[Result]]) -> Iterator[Result]:
+        pieces = self._try(begin)
+        while (piece := self._try(lambda: next(pieces, None))) is not None:
+            yield piece
 
     def _make(self, directory: Path) -> None:
         missing = [

@@ -6,9 +6,11 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from infrastructure.backup.format.direct_io import read_directly, write_all, write_directly
 from infrastructure.core.files import make_directory
 from infrastructure.core.lock import try_lock
 
@@ -22,7 +24,13 @@ PRIVATE_FILE, PRIVATE_DIRECTORY = 0o600, 0o700
 
 
 class FileOperations:
-    """A local POSIX file system. Every method raises OSError as the system does."""
+    """A local POSIX file system. Every method raises OSError as the system does.
+
+    Attributes:
+        is_direct: writes, and reads back, past the page cache where the system can.
+    """
+
+    is_direct = True
 
     def read(self, path: Path) -> Iterator[bytes]:
         """The bytes of a file, a piece at a time."""
@@ -37,6 +45,12 @@ class FileOperations:
             while count := file.readinto(memory[end : end + CHUNK_BYTES]):
                 end += count
                 yield end
+
+    def read_back(self, path: Path) -> Iterator[Buffer]:
+        """The bytes of a file as the disk has them, and not memory above it, where the system can
+        tell; each piece is gone when the next one comes."""
+        self.forget_cached(path)
+        return read_directly(path) if self.is_direct else self.read(path)
 
     def open(self, path: Path) -> BinaryIO:
         """A file for reading; its bytes stay readable when its name is removed."""
@@ -59,10 +73,12 @@ class FileOperations:
         """Write a new file; one that is there already is an error."""
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE_FILE)
         try_lock(descriptor)  # tells that it is being written; no must
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
+        with FileIO(descriptor, "wb") as file:
+            if self.is_direct:
+                write_directly(file, _chunks(buffers))
+                return
             for chunk in _chunks(buffers):
-                while chunk:
-                    chunk = chunk[file.write(chunk) :]
+                write_all(file, chunk)
 
     def sync_file(self, path: Path) -> None:
         with path.open("rb") as file:

@@ -167,8 +167,7 @@ class ObjectFiles:
             raise StorageError(f"{path} does not hold what was just written to it")
 
     def _differs(self, path: Path, digest: str, hash_name: str) -> bool:
-        self.operations.forget_cached(path)
-        return hash_of(hash_name, self.operations.read(path)) != digest
+        return hash_of(hash_name, self.operations.read_back(path)) != digest
 
     def remove_all_but(self, living: Collection[str]) -> None:
         """Remove the objects that nothing names; what is no object is not touched.

@@ -256,9 +256,8 @@ def fetch_folder(
 
 
 def _sha256(place: Place, path: Path) -> str:
-    place.forget_cached(path)
     digest = hashlib.sha256()
-    for chunk in place.read(path):
+    for chunk in place.read_back(path):
         digest.update(chunk)
     return digest.hexdigest()
 

@@ -18,6 +18,7 @@ from infrastructure.backup.backends.drive import (
     read_drive_id,
 )
 from infrastructure.backup.backends.folder import FolderPlace
+from infrastructure.backup.format import direct_io
 from infrastructure.backup.format.file_operations import Buffer, FileOperations
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import StorageError
@@ -95,7 +96,7 @@ def test_a_file_is_read_back_once_and_again_after_it_was_replaced(mount: Path) -
         upload(place.at(FILE))
         assert place.confirm(FILE, CONTENT)
         assert place.confirm(FILE, CONTENT)
-        assert operations.done.count("read") == reads
+        assert operations.done.count("read_back") == reads
 
 
 def test_a_file_that_drive_does_not_show_may_come_back(place: DrivePlace) -> None:
@@ -111,13 +112,25 @@ class Recorded(FileOperations):
         self.done: list[str] = []
 
     def __getattribute__(self, name: str) -> object:
-        if name in ("read", "write", "sync_file", "rename", "sync_directory"):
+        if name in ("read_back", "write", "sync_file", "rename", "sync_directory"):
             self.done.append(name)
         return super().__getattribute__(name)
 
     def remove(self, path: Path) -> None:
         self.done.append(f"remove {path.stat().st_size} bytes")
         super().remove(path)
+
+
+def test_what_drive_keeps_in_memory_is_not_passed_by(
+    place: DrivePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed: list[bool] = []
+    monkeypatch.setattr(direct_io, "set_direct", lambda _, wanted: changed.append(wanted))
+    data = bytes(direct_io.BLOCK_BYTES)
+    place.write(FILE, [data])
+    upload(place.at(FILE))
+    assert place.confirm(FILE, Content.of([data]))
+    assert changed == []
 
 
 def test_files_get_their_names_at_once_and_go_empty_to_the_trash(mount: Path) -> None:

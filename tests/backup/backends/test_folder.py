@@ -243,7 +243,7 @@ class CallRecorder(FileOperations):
         self.done: list[str] = []
 
     def __getattribute__(self, name: str) -> object:
-        if name in ("size", "forget_cached", "read"):
+        if name in ("size", "forget_cached", "read_back", "read"):
             self.done.append(name)
         return super().__getattribute__(name)
 
@@ -254,7 +254,7 @@ def test_what_is_read_back_comes_from_the_disk_and_not_from_memory(tmp_path: Pat
     place.write(FILE, [b"hello there"])
     files.done.clear()
     assert place.confirm(FILE, CONTENT)
-    assert files.done == ["size", "forget_cached", "read"]
+    assert files.done == ["size", "read_back", "forget_cached"]
 
 
 def test_what_killed_writers_left_goes_and_what_a_living_one_writes_stays(

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from infrastructure.backup.backends import open_place
 from infrastructure.backup.backends.base import Content
 from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.backends.place_identity import FOLDER, PlaceRecord, ids_at
+from infrastructure.backup.format.file_operations import Buffer
 from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.copier import Copier
@@ -66,11 +68,12 @@ def test_a_file_below_a_mount_that_goes_away_meanwhile_is_not_confirmed(tmp_path
     (tmp_path / "mount").mkdir()
 
     class GoesAway(FolderPlace):
-        def forget_cached(self, path: Path) -> None:  # between the first look and the reading
-            put_away(self.root)
+        def read_back(self, path: Path) -> Iterator[Buffer]:
+            put_away(self.root)  # between the first look and the reading
             target = self.at(path)
             target.parent.mkdir(parents=True)
             target.write_bytes(b"hello")
+            return super().read_back(path)
 
     place = GoesAway(tmp_path / "mount")
     place.identify()

@@ -38,9 +38,9 @@ class Recorded(FileOperations):
         self.done.append(("forget_cached", path.name))
         super().forget_cached(path)
 
-    def read(self, path: Path) -> Iterator[bytes]:
-        self.done.append(("read", path.name))
-        return super().read(path)
+    def read_back(self, path: Path) -> Iterator[Buffer]:
+        self.done.append(("read_back", path.name))
+        return super().read_back(path)
 
 
 @pytest.fixture
@@ -60,8 +60,8 @@ def test_bytes_come_first_and_the_name_second_and_both_are_read_back_from_the_di
         ("sync_file", "tmp"),
         ("rename", pack.hash),
         ("sync_directory", pack.hash[:2]),
+        ("read_back", pack.hash),
         ("forget_cached", pack.hash),
-        ("read", pack.hash),
     ]
     assert files.is_whole(pack, "blake3")
 
