@@ -122,7 +122,7 @@ bench: environment ## speed, start, memory, each beside its goal; DATA=gsm8k/tra
 	$(PYTHON) -m benchmarks.throughput "$${data[@]}" --write benchmarks/results || missed+=(throughput); \
 	bench step_profile "$${data[@]}"; bench short_attention; bench start_time; bench quickstart_seeds; \
 	bench everything_on "$${data[@]}"; bench memory_growth; bench data_preparation "$${data[@]}"; \
-	bench stream_resume; bench waiting_threads; \
+	bench stream_resume; bench waiting_threads; bench direct_writes; \
 	[ "$${#missed[@]}" = 0 ] || { echo "missed: $${missed[*]}" >&2; exit 1; }
 
 .PHONY: docs

@@ -6,13 +6,14 @@
 The 12.7 M-parameter model of `benchmarks.throughput` trains on packed rows of GSM8K: once with
 nothing but the loop, once as `temper train` runs it: monitor, alerts, metrics files, progress, a
 version every 100 steps, its copy at a place, and the quantum step at the rhythm that it has by
-default. All train at once and take turns of two steps; meanwhile the others are stopped, with
-the processes that they have started. So a machine that is slower now than a minute ago is so for
-all, and what is written and copied beside a training takes nothing from another. There are two such
-pairs, so that what one process happens to be given weighs less. The time is from the start of the
-training, before the quantum step decides, to the end of the last step: waiting for copies and
-questions is in it; loading, measuring before and reporting after are not. What is measured before
-makes kernels that the first steps need, so everything off measures the same.
+default. All train at once and take turns of two steps; meanwhile the others are stopped, with the
+processes that they have started. So a machine that is slower now than a minute ago is so for all,
+and what is written and copied beside a training takes nothing from another. The clock goes on
+meanwhile, so what goes by the clock, such as the monitor, is done more often than it would be.
+There are two such pairs, so that what one process happens to be given weighs less. The time is from
+the start of the training, before the quantum step decides, to the end of the last step: waiting for
+copies and questions is in it; loading, measuring before and reporting after are not. What is
+measured before makes kernels that the first steps need, so everything off measures the same.
 
 Takes about a quarter of an hour. Prints a page, and fails where the ratio is below 0.97.
 """

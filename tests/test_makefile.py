@@ -108,7 +108,7 @@ def test_targets(arguments: list[str], command: list[str], project: Path) -> Non
 
 
 SPEED = ("step_profile", "short_attention", "start_time", "quickstart_seeds", "everything_on")
-SPEED += ("memory_growth", "data_preparation", "stream_resume", "waiting_threads")
+SPEED += ("memory_growth", "data_preparation", "stream_resume", "waiting_threads", "direct_writes")
 
 
 def test_bench_writes_a_page_of_each_and_goes_on_after_one_that_missed(project: Path) -> None:

@@ -1,10 +1,10 @@
-"""Files past the page cache, where the system has such a way (Linux's O_DIRECT).
+"""Files past the page cache, where the system has direct I/O (Linux's O_DIRECT).
 
 What a checkpoint writes is read back from the disk once, and seldom again. In the cache it takes
-memory from others, and the system's work for each of its pages takes time from a training: more
-than all else that writing does. Addresses in memory, places in the file and lengths of a direct
-transfer are whole pages. The end of a file goes the usual way, and so does all of it where a file
-system knows no other.
+memory from others, and the work for its pages is about half of what a version costs the processor
+beside a training (`benchmarks/direct_writes.py`). Addresses in memory, places in the file and
+lengths of a direct transfer are whole pages. The end of a file is written through the cache, and so
+is all of it where a file system has no direct I/O.
 """
 
 import errno
@@ -53,7 +53,7 @@ def read_directly(path: Path) -> Iterator[memoryview]:
             try:
                 count = file.readinto(memory)
             except OSError as error:
-                _go_on_the_usual_way(file, error)
+                _fall_back_to_the_cache(file, error)
                 continue
             if not count:
                 return
@@ -66,7 +66,7 @@ def write_all(file: FileIO, data: memoryview) -> None:
         try:
             data = data[file.write(data) :]
         except OSError as error:
-            _go_on_the_usual_way(file, error)
+            _fall_back_to_the_cache(file, error)
 
 
 def set_direct(file: FileIO, wanted: bool) -> bool:
@@ -77,12 +77,12 @@ def set_direct(file: FileIO, wanted: bool) -> bool:
         return False
     try:
         fcntl.fcntl(file, fcntl.F_SETFL, changed)
-    except OSError:  # this file system has one way only
+    except OSError:  # this file system has no direct I/O
         return False
     return True
 
 
-def _go_on_the_usual_way(file: FileIO, error: OSError) -> None:
+def _fall_back_to_the_cache(file: FileIO, error: OSError) -> None:
     """EINVAL says that this cannot be done directly: less than a page was done before, as at the
     end of a file, or the file system takes larger ones."""
     if error.errno != errno.EINVAL or not set_direct(file, False):

@@ -1,4 +1,4 @@
-"""Bytes are the same by either way, and the page cache is passed by where the system can do so."""
+"""With and without direct I/O bytes are the same, and it is used where the system has it."""
 
 import errno
 import fcntl
@@ -62,10 +62,10 @@ class WatchedPath:
         return self.kind(self.path, mode)
 
 
-@pytest.fixture(params=["as it is", "no direct way", "refused", "little at a time"])
+@pytest.fixture(params=["as it is", "no direct I/O", "refused", "little at a time"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
     """Files of systems that can do more or less."""
-    if request.param == "no direct way":
+    if request.param == "no direct I/O":
         monkeypatch.setattr(direct_io, "DIRECT", 0)
 
     class Kind(Watched):
@@ -97,7 +97,7 @@ def test_whole_blocks_pass_the_cache_by_and_the_rest_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not can_be_direct(tmp_path):
-        pytest.skip("this file system has no direct way")
+        pytest.skip("this file system has no direct I/O")
 
     class Kind(Watched):
         transfers: list[tuple[bool, int]] = []  # noqa: RUF012 - of this test
@@ -111,7 +111,7 @@ def test_whole_blocks_pass_the_cache_by_and_the_rest_does_not(
     assert Kind.transfers[:3] == [(True, BLOCK_BYTES), (True, BLOCK_BYTES), (True, 4097)]
 
 
-def test_a_disk_that_fails_is_told_and_not_tried_in_another_way(tmp_path: Path) -> None:
+def test_an_error_of_the_disk_is_raised_and_nothing_else_is_tried(tmp_path: Path) -> None:
     class Broken(Watched):
         def write(self, data: memoryview) -> int:  # type: ignore[override]
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -121,7 +121,7 @@ def test_a_disk_that_fails_is_told_and_not_tried_in_another_way(tmp_path: Path) 
     assert raised.value.errno == errno.EIO
 
 
-def test_what_cannot_be_done_in_either_way_is_told(tmp_path: Path) -> None:
+def test_a_write_that_fails_with_and_without_direct_io_raises(tmp_path: Path) -> None:
     class Broken(Watched):
         def write(self, data: memoryview) -> int:  # type: ignore[override]
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
@@ -136,20 +136,20 @@ class MountFiles(FileOperations):
 
 
 @pytest.mark.parametrize("operations", [FileOperations(), MountFiles()])
-def test_a_file_system_writes_and_reads_back_by_its_way(
+def test_a_file_system_writes_and_reads_back_as_it_can(
     tmp_path: Path, operations: FileOperations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    changed: list[bool] = []
+    requests: list[bool] = []
 
     def noted(file: FileIO, wanted: bool) -> bool:
-        changed.append(wanted)
+        requests.append(wanted)
         return set_direct(file, wanted)
 
     monkeypatch.setattr(direct_io, "set_direct", noted)
     data = os.urandom(BLOCK_BYTES + 17)
     operations.write(tmp_path / "file", [data[:5], data[5:]])
     assert b"".join(bytes(piece) for piece in operations.read_back(tmp_path / "file")) == data
-    assert (True in changed) == operations.is_direct
+    assert (True in requests) == operations.is_direct
 
 
 def can_be_direct(folder: Path) -> bool:
