@@ -56,7 +56,7 @@ def read_drive_id(path: Path) -> str | None:
 
 
 class DriveFiles(FileOperations):
-    """Drive keeps a memory of its own, and nobody tells what it does with what passes that by."""
+    """Through the page cache: what a mounted Drive does with direct transfers is not known."""
 
     is_direct = False
 
