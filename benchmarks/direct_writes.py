@@ -1,6 +1,6 @@
 """What a version costs the processor past the page cache, and through it, beside a busy training.
 
-    python -m benchmarks.direct_writes [--megabytes 152] [--rounds 9] [--write FILE]
+    python -m benchmarks.direct_writes [--megabytes 152] [--rounds 9] [--folder DIR] [--write FILE]
 
 Another process keeps all cores busy as a training does: products, and passes over its weights.
 Beside it this one commits versions with the priority of a training's writer: hashed, written,

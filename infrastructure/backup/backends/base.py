@@ -86,6 +86,7 @@ class Place(FileOperations, abc.ABC):
 
     url: str
     is_slow: bool
+    is_direct = False  # read back is what `read` brings
     hashes: Sequence[str] = SERVER_HASHES
     identity: str | None = None
 
@@ -201,11 +202,6 @@ class Place(FileOperations, abc.ABC):
             memory[end : end + len(fits)] = fits
             end += len(fits)
             yield end
-
-    def read_back(self, path: Path) -> Iterator[Buffer]:
-        """As in FileOperations; here whatever `read` brings after `forget_cached`."""
-        self.forget_cached(path)
-        yield from self.read(path)
 
     @abc.abstractmethod
     def size(self, path: Path) -> int:

@@ -1,10 +1,10 @@
 """Files past the page cache, where the system has direct I/O (Linux's O_DIRECT).
 
-What a checkpoint writes is read back from the disk once, and seldom again. In the cache it takes
-memory from others, and the work for its pages is about half of what a version costs the processor
-beside a training (`benchmarks/direct_writes.py`). Addresses in memory, places in the file and
-lengths of a direct transfer are whole pages. The end of a file is written through the cache, and so
-is all of it where a file system has no direct I/O.
+What a checkpoint writes is read back from the disk once, and seldom again. The work for its pages
+in the cache is about half of what a version costs the processor beside a training
+(`benchmarks/direct_writes.py`). Addresses in memory, places in the file and lengths of a direct
+transfer are whole pages. The end of a file is written through the cache, and so is all of it where
+a file system has no direct I/O.
 """
 
 import errno

@@ -273,16 +273,15 @@ def test_without_a_budget_a_problem_that_is_not_solved_leaves_nothing_out(
     assert same_weights(trainer, plain)
 
 
-@pytest.mark.parametrize("answer", ["sampler", "greedy"])
-@pytest.mark.parametrize("allowed", [0.13, 0.2, 0.5, 1.05, 1.1, 1.5, 3.0, 100.0])
-def test_no_more_are_looked_at_than_may_be_paid_for(answer: str, allowed: float) -> None:
+def step_without_a_model(config: QuantumConfig, device: str = "cpu") -> DataSelectionStep:
+    """What it may cost is known without one."""
     nothing: Any = None
+    adapter: Any = SimpleNamespace(device=torch.device(device))
     data: Any = SimpleNamespace(num_candidates=1000)
-    config = QuantumConfig(answer=answer)
-    question = DataSelectionStep(
+    return DataSelectionStep(
         config=config,
         model=nothing,
-        adapter=nothing,
+        adapter=adapter,
         strategy=nothing,
         precision=nothing,
         data=data,
@@ -290,6 +289,12 @@ def test_no_more_are_looked_at_than_may_be_paid_for(answer: str, allowed: float)
         micro_batch_size=4,
         seed=0,
     )
+
+
+@pytest.mark.parametrize("answer", ["sampler", "greedy"])
+@pytest.mark.parametrize("allowed", [0.13, 0.2, 0.5, 1.05, 1.1, 1.5, 3.0, 100.0])
+def test_no_more_are_looked_at_than_may_be_paid_for(answer: str, allowed: float) -> None:
+    question = step_without_a_model(QuantumConfig(answer=answer))
     gradient_seconds = 0.002
     number = question.num_candidates(gradient_seconds, allowed, most=900)
     if number:
@@ -300,20 +305,7 @@ def test_no_more_are_looked_at_than_may_be_paid_for(answer: str, allowed: float)
 
 @pytest.mark.parametrize(("device", "num_warming"), [("cpu", 1), ("cuda", 8)])
 def test_a_training_that_was_forecast_is_not_measured_again(device: str, num_warming: int) -> None:
-    nothing: Any = None
-    data: Any = SimpleNamespace(num_candidates=1000)
-    adapter: Any = SimpleNamespace(device=torch.device(device))
-    step = DataSelectionStep(
-        config=QuantumConfig(),
-        model=nothing,
-        adapter=adapter,
-        strategy=nothing,
-        precision=nothing,
-        data=data,
-        optimizer=nothing,
-        micro_batch_size=4,
-        seed=0,
-    )
+    step = step_without_a_model(QuantumConfig(), device)
     gradients = num_warming + 8 + LEAST_CANDIDATES
     assert step.least_steps(4, measures_training=False) == gradients / 4
     assert step.least_steps(4, measures_training=True) == (gradients + 8) / 4
