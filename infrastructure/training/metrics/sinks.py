@@ -273,10 +273,15 @@ class TensorBoardSink(Sink):
         self._purge_step: int | None = None
 
     def write(self, record: Record) -> None:
-        step = int(record["step"])
-        for key, value in record.items():
-            if key not in ("step", "epoch") and isinstance(value, int | float):
-                self._open().add_scalar(tensorboard_tag(key, record), value, step)
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        numbers = tracked_numbers(record)
+        if not numbers:
+            return
+        # One event of all numbers: `add_scalar` makes one of each, which takes three times as long.
+        values = [Summary.Value(tag=tag, simple_value=number) for tag, number in numbers.items()]
+        file_writer: Any = self._open().file_writer
+        file_writer.add_summary(Summary(value=values), int(record["step"]))
 
     def truncate_after(self, step: int) -> None:
         self.close()

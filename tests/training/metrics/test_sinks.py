@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.summary.writer import event_file_writer
 
 from infrastructure.core.errors import MissingPackageError
@@ -199,6 +200,18 @@ def test_tensorboard_reads_back_what_was_logged(tmp_path: Path) -> None:
     assert math.isnan(loss)
     assert second == (20, 0.5)
     assert scalars(tmp_path / "tensorboard", "evaluation/loss") == [(20, 2.5)]
+
+
+def test_the_numbers_of_a_record_are_one_event(tmp_path: Path) -> None:
+    sink = TensorBoardSink(tmp_path)
+    for record in (step(10, grad_norm=2.0), {"step": 11, "epoch": 0, "note": "text"}, step(12)):
+        sink.write(record)
+    sink.close()
+    (file,) = tmp_path.iterdir()
+    events = [
+        event.step for event in EventFileLoader(str(file)).Load() if event.HasField("summary")
+    ]
+    assert events == [10, 12]
 
 
 def test_tensorboard_shows_no_step_twice_after_a_resume(tmp_path: Path) -> None:
