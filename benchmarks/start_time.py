@@ -64,6 +64,7 @@ def first_step_seconds(folder: Path) -> float:
         "PYTHONPATH": str(ROOT),
         "TEMPER_CACHE__DIRECTORY": str(folder / "cache"),
     }
+    variables.pop("PYTHONDONTWRITEBYTECODE", None)  # `make` and `launch_training.sh` do so, too
     began = time.perf_counter()
     with output.open("w") as file:
         process = subprocess.Popen(
