@@ -1,6 +1,6 @@
 """What all that Temper does beside the training costs: everything on, and everything off.
 
-    python -m benchmarks.everything_on --data gsm8k/train.jsonl [--steps 410] [--pairs 2]
+    python -m benchmarks.everything_on --data gsm8k/train.jsonl [--steps 410] [--pairs 3]
         [--write FILE]
 
 The 12.7 M-parameter model of `benchmarks.throughput` trains on packed rows of GSM8K: once with
@@ -9,13 +9,14 @@ version every 100 steps, its copy at a place, and the quantum step at the rhythm
 default. All train at once and take turns of two steps; meanwhile the others are stopped, with the
 processes that they have started. So a machine that is slower now than a minute ago is so for all,
 and what is written and copied beside a training takes nothing from another. The clock goes on
-meanwhile, so what goes by the clock, such as the monitor, is done more often than it would be.
-There are two such pairs, so that what one process happens to be given weighs less. The time is from
-the start of the training, before the quantum step decides, to the end of the last step: waiting for
-copies and questions is in it; loading, measuring before and reporting after are not. What is
-measured before makes kernels that the first steps need, so everything off measures the same.
+meanwhile, so the monitor waits as many times as long between two looks as there are trainings.
+There are three such pairs, so that what one process happens to be given weighs less. The time is
+from the start of the training, before the quantum step decides, to the end of the last step:
+waiting for copies and questions is in it; loading, measuring before and reporting after are not.
+Everything off measures the same before it trains, which makes kernels that the first steps need,
+and computes in the same number format, with as many threads.
 
-Takes about a quarter of an hour. Prints a page, and fails where the ratio is below 0.97.
+Takes twenty minutes or more. Prints a page, and fails where the ratio is below 0.97.
 """
 
 import argparse
@@ -43,12 +44,13 @@ from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.forecast import costs_of
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.setup.compute_choice import choose_by_product, choose_by_trial
 from infrastructure.training.trainer_factory import TrainerFactory
 
 CHECKPOINT_FREQUENCY = 100
 NUM_STEPS = 4 * CHECKPOINT_FREQUENCY + 10  # enough for the quantum step to look at examples
 TURN_STEPS = 2
-NUM_PAIRS = 2
+NUM_PAIRS = 3
 LEAST = 0.97
 KINDS = OFF, ON = "off", "on"
 
@@ -157,13 +159,17 @@ def everything_off(bench: Workbench, folder: Path, steps: int, marks: Marks) -> 
     """The loop alone, after the measurements that everything on begins with."""
     trainer = TrainerFactory().for_run(configuration(bench, folder, steps))
     trainer.add_hooks([marks])
+    choose_by_product(trainer)
     trainer.initialize_model()
+    choose_by_trial(trainer)
     costs_of(trainer)
     trainer.train()
 
 
-def everything_on(bench: Workbench, folder: Path, steps: int, marks: Marks) -> None:
-    """All of a run."""
+def everything_on(
+    bench: Workbench, folder: Path, steps: int, marks: Marks, num_trainings: int
+) -> None:
+    """All of a run, which is stopped while `num_trainings` - 1 others go on."""
     place = folder / "place"
     place.mkdir()
     config = configuration(
@@ -175,16 +181,21 @@ def everything_on(bench: Workbench, folder: Path, steps: int, marks: Marks) -> N
         enabled_extensions=["quantum"],
     )
     config.backup = config.backup.copy_with(place=str(place))
+    interval_seconds = num_trainings * config.monitor.interval
+    config.monitor = config.monitor.copy_with(interval=interval_seconds)
     TrainingDeployment(config, say=do_nothing, observers=[marks]).run()
 
 
-def train(kind: str, folder: Path, steps: int) -> None:
-    """The program of one of the two processes."""
+def train(kind: str, folder: Path, steps: int, num_trainings: int) -> None:
+    """The program of one of the processes."""
     with os.fdopen(os.dup(1), "w") as lines, tempfile.TemporaryDirectory() as runs:
         os.dup2(2, 1)  # whatever else is printed
         be_quiet()
-        run = everything_on if kind == ON else everything_off
-        run(Workbench(SCENARIOS["all"], folder), Path(runs), steps, Marks(lines))
+        bench, marks = Workbench(SCENARIOS["all"], folder), Marks(lines)
+        if kind == ON:
+            everything_on(bench, Path(runs), steps, marks, num_trainings)
+        else:
+            everything_off(bench, Path(runs), steps, marks)
 
 
 def take_turns(trainings: Sequence[tuple[str, Training]], num_steps: int) -> dict[str, list[Turn]]:
@@ -249,7 +260,7 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.train is not None:
         kind, folder = arguments.train
-        train(kind, Path(folder), arguments.steps)
+        train(kind, Path(folder), arguments.steps, len(KINDS) * arguments.pairs)
         return 0
     be_quiet()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # or the trainings would stay stopped

@@ -33,7 +33,7 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
-from infrastructure.training.setup.compute_choice import choose_measured
+from infrastructure.training.setup.compute_choice import choose_by_product, choose_by_trial
 
 # An operation is of the first kind that a part of its name, or of a caller's name, says.
 INSIDE = {
@@ -124,13 +124,12 @@ def quickstart_trainer(num_steps: int, hooks: list[Hook]) -> EnhancedTrainer:
     """As `temper train` trains where nothing is said: with as many threads, in that format."""
     config = DeploymentConfig(device="cpu")
     make_ready(config)
-    choice = choose_measured(
-        EnhancedTrainer(config.model, config.training, config.data, device="cpu")
-    )
+    whole = EnhancedTrainer(config.model, config.training, config.data, device="cpu")
+    choose_by_product(whole)
+    choose_by_trial(whole)
     few = config.training.copy_with(max_steps=num_steps, num_epochs="auto")
     trainer = EnhancedTrainer(config.model, few, config.data, device="cpu", hooks=hooks)
-    if choice is not None:
-        trainer.use_precision(choice.precision)
+    trainer.use_precision(whole.precision.name)
     return trainer
 
 

@@ -27,7 +27,7 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook, Observer
-from infrastructure.training.setup.compute_choice import choose_measured
+from infrastructure.training.setup.compute_choice import choose_by_product, choose_by_trial
 
 LEARNING_RATE = 1e-3
 USUAL_STEPS = 2800  # three epochs of GSM8K, eight examples a step
@@ -120,7 +120,8 @@ def temper_trainer(
 def measured_temper(workbench: Workbench) -> Temper:
     """Temper as it computes on this machine; this process goes on with as many threads."""
     trainer = temper_trainer(workbench, USUAL_STEPS, [])
-    choose_measured(trainer)
+    choose_by_product(trainer)
+    choose_by_trial(trainer)
     return Temper(trainer.precision.name, torch.get_num_threads())
 
 

@@ -98,7 +98,12 @@ from infrastructure.training.observers.run_observers import (
     ReportObserver,
 )
 from infrastructure.training.quantum.records_observer import quantum_observers, quantum_probes
-from infrastructure.training.setup.compute_choice import choose_measured, threads_restored
+from infrastructure.training.setup.compute_choice import (
+    ProductChoice,
+    choose_by_product,
+    choose_by_trial,
+    threads_restored,
+)
 from infrastructure.training.setup.stack_outputs import stack_observers
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy
@@ -151,6 +156,7 @@ class TrainingDeployment:
         self.report = Report(say, config.verbose or config.log_level == "DEBUG")
         self.accepted = frozenset(map(canonical_name, accept))
         self.checks: list[CheckResult] = []
+        self.by_product: ProductChoice | None = None  # of a new run
         self.is_place_missing: bool | None = None  # None: nobody has looked
         self._place_id: str | None = None
         self.stages = Stages()
@@ -396,12 +402,13 @@ class TrainingDeployment:
             trainer = trainer or self._prepare()
             with with_ranks(trainer), errors_and_output_kept(run):
                 with self._stage("fit", "measuring how many examples fit"):
-                    measured = choose_measured(trainer)
-                    for line in measured.lines() if measured else ():
+                    by_trial = choose_by_trial(trainer)
+                    for line in by_trial.lines() if by_trial else ():
                         self.report(line)
                     for index, line in enumerate(trainer.batch_plan().lines()):
                         (self.report if index == 0 else self.report.detail)(line)
-                record_run(run, self.config, trainer, measured)
+                choices = [each for each in (self.by_product, by_trial) if each is not None]
+                record_run(run, self.config, trainer, choices)
                 self._others_may_begin()
                 self._note_begun(run)
                 return self._train(run, trainer, self._measure(run, trainer))
@@ -489,9 +496,14 @@ class TrainingDeployment:
             trainer.answering = measure_answers
         if trainer.backend_sentence:
             self.report(trainer.backend_sentence)
+        if has_begun:
+            trainer.keep_precision(precision)
+        else:
+            self.by_product = choose_by_product(trainer)
+            if self.by_product is not None:
+                self.report(self.by_product.line())
         with self._stage("model", "loading the model"):
             trainer.initialize_model()
-            trainer.keep_precision(precision)
         with self._stage("data", "reading and tokenising the data"):
             data = trainer.initialize_data()
         if isinstance(trainer.strategy, StackwiseStrategy | CurriculumStrategy):

@@ -10,6 +10,7 @@ from infrastructure.core.hardware import OtherPrograms
 from infrastructure.deployment.forecast import Forecast, costs_of, made_of
 from infrastructure.deployment.method_forecast import forecast_of_method
 from infrastructure.training.core.error_handlers import free_memory
+from infrastructure.training.setup.compute_choice import choose_by_product
 from infrastructure.training.trainer_factory import TrainerFactory
 
 
@@ -31,5 +32,6 @@ def forecast(config: DeploymentConfig) -> Forecast:
 
 def _measured(config: DeploymentConfig) -> Forecast:
     trainer = TrainerFactory().for_run(config)
+    choose_by_product(trainer)
     others, folder = OtherPrograms(), Path(config.output_dir)
     return made_of(trainer, costs_of(trainer), config, folder, measure_seconds=0.0, others=others)

@@ -1,5 +1,6 @@
 """What a run writes down about itself: run.json at its start, summary.json at its end."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,7 +34,7 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.models.lora import count_parameters
 from infrastructure.training.models.token_functions import CROSS_ENTROPY
 from infrastructure.training.resume.fingerprint import installed_versions
-from infrastructure.training.setup.compute_choice import ComputeChoice
+from infrastructure.training.setup.compute_choice import ComputeChoice, ProductChoice
 from infrastructure.training.setup.resource_limits import memory_facts
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 
@@ -45,21 +46,24 @@ def record_run(
     run: RunDirectory,
     config: DeploymentConfig,
     trainer: EnhancedTrainer,
-    measured: ComputeChoice | None = None,
+    measured: Iterable[ProductChoice | ComputeChoice] = (),
 ) -> None:
     """Write run.json, the tokenizer and the quarantined rows, before the first step.
 
     Args:
-        measured: how to compute; None: it was not.
+        measured: how to compute, as far as it was.
     """
     data = trainer.initialize_data()
     report = getattr(data, "report", None)
+    decided = trainer.batch_plan().decided()
+    for choice in measured:
+        decided |= choice.decided()
     settings = {key: (config.value(key), src.place) for key, src in config.sources().items()}
     device, num_processes = str(trainer.device), trainer.num_processes
     record: RunRecord = {
         **base_record(run, settings, installed_versions(), device, num_processes),
         "configuration": config.to_dict(),
-        "decided": trainer.batch_plan().decided() | (measured.decided() if measured else {}),
+        "decided": decided,
         "precision": trainer.precision.name,
         "num_threads": trainer.num_threads,
         "attention": trainer.attention_form(),

@@ -21,6 +21,7 @@ from infrastructure.optimization.learning_rate_range import RangeTest, range_tes
 from infrastructure.optimization.pipeline_optimizer import Measured
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.recovery.loss_spikes import BadLossError
+from infrastructure.training.setup.compute_choice import choose_by_product
 from infrastructure.training.sizing.batch_plan import BatchPlan
 from infrastructure.training.sizing.cost_measurement import CostMeasurement
 from infrastructure.training.sizing.dry_run import DryRunStep
@@ -40,7 +41,9 @@ class TuningTrials:
     def trainer(self, changes: Mapping[str, Any]) -> EnhancedTrainer:
         """The trainer of the configuration with some changes."""
         config = self.config.changed([Setting(key, v, TRIED) for key, v in changes.items()])
-        return TrainerFactory().for_run(config)
+        trainer = TrainerFactory().for_run(config)
+        choose_by_product(trainer)
+        return trainer
 
     def measure(self, changes: Mapping[str, Any]) -> Measured:
         """Speed and memory of a training with some changes.

@@ -211,6 +211,7 @@ class EnhancedTrainer:
         self.adapter = model_adapter or get_model_adapter(
             adapter_name(model_config, data_config), model_config, training_config, self.device
         )
+        self.adapter.precision = self.precision
         self.adapter.data_config = data_config
         self.adapter.memory_config = memory_config or self.adapter.memory_config
         self.adapter.saved_tokenizer = saved_tokenizer or self.adapter.saved_tokenizer
@@ -484,7 +485,8 @@ class EnhancedTrainer:
 
     def use_precision(self, name: str) -> None:
         """Compute in this number format from now on; nothing has been trained yet."""
-        self.precision = self.planner.precision = Precision(name, self.device.type)
+        precision = Precision(name, self.device.type)
+        self.precision = self.planner.precision = self.adapter.precision = precision
         self.bind_strategy()
 
     def keep_precision(self, name: object) -> None:

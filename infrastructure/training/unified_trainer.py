@@ -19,7 +19,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig as TrainingConfig
 from infrastructure.core.json_text import JsonObject
-from infrastructure.training.core.precision import choose_device, choose_precision
+from infrastructure.training.core.precision import choose_device
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.serving.example_order import epoch_order
 from infrastructure.training.data.store.examples import TokenizedExample
@@ -299,7 +299,7 @@ class GivenModelAdapter(StandardModelAdapter):
 
     def initialize_model(self) -> torch.nn.Module:
         self.model = self._given.to(self.device)
-        with choose_precision(self.training_config.mixed_precision, self.device).autocast():
+        with self.precision.autocast():
             self._probe(self.model)
         return self.model
 

@@ -11,6 +11,7 @@ import torch
 from infrastructure.backup.format.store import Store
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.deployment import forecasting
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.forecast import (
     SAVE_SECONDS,
@@ -22,8 +23,11 @@ from infrastructure.deployment.forecasting import forecast
 from infrastructure.deployment.run_checks import checked_before
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.memory_prediction import MemoryBudget, MemoryLine
+from infrastructure.training.core import precision
 from infrastructure.training.distributed.shard import Sharding
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.quantum.data_selection_step import DataSelectionStep
+from infrastructure.training.setup import compute_choice
 from infrastructure.training.sizing.batch_plan import BatchPlan
 from infrastructure.training.sizing.cost_measurement import CostMeasurement, StepCosts
 from infrastructure.training.trainer_factory import TrainerFactory
@@ -62,6 +66,24 @@ def test_a_run_is_forecast_before_its_first_step_and_compared_at_its_end(tmp_pat
     kept = json.loads((only_run(config) / "forecast.json").read_text())
     assert kept["num_steps"] == summary["total_steps"]
     assert "was" in (only_run(config) / "report.html").read_text()
+
+
+def test_it_is_forecast_in_the_format_that_the_run_will_train_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    formats: list[str] = []
+
+    def watched(trainer: EnhancedTrainer) -> StepCosts:
+        formats.append(trainer.precision.name)
+        return costs_of(trainer)
+
+    monkeypatch.setattr(forecasting, "costs_of", watched)
+    monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
+    for in_fp32 in (1.0, 3.0):
+        seconds = {"bf16": 2.0, "fp32": in_fp32}
+        monkeypatch.setattr(compute_choice, "_product_seconds", lambda seconds=seconds: seconds)
+        forecast(small_config(tmp_path))
+    assert formats == ["fp32", "bf16"]
 
 
 def test_a_training_that_was_forecast_gives_the_same_losses(

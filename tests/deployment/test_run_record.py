@@ -27,6 +27,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import CheckpointMan
 from infrastructure.training.core import precision
 from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from infrastructure.training.models.packed_attention import ATTENTION_NAME
 from infrastructure.training.setup import compute_choice
 from infrastructure.training.setup.compute_choice import threads_restored
@@ -111,6 +112,7 @@ def test_a_measured_precision_is_recorded_and_kept_by_whoever_goes_on(
     monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
     monkeypatch.setattr(compute_choice, "WORTH_IT", 4)
     monkeypatch.setattr(compute_choice, "_compared", lambda *of, halves: dict(measured))
+    monkeypatch.setattr(compute_choice, "_product_seconds", lambda: {"bf16": 1.0, "fp32": 2.0})
     monkeypatch.setenv(THREADS_VARIABLE, "1")
     path, lines = deploy(small_config(tmp_path, deadline="0.001s", num_epochs=1))
     record = json.loads((path / "run.json").read_text())
@@ -122,6 +124,43 @@ def test_a_measured_precision_is_recorded_and_kept_by_whoever_goes_on(
     assert again == path
     assert any(line.endswith("fp32 on cpu") for line in lines)
     assert json.loads((path / "summary.json").read_text())["status"] == "finished"
+
+
+def test_a_product_that_is_slower_in_bf16_decides_on_a_new_run_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {"bf16": 2.0, "fp32": 1.0}
+    for name in ("fp32", "bf16"):
+        (tmp_path / name).mkdir()
+    probed: list[str] = []
+    real = StandardModelAdapter._probe
+
+    def probe(adapter: StandardModelAdapter, model: torch.nn.Module) -> None:
+        is_half = torch.is_autocast_enabled("cpu")
+        probed.append("bf16" if is_half else "fp32")
+        real(adapter, model)
+
+    monkeypatch.setattr(StandardModelAdapter, "_probe", probe)
+    monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
+    monkeypatch.setattr(compute_choice, "_product_seconds", lambda: dict(seconds))
+    path, lines = deploy(small_config(tmp_path / "fp32", deadline="0.001s", num_epochs=1))
+    record = json.loads((path / "run.json").read_text())
+    assert record["precision"] == record["decided"]["training.mixed_precision"]["value"] == "fp32"
+    assert any(line.startswith("training.mixed_precision: fp32 (measured: ") for line in lines)
+    assert any(line.startswith("Model: ") and line.endswith("fp32 on cpu") for line in lines)
+    seconds["fp32"] = 3.0  # now it would be the other one
+    assert deploy(small_config(tmp_path / "fp32", num_epochs=1))[0] == path
+    assert json.loads((path / "summary.json").read_text())["status"] == "finished"
+    assert set(probed) == {"fp32"}
+    probed.clear()
+    path, _ = deploy(small_config(tmp_path / "bf16", deadline="0.001s", num_epochs=1))
+    seconds["fp32"] = 1.0
+    assert deploy(small_config(tmp_path / "bf16", num_epochs=1))[0] == path
+    record = json.loads((path / "run.json").read_text())
+    assert record["precision"] == "bf16"
+    assert "training.mixed_precision" not in record["decided"]
+    assert json.loads((path / "summary.json").read_text())["status"] == "finished"
+    assert set(probed) == {"bf16"}
 
 
 def test_a_run_keeps_its_number_of_threads_and_leaves_the_process_its_own(

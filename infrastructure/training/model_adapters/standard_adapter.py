@@ -18,7 +18,6 @@ from infrastructure.core.json_text import JsonObject
 from infrastructure.optimization.compiling import set_compiled
 from infrastructure.optimization.gpu_capability import train_in_fp8
 from infrastructure.optimization.size_grid import SizeGrid
-from infrastructure.training.core.precision import choose_precision
 from infrastructure.training.data.data_pipeline import DataPipeline, training_texts
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.samples import known_tokenizer
@@ -114,10 +113,9 @@ class StandardModelAdapter(ModelAdapter):
         self.model, self.tokenizer = loaded.model, loaded.tokenizer
         self.description = loaded.description
         self._notes += loaded.notes
-        precision = choose_precision(self.training_config.mixed_precision, self.device)
-        if precision.name == "fp8":
+        if self.precision.name == "fp8":
             train_in_fp8(loaded.model)
-        with precision.autocast():
+        with self.precision.autocast():
             if self.on_disk:
                 self._probe_few_blocks(loaded.model)
             else:

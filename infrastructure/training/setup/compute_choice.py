@@ -3,13 +3,16 @@
 Threads wait for each other after every operation. A small model has many small ones, and where a
 waiting thread is slow to wake, as on many virtual machines, one thread trains it faster than two.
 A CPU with bf16 instructions multiplies faster in bf16, and converts more: small models may train
-faster in fp32. With the format goes the form of attention (see `packed_attention`).
+faster in fp32. Some have the instructions, and multiply more slowly with them: one product shows
+it, in milliseconds, and bf16 is not tried. With the format goes the form of attention (see
+`packed_attention`).
 
 Both decide the last digits, so they are decided once in the life of a run: checkpoints and run.json
 hold them, and whoever goes on computes the same.
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +20,7 @@ from dataclasses import dataclass
 import torch
 
 from infrastructure.core.shared_cores import THREADS_VARIABLE
+from infrastructure.optimization.gpu_capability import DTYPES
 from infrastructure.run.record_types import DecidedSetting
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.sizing.batch_plan import USUAL_STEP
@@ -32,9 +36,41 @@ LONG_SECONDS = 0.5
 TIMED_MICRO_BATCHES = 2  # of each candidate, after one that does not count
 # What is measured may take a fiftieth of the run: two formats, each with all threads and with half.
 WORTH_IT = 50 * 4 * (1 + TIMED_MICRO_BATCHES)
+# A product of one thread, which waits for nobody, takes a millisecond or two.
+PRODUCT_ROWS, PRODUCT_WIDTH, TIMED_PRODUCTS = 256, 512, 5
+LEAST_GAIN_OF_PRODUCTS = 0.2
 PRECISION, NUM_THREADS = "training.mixed_precision", "num_threads"
+MEASURED = "measured on this machine"
 
 Candidate = tuple[str, int]  # the format, and the number of threads
+
+
+@dataclass(frozen=True)
+class ProductChoice:
+    """fp32 by a matrix product, which is what bf16 is for: the rest of it only costs time.
+
+    Attributes:
+        seconds: of a product by format, the least.
+    """
+
+    seconds: Mapping[str, float]
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether nothing else has to be tried."""
+        return self.seconds[OTHER] < (1 - LEAST_GAIN_OF_PRODUCTS) * self.seconds[USUAL]
+
+    def decided(self) -> dict[str, DecidedSetting]:
+        """For run.json, by key."""
+        return {PRECISION: {"value": OTHER, "origin": f"{MEASURED}: {self._measured()}"}}
+
+    def line(self) -> str:
+        """For people."""
+        return f"{PRECISION}: {OTHER} (measured: {self._measured()})"
+
+    def _measured(self) -> str:
+        in_fp32, in_bf16 = (f"{1000 * self.seconds[name]:.2g} ms" for name in (OTHER, USUAL))
+        return f"a matrix product takes {in_fp32}, and {in_bf16} in {USUAL}"
 
 
 @dataclass(frozen=True)
@@ -78,7 +114,7 @@ class ComputeChoice:
             f"{each:.3g} s in {name} with {_threads(count)}"
             for (name, count), each in self.seconds.items()
         )
-        origin = f"measured on this machine: a forward and backward pass takes {measured}"
+        origin = f"{MEASURED}: a forward and backward pass takes {measured}"
         decisions: dict[str, DecidedSetting] = {}
         if len({name for name, _ in self.seconds}) > 1:
             decisions[PRECISION] = {"value": self.precision, "origin": origin}
@@ -103,14 +139,30 @@ class ComputeChoice:
         ]
 
 
-def choose_measured(trainer: EnhancedTrainer) -> ComputeChoice | None:
-    """Let a trainer that has not begun compute in the way that is the fastest for it.
+def choose_by_product(trainer: EnhancedTrainer) -> ProductChoice | None:
+    """Let a trainer whose model is not there yet compute in fp32, where this CPU multiplies more
+    slowly in bf16.
+
+    Returns:
+        What was measured; None: nothing is decided by it.
+    """
+    if not (_precision_is_open(trainer) and _multiplies_fp32(trainer)):
+        return None
+    choice = ProductChoice(_product_seconds())
+    if not choice.is_clear:
+        return None
+    trainer.use_precision(OTHER)
+    return choice
+
+
+def choose_by_trial(trainer: EnhancedTrainer) -> ComputeChoice | None:
+    """Let a trainer that has not begun compute in the way in which its own passes are the fastest.
 
     Returns:
         What was measured; None: there was nothing to choose, or it was not worth measuring.
     """
     most = torch.get_num_threads()
-    is_open = trainer.training_config.mixed_precision is True and trainer.precision.name == USUAL
+    is_open = _precision_is_open(trainer)
     precisions = (USUAL, OTHER) if is_open else (trainer.precision.name,)
     threads_are_open = most > 1 and not os.environ.get(THREADS_VARIABLE)
     if not (threads_are_open or is_open) or not _is_alone(trainer):
@@ -137,6 +189,25 @@ def threads_restored() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _precision_is_open(trainer: EnhancedTrainer) -> bool:
+    return trainer.training_config.mixed_precision is True and trainer.precision.name == USUAL
+
+
+def _product_seconds() -> dict[str, float]:
+    """Seconds of a matrix product by format, with one thread; the formats take turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in (USUAL, OTHER)}
+    with threads_restored():
+        torch.set_num_threads(1)
+        for _ in range(1 + TIMED_PRODUCTS):
+            for name, measured in seconds.items():
+                rows = torch.ones(PRODUCT_ROWS, PRODUCT_WIDTH, dtype=DTYPES[name])
+                weight = torch.ones(PRODUCT_WIDTH, PRODUCT_WIDTH, dtype=DTYPES[name])
+                start = time.perf_counter()
+                torch.mm(rows, weight)
+                measured.append(time.perf_counter() - start)
+    return {name: min(measured[1:]) for name, measured in seconds.items()}  # one loads kernels
+
+
 def _threads(count: int) -> str:
     return f"{count} thread{'s' if count > 1 else ''}"
 
@@ -150,6 +221,13 @@ def _is_alone(trainer: EnhancedTrainer) -> bool:
         and not isinstance(trainer.strategy, StackwiseStrategy)
         and not is_own(trainer.strategy)
     )
+
+
+def _multiplies_fp32(trainer: EnhancedTrainer) -> bool:
+    """Whether this is a CPU, and all weights are in fp32, so that products can be."""
+    model, holds_others = trainer.model_config, trainer.training_config.holds_half_weights
+    has_fp32 = model.quantization is None and model.dtype in ("auto", OTHER) and not holds_others
+    return trainer.device.type == "cpu" and has_fp32
 
 
 def _num_micro_batches(trainer: EnhancedTrainer) -> int:

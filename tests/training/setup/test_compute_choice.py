@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core import shared_cores
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.hardware import Processor
@@ -18,7 +19,8 @@ from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.setup import compute_choice
 from infrastructure.training.setup.compute_choice import (
     ComputeChoice,
-    choose_measured,
+    choose_by_product,
+    choose_by_trial,
     threads_restored,
 )
 from infrastructure.training.sizing.dry_run import DryRunStep, MicroCost
@@ -76,18 +78,22 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     return planted
 
 
+def choice_of_trial(trainer: EnhancedTrainer) -> ComputeChoice:
+    choice = choose_by_trial(trainer)
+    assert choice is not None
+    return choice
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_fp32_has_to_be_clearly_faster(make: MakeTrainer, plant: Plant) -> None:
     measured = plant({("bf16", 1): 1.0, ("fp32", 1): 0.91})
     trainer = make()
-    choice = choose_measured(trainer)
-    assert choice is not None
+    choice = choice_of_trial(trainer)
     assert (choice.precision, choice.num_threads, choice.lines()) == ("bf16", 1, [])
     assert trainer.precision.name == trainer.strategy.precision.name == "bf16"
     assert measured == [("bf16", 1), ("fp32", 1)] * 3
     plant({("bf16", 1): 1.0, ("fp32", 1): 0.89})
-    choice = choose_measured(trainer)
-    assert choice is not None
+    choice = choice_of_trial(trainer)
     assert choice.precision == "fp32"
     for chosen in (trainer.precision, trainer.strategy.precision, trainer.planner.precision):
         assert chosen.name == "fp32"
@@ -120,8 +126,7 @@ def test_fewer_threads_have_to_be_clearly_faster(
 ) -> None:
     measured = plant({("fp32", count): each for count, each in seconds.items()})
     trainer = make(mixed_precision="fp32")
-    choice = choose_measured(trainer)
-    assert choice is not None
+    choice = choice_of_trial(trainer)
     assert torch.get_num_threads() == trainer.identity()["num_threads"] == num_threads
     assert list(dict.fromkeys(count for _, count in measured)) == tried
     assert choice.precision == trainer.precision.name == "fp32"
@@ -135,11 +140,10 @@ def test_fewer_threads_have_to_be_clearly_faster(
 @pytest.mark.usefixtures("four_threads")
 def test_threads_hardly_wait_in_a_long_micro_batch(make: MakeTrainer, plant: Plant) -> None:
     measured = plant({("fp32", 4): 0.6})
-    assert choose_measured(make(mixed_precision="fp32")) is None
+    assert choose_by_trial(make(mixed_precision="fp32")) is None
     assert (set(measured), torch.get_num_threads()) == ({("fp32", 4)}, 4)
     plant({("bf16", 4): 0.6, ("fp32", 4): 0.1})
-    choice = choose_measured(make())
-    assert choice is not None
+    choice = choice_of_trial(make())
     assert choice.decided().keys() == {"training.mixed_precision"}
     assert (choice.precision, torch.get_num_threads()) == ("fp32", 4)
 
@@ -152,8 +156,7 @@ def test_formats_are_compared_with_all_threads_and_with_half_of_them(
     seconds = {("bf16", 4): 0.2, ("fp32", 4): 0.19, ("bf16", 2): 0.18, ("fp32", 2): 0.1}
     plant({**seconds, ("fp32", 1): 0.1})
     trainer = make()
-    choice = choose_measured(trainer)
-    assert choice is not None
+    choice = choice_of_trial(trainer)
     assert (choice.num_threads, choice.precision) == (2, "fp32")
     assert (torch.get_num_threads(), trainer.precision.name) == (2, "fp32")
     assert choice.lines() == [
@@ -161,6 +164,92 @@ def test_formats_are_compared_with_all_threads_and_with_half_of_them(
         " takes 0.1 s, and 0.2 s in bf16 with 4 threads)"
     ]
     assert choice.decided().keys() == {"num_threads", "training.mixed_precision"}
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_fp32_is_taken_where_a_product_is_clearly_slower_in_bf16(
+    make: MakeTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = {"bf16": 0.001, "fp32": 0.00079}
+    monkeypatch.setattr(compute_choice, "_product_seconds", lambda: seconds)
+    trainer = make()
+    choice = choose_by_product(trainer)
+    assert choice is not None
+    parts = (trainer, trainer.strategy, trainer.planner, trainer.adapter)
+    assert {part.precision.name for part in parts} == {"fp32"}
+    times = "a matrix product takes 0.79 ms, and 1 ms in bf16"
+    assert choice.line() == f"training.mixed_precision: fp32 (measured: {times})"
+    decision = {"value": "fp32", "origin": f"measured on this machine: {times}"}
+    assert choice.decided() == {"training.mixed_precision": decision}
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_only_threads_are_tried_where_a_product_decides_on_the_format(
+    make: MakeTrainer, plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compute_choice, "_product_seconds", lambda: {"bf16": 2.0, "fp32": 1.0})
+    tried = plant({("fp32", 4): 0.3, ("fp32", 2): 0.1, ("fp32", 1): 0.1})
+    trainer = make()
+    choose_by_product(trainer)
+    assert choice_of_trial(trainer).decided().keys() == {"num_threads"}
+    assert {name for name, _ in tried} == {"fp32"}
+    assert (trainer.precision.name, torch.get_num_threads()) == ("fp32", 2)
+
+
+@pytest.mark.parametrize(("training", "in_fp32"), [({}, 0.81), ({"mixed_precision": "bf16"}, 0.1)])
+def test_a_product_decides_on_nothing_that_is_close_or_given(
+    make: MakeTrainer,
+    monkeypatch: pytest.MonkeyPatch,
+    training: dict[str, Any],
+    in_fp32: float,
+) -> None:
+    monkeypatch.setattr(compute_choice, "_product_seconds", lambda: {"bf16": 1.0, "fp32": in_fp32})
+    trainer = make(**training)
+    assert choose_by_product(trainer) is None
+    assert trainer.precision.name == "bf16"
+
+
+@pytest.mark.parametrize("model", [{"dtype": "bf16"}, {"quantization": "4bit"}])
+def test_a_product_of_fp32_decides_for_no_other_weights(
+    make: MakeTrainer, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(compute_choice, "_product_seconds", lambda: {"bf16": 2.0, "fp32": 1.0})
+    trainer = make()
+    trainer.model_config = trainer.model_config.copy_with(**model, lora_config=LoraConfig())
+    assert choose_by_product(trainer) is None
+    assert trainer.precision.name == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("precision_of_stacks", "name"), [("full", "fp32"), ("bf16", "bf16"), ("fp16", "bf16")]
+)
+def test_stacks_that_are_held_in_16_bits_stay_in_bf16(
+    make: MakeTrainer, monkeypatch: pytest.MonkeyPatch, precision_of_stacks: str, name: str
+) -> None:
+    monkeypatch.setattr(compute_choice, "_product_seconds", lambda: {"bf16": 2.0, "fp32": 1.0})
+    trainer = make(strategy="progressive", progressive={"new_stack_precision": precision_of_stacks})
+    choose_by_product(trainer)
+    assert trainer.precision.name == name
+
+
+@pytest.mark.usefixtures("four_threads")
+def test_a_product_is_measured_in_both_formats_with_one_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    multiplied: list[tuple[str, int]] = []
+    real = torch.mm
+
+    def watched(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        assert rows.dtype == weight.dtype
+        multiplied.append((str(rows.dtype), torch.get_num_threads()))
+        return real(rows, weight)
+
+    monkeypatch.setattr(torch, "mm", watched)
+    seconds = compute_choice._product_seconds()
+    assert set(seconds) == {"bf16", "fp32"}
+    assert all(0 < each < 1 for each in seconds.values())
+    assert multiplied == [("torch.bfloat16", 1), ("torch.float32", 1)] * 6
+    assert torch.get_num_threads() == 4
 
 
 @pytest.mark.usefixtures("four_threads")
@@ -176,8 +265,7 @@ def test_a_slower_minute_does_not_count_against_fewer_threads(
         return MicroCost(1, seconds[counts[-1]] * (3 if 1 in counts else 1), 1)
 
     monkeypatch.setattr(DryRunStep, "micro_batch", micro_batch)
-    choice = choose_measured(make(mixed_precision="fp32"))
-    assert choice is not None
+    choice = choice_of_trial(make(mixed_precision="fp32"))
     assert choice.num_threads == 1
 
 
@@ -190,7 +278,7 @@ def test_a_given_format_and_short_trainings_are_not_measured(
     make: MakeTrainer, plant: Plant, training: dict[str, Any]
 ) -> None:
     measured = plant({})
-    assert choose_measured(make(**training)) is None
+    assert choose_by_trial(make(**training)) is None
     assert measured == []
 
 
@@ -201,7 +289,7 @@ def test_a_given_number_of_threads_is_kept(
     monkeypatch.setenv(shared_cores.THREADS_VARIABLE, "4")
     measured = plant({})
     trainer = make(mixed_precision="bf16")
-    assert choose_measured(trainer) is None
+    assert choose_by_trial(trainer) is None
     trainer.keep_num_threads(2)
     assert (measured, torch.get_num_threads()) == ([], 4)
 
@@ -213,7 +301,7 @@ def test_a_run_goes_on_in_the_format_that_it_began_with(
     with monkeypatch.context() as planted:
         planted.setattr(ComputeChoice, "precision", "fp32")
         trainer = make(checkpoint_frequency=2)
-        choose_measured(trainer)
+        choose_by_trial(trainer)
     trainer.save_checkpoints_to(tmp_path / "checkpoints")
     trainer.train()
     checkpoint = CheckpointManager(tmp_path / "checkpoints").newest()
