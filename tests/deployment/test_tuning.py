@@ -11,6 +11,8 @@ from infrastructure.deployment import tuning
 from infrastructure.deployment.tuning import TuningResults, alternatives, describe
 from infrastructure.deployment.tuning_trials import TuningTrials
 from infrastructure.optimization.pipeline_optimizer import Measured, Tried
+from infrastructure.training.core import precision
+from infrastructure.training.setup import compute_choice
 from tests.deployment.runs import small_settings
 
 
@@ -19,6 +21,16 @@ def test_what_somebody_gave_is_not_tried(tmp_path: Path) -> None:
     config = DeploymentConfig(**small_settings(tmp_path, **given))
     tried = alternatives(config, TuningTrials(config).trainer({}))
     assert tried.keys() == {"training.gradient_checkpointing", "data.prefetch_factor"}
+
+
+def test_trials_compute_in_the_format_that_the_run_will_train_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
+    monkeypatch.setattr(compute_choice, "_product_seconds", lambda: {"bf16": 2.0, "fp32": 1.0})
+    trials = TuningTrials(DeploymentConfig(**small_settings(tmp_path)))
+    assert trials.trainer({}).precision.name == "fp32"
+    assert trials.trainer({"training.mixed_precision": "bf16"}).precision.name == "bf16"
 
 
 def test_the_range_test_suggests_a_rate_that_trains(tmp_path: Path) -> None:

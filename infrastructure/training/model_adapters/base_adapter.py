@@ -19,7 +19,7 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.json_text import JsonObject
 from infrastructure.optimization.compiling import set_compiled
 from infrastructure.optimization.size_grid import SizeGrid
-from infrastructure.training.core.precision import Precision, choose_precision
+from infrastructure.training.core.precision import Precision
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,7 +67,7 @@ class ModelAdapter(ABC):
 
     Attributes:
         model: the model, once initialised.
-        precision: the number format that it will train in; what a model allows is measured in it.
+        precision: the number format that it will train in, as its trainer says.
         tokenizer: its tokenizer, or None for models that read no text.
         data_config: which data it will be fed, and in which form.
         saved_tokenizer: folder of the tokenizer that this run began with, when it is resumed.
@@ -100,7 +100,6 @@ class ModelAdapter(ABC):
         self.model_config = model_config
         self.training_config = training_config
         self.device = torch.device(device)
-        self.precision = choose_precision(training_config.mixed_precision, self.device)
         self.model = None
         self.tokenizer = None
         self.data_config = DataConfig()
