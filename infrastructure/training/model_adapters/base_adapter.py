@@ -100,6 +100,7 @@ class ModelAdapter(ABC):
         self.model_config = model_config
         self.training_config = training_config
         self.device = torch.device(device)
+        self.precision = Precision("fp32", self.device.type)
         self.model = None
         self.tokenizer = None
         self.data_config = DataConfig()
