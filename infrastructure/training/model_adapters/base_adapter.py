@@ -67,7 +67,7 @@ class ModelAdapter(ABC):
 
     Attributes:
         model: the model, once initialised.
-        precision: the number format that it will train in, as its trainer says.
+        precision: the number format that it will train in, as its trainer says; fp32 without one.
         tokenizer: its tokenizer, or None for models that read no text.
         data_config: which data it will be fed, and in which form.
         saved_tokenizer: folder of the tokenizer that this run began with, when it is resumed.

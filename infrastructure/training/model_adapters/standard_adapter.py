@@ -18,7 +18,6 @@ from infrastructure.core.json_text import JsonObject
 from infrastructure.optimization.compiling import set_compiled
 from infrastructure.optimization.gpu_capability import train_in_fp8
 from infrastructure.optimization.size_grid import SizeGrid
-from infrastructure.training.core.precision import choose_precision
 from infrastructure.training.data.data_pipeline import DataPipeline, training_texts
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.samples import known_tokenizer
@@ -70,7 +69,6 @@ class StandardModelAdapter(ModelAdapter):
         self, model_config: ModelConfig, training_config: TrainingConfig, device: torch.device
     ) -> None:
         super().__init__(model_config, training_config, device)
-        self.precision = choose_precision(training_config.mixed_precision, self.device)
         self.token_loss = TokenLoss(own_loss(training_config.loss))
         self.metrics = metrics_by_key(training_config.token_metrics)
         self.packs = False
