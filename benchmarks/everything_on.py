@@ -6,14 +6,15 @@
 The 12.7 M-parameter model of `benchmarks.throughput` trains on packed rows of GSM8K: once with
 nothing but the loop, once as `temper train` runs it: monitor, alerts, metrics files, progress, a
 version every 100 steps, its copy at a place, and the quantum step at the rhythm that it has by
-default. All train at once and take turns of two steps; meanwhile the others are stopped, with the
-processes that they have started. So a machine that is slower now than a minute ago is so for all,
-and what is written and copied beside a training takes nothing from another. The clock goes on
-meanwhile, so the monitor waits as many times as long between two looks as there are trainings.
-There are three such pairs, so that what one process happens to be given weighs less. The time is
-from the start of the training, before the quantum step decides, to the end of the last step:
-waiting for copies and questions is in it; loading, measuring before and reporting after are not. In 500 steps there are as many versions as hundreds:
-that of step 0 is one, and that of the last step comes after the time.
+default. Both train at once and take turns of two steps; meanwhile the other is stopped, with the
+processes that it has started. So a machine that is slower now than a minute ago is so for both, and
+what is written and copied beside a training takes nothing from the other. The clock goes on
+meanwhile: the monitor waits twice as long between two looks, and whatever else is done every few
+seconds is done up to twice as often as it would be. There are three such pairs, one after the
+other, so that what one process happens to be given weighs less. The time is from the start of the
+training, before the quantum step decides, to the end of the last step: waiting for copies and
+questions is in it; loading, measuring before and reporting after are not. In 500 steps there are as
+many versions as hundreds: that of step 0 is one, and that of the last step comes after the time.
 Everything off measures the same before it trains, which makes kernels that the first steps need,
 and computes in the same number format, with as many threads.
 
@@ -167,10 +168,8 @@ def everything_off(bench: Workbench, folder: Path, steps: int, marks: Marks) -> 
     trainer.train()
 
 
-def everything_on(
-    bench: Workbench, folder: Path, steps: int, marks: Marks, num_trainings: int
-) -> None:
-    """All of a run, which is stopped while `num_trainings` - 1 others go on."""
+def everything_on(bench: Workbench, folder: Path, steps: int, marks: Marks) -> None:
+    """All of a run, which is stopped while the other one goes on."""
     place = folder / "place"
     place.mkdir()
     config = configuration(
@@ -182,37 +181,45 @@ def everything_on(
         enabled_extensions=["quantum"],
     )
     config.backup = config.backup.copy_with(place=str(place))
-    interval_seconds = num_trainings * config.monitor.interval
+    interval_seconds = len(KINDS) * config.monitor.interval
     config.monitor = config.monitor.copy_with(interval=interval_seconds)
     TrainingDeployment(config, say=do_nothing, observers=[marks]).run()
 
 
-def train(kind: str, folder: Path, steps: int, num_trainings: int) -> None:
+def train(kind: str, folder: Path, steps: int) -> None:
     """The program of one of the processes."""
     with os.fdopen(os.dup(1), "w") as lines, tempfile.TemporaryDirectory() as runs:
         os.dup2(2, 1)  # whatever else is printed
         be_quiet()
         bench, marks = Workbench(SCENARIOS["all"], folder), Marks(lines)
         if kind == ON:
-            everything_on(bench, Path(runs), steps, marks, num_trainings)
+            everything_on(bench, Path(runs), steps, marks)
         else:
             everything_off(bench, Path(runs), steps, marks)
 
 
-def take_turns(trainings: Sequence[tuple[str, Training]], num_steps: int) -> dict[str, list[Turn]]:
-    """Of trainings that stand at their start; who begins alternates. Tells the speeds on stderr.
+def train_pair(command: Sequence[str], num_steps: int) -> dict[str, list[Turn]]:
+    """Two trainings in turn; who begins alternates. Prints their speeds on stderr.
 
     Returns:
-        Of each kind the turns of all its trainings, step by step.
+        Of each kind its turns.
     """
+    trainings: dict[str, Training] = {}
     turns: dict[str, list[Turn]] = {kind: [] for kind in KINDS}
-    for last in range(TURN_STEPS, num_steps + 1, TURN_STEPS):
-        for kind, training in trainings[:: -1 if last // TURN_STEPS % 2 else 1]:
-            time.sleep(PAUSE_SECONDS)
-            turns[kind].append(training.go(last))
-        if last % CHECKPOINT_FREQUENCY == 0:
-            speeds = (f"{kind} {speed_of(turns[kind]):.0f}" for kind in KINDS)
-            print(f"step {last}: {', '.join(speeds)} tokens/s", file=sys.stderr, flush=True)
+    try:
+        for kind in KINDS:  # one after the other: the start is measured, too
+            trainings[kind] = Training([*command, kind])
+            trainings[kind].go(0)
+        for last in range(TURN_STEPS, num_steps + 1, TURN_STEPS):
+            for kind in KINDS[:: -1 if last // TURN_STEPS % 2 else 1]:
+                time.sleep(PAUSE_SECONDS)
+                turns[kind].append(trainings[kind].go(last))
+            if last % CHECKPOINT_FREQUENCY == 0:
+                speeds = (f"{kind} {speed_of(turns[kind]):.0f}" for kind in KINDS)
+                print(f"step {last}: {', '.join(speeds)} tokens/s", file=sys.stderr, flush=True)
+    finally:
+        for training in trainings.values():
+            training.end()
     return turns
 
 
@@ -227,24 +234,29 @@ def ratio_of(pairs: Sequence[tuple[Turn, Turn]]) -> float:
     return speed_of(on) / speed_of(off)
 
 
-def page(turns: dict[str, list[Turn]], num_pairs: int) -> tuple[str, float]:
-    """The page, and how many times the tokens a second everything on has."""
-    pairs = list(zip(turns[OFF], turns[ON], strict=True))
-    ratio, (low, high) = ratio_of(pairs), interval(pairs, ratio_of)
-    size = CHECKPOINT_FREQUENCY // TURN_STEPS * num_pairs
-    spans = [pairs[first : first + size] for first in range(0, len(pairs), size)]
+def page(pairs: Sequence[Sequence[tuple[Turn, Turn]]]) -> tuple[str, float]:
+    """The page, and how many times the tokens a second everything on has.
+
+    Args:
+        pairs: of trainings; of each the turns of both.
+    """
+    all_turns = [turn for pair in pairs for turn in pair]
+    ratio, (low, high) = ratio_of(all_turns), interval(all_turns, ratio_of)
+    size = CHECKPOINT_FREQUENCY // TURN_STEPS
     rows = []
-    for number, span in enumerate(spans):
-        first = CHECKPOINT_FREQUENCY * number
-        last = first + TURN_STEPS * len(span) // num_pairs
+    for first in range(0, len(pairs[0]), size):
+        span = [turn for pair in pairs for turn in pair[first : first + size]]
+        last = min(first + size, len(pairs[0]))
         off, on = (speed_of(each) for each in zip(*span, strict=True))
-        rows.append((f"{first + 1} to {last}", f"{off:,.0f}", f"{on:,.0f}", f"{on / off:.3f}"))
+        steps = f"{TURN_STEPS * first + 1} to {TURN_STEPS * last}"
+        rows.append((steps, f"{off:,.0f}", f"{on:,.0f}", f"{on / off:.3f}"))
+    each = ", ".join(f"{ratio_of(pair):.3f}" for pair in pairs)
     text = (
         "# Everything on beside everything off\n\n"
-        f"`python -m benchmarks.everything_on`: {2 * num_pairs} trainings of"
-        f" {TURN_STEPS * len(pairs) // num_pairs} steps, half of them with everything on, which"
-        f" take turns of {TURN_STEPS} steps. With everything on there are {ratio:.3f} times"
-        f" the tokens a second (at least {LEAST}; 95 % interval {low:.3f} to {high:.3f})."
+        f"`python -m benchmarks.everything_on`: {len(pairs)} pairs of trainings of"
+        f" {TURN_STEPS * len(pairs[0])} steps, one of each with everything on, which take turns of"
+        f" {TURN_STEPS} steps. With everything on there are {ratio:.3f} times the tokens a second"
+        f" (at least {LEAST}; 95 % interval {low:.3f} to {high:.3f}; by pairs {each})."
         f" {sentence(environment())}\n\n"
         f"{table(('steps', 'tokens/s, all off', 'tokens/s, all on', 'ratio'), rows)}"
     )
@@ -255,29 +267,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="GSM8K's train.jsonl")
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
-    parser.add_argument("--pairs", type=int, default=NUM_PAIRS, help="trainings of each kind")
+    parser.add_argument("--pairs", type=int, default=NUM_PAIRS, help="of trainings")
     parser.add_argument("--write", type=Path, metavar="FILE", help="keep the page")
-    parser.add_argument("--train", nargs=2, metavar=("KIND", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--train", nargs=2, metavar=("FOLDER", "KIND"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.train is not None:
-        kind, folder = arguments.train
-        train(kind, Path(folder), arguments.steps, len(KINDS) * arguments.pairs)
+        folder, kind = arguments.train
+        train(kind, Path(folder), arguments.steps)
         return 0
     be_quiet()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # or the trainings would stay stopped
     with tempfile.TemporaryDirectory() as folder:
         prepare(SCENARIOS["all"], arguments.data, arguments.steps, Path(folder))
-        command = [sys.executable, "-m", "benchmarks.everything_on", *sys.argv[1:], "--train"]
-        trainings: list[tuple[str, Training]] = []
-        try:
-            for kind in KINDS * arguments.pairs:  # one after the other: the start is measured, too
-                trainings.append((kind, Training([*command, kind, folder])))
-                trainings[-1][1].go(0)
-            turns = take_turns(trainings, arguments.steps)
-        finally:
-            for _, training in trainings:
-                training.end()
-    text, ratio = page(turns, arguments.pairs)
+        program = [sys.executable, "-m", "benchmarks.everything_on"]
+        command = [*program, *sys.argv[1:], "--train", folder]
+        pairs = []
+        for _ in range(arguments.pairs):
+            turns = train_pair(command, arguments.steps)
+            pairs.append([*zip(turns[OFF], turns[ON], strict=True)])
+    text, ratio = page(pairs)
     publish(text, arguments.write)
     return int(ratio < LEAST)
 

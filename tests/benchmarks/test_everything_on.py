@@ -3,9 +3,10 @@
 import sys
 import time
 
+import psutil
 import pytest
 
-from benchmarks.everything_on import OFF, ON, Training, Turn, page
+from benchmarks.everything_on import Training, Turn, page, train_pair
 
 # Each of its steps waits for a line of a process that it has started.
 COUNTS = """
@@ -42,21 +43,31 @@ def test_an_end_before_its_time_is_an_error() -> None:
     training.end()
 
 
+def test_the_two_of_a_pair_take_turns_and_end() -> None:
+    turns = train_pair([sys.executable, "-c", COUNTS], 6)
+    assert {kind: [turn.num_tokens for turn in these] for kind, these in turns.items()} == {
+        "off": [2, 2, 2],
+        "on": [2, 2, 2],
+    }
+    assert not psutil.Process().children()
+
+
 def test_steps_are_compared_by_the_hundred_and_together() -> None:
     off = [Turn(1000, 1.0)] * 100
     on = [Turn(1000, 1.0)] * 50 + [Turn(1000, 1.25)] * 50
-    text, ratio = page({OFF: off, ON: on}, 1)
+    text, ratio = page([[*zip(off, on, strict=True)]])
     assert ratio == pytest.approx(20 / 22.5)
     assert "there are 0.889 times" in text
     assert "| 1 to 100 | 1,000 | 1,000 | 1.000 |" in text
     assert "| 101 to 200 | 1,000 | 800 | 0.800 |" in text
 
 
-def test_the_trainings_of_a_kind_count_together() -> None:
-    off = [Turn(1000, 1.0)] * 110
-    on = [Turn(1000, 1.0), Turn(1000, 3.0)] * 50 + [Turn(1000, 1.0)] * 10
-    text, ratio = page({OFF: off, ON: on}, 2)
-    assert ratio == pytest.approx(110 / 210)
-    assert "4 trainings of 110 steps" in text
+def test_the_pairs_count_together() -> None:
+    slow = [(Turn(1000, 1.0), Turn(1000, 3.0))] * 55
+    same = [(Turn(1000, 1.0), Turn(1000, 1.0))] * 55
+    text, ratio = page([slow, same])
+    assert ratio == pytest.approx(110 / 220)
+    assert "2 pairs of trainings of 110 steps" in text
+    assert "by pairs 0.333, 1.000" in text
     assert "| 1 to 100 | 1,000 | 500 | 0.500 |" in text
-    assert "| 101 to 110 | 1,000 | 1,000 | 1.000 |" in text
+    assert "| 101 to 110 | 1,000 | 500 | 0.500 |" in text
