@@ -77,6 +77,7 @@ from infrastructure.run.trained_rows import trained_rows
 from infrastructure.testing.results import CheckResult
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.precision import choose_device
+from infrastructure.training.core.product_choice import ProductChoice, threads_restored
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.defaults import make_ready, num_positions
 from infrastructure.training.data.encoding.row_schema import TEXT
@@ -98,12 +99,7 @@ from infrastructure.training.observers.run_observers import (
     ReportObserver,
 )
 from infrastructure.training.quantum.records_observer import quantum_observers, quantum_probes
-from infrastructure.training.setup.compute_choice import (
-    ProductChoice,
-    choose_by_product,
-    choose_by_trial,
-    threads_restored,
-)
+from infrastructure.training.setup.compute_choice import choose_by_product, choose_by_trial
 from infrastructure.training.setup.stack_outputs import stack_observers
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 from infrastructure.training.strategies.curriculum_strategy import CurriculumStrategy

@@ -199,6 +199,7 @@ def forecast_of_method(config: DeploymentConfig) -> Forecast:
 
     with tempfile.TemporaryDirectory() as folder:
         training = TrlTraining(config, Path(folder))
+        training.choose_by_product()
         trainer = training.make_trainer(is_new=True)
 
         class Measure(TrainerCallback):

@@ -93,6 +93,11 @@ class MethodTraining:
             self.report(line)
         callback, forecast = self._callback(training)
         resumed = callback.resume_from()
+        if run.has_record():
+            training.keep_precision(run.read_run().get("precision"))
+        elif (by_product := training.choose_by_product()) is not None:
+            self.report(by_product.line())
+            callback.run.decided = by_product.decided()
         with traceback_kept_in(run.path / TRACEBACK_FILE):
             with self.report.waiting("loading the model"):
                 trainer = training.make_trainer(is_new=resumed is None, say=self.report)

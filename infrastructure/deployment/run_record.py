@@ -24,6 +24,7 @@ from infrastructure.run.record_types import (
     Summary,
 )
 from infrastructure.run.trained_rows import Contents, record_trained_rows, trained_rows
+from infrastructure.training.core.product_choice import ProductChoice
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.data_pipeline import DataPipeline, first_examples
 from infrastructure.training.data.defaults import num_positions
@@ -34,7 +35,7 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.models.lora import count_parameters
 from infrastructure.training.models.token_functions import CROSS_ENTROPY
 from infrastructure.training.resume.fingerprint import installed_versions
-from infrastructure.training.setup.compute_choice import ComputeChoice, ProductChoice
+from infrastructure.training.setup.compute_choice import ComputeChoice
 from infrastructure.training.setup.resource_limits import memory_facts
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 

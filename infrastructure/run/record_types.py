@@ -119,11 +119,13 @@ class TrainerRunRecord(BaseRunRecord, total=False):
         trainer: the class of its arguments.
         settings: those of `DeploymentConfig` that count there.
         configuration: the whole of it, where the Trainer was made from it.
+        decided: by key.
     """
 
     trainer: Required[dict[str, str]]
     settings: JsonObject
     configuration: JsonObject
+    decided: dict[str, DecidedSetting]
     precision: str
     model: JsonObject
     data: dict[str, object]

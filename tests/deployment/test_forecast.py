@@ -23,11 +23,10 @@ from infrastructure.deployment.forecasting import forecast
 from infrastructure.deployment.run_checks import checked_before
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.memory_prediction import MemoryBudget, MemoryLine
-from infrastructure.training.core import precision
+from infrastructure.training.core import precision, product_choice
 from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.quantum.data_selection_step import DataSelectionStep
-from infrastructure.training.setup import compute_choice
 from infrastructure.training.sizing.batch_plan import BatchPlan
 from infrastructure.training.sizing.cost_measurement import CostMeasurement, StepCosts
 from infrastructure.training.trainer_factory import TrainerFactory
@@ -81,7 +80,7 @@ def test_it_is_forecast_in_the_format_that_the_run_will_train_in(
     monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
     for in_fp32 in (1.0, 3.0):
         seconds = {"bf16": 2.0, "fp32": in_fp32}
-        monkeypatch.setattr(compute_choice, "_product_seconds", lambda seconds=seconds: seconds)
+        monkeypatch.setattr(product_choice, "product_seconds", lambda seconds=seconds: seconds)
         forecast(small_config(tmp_path))
     assert formats == ["fp32", "bf16"]
 

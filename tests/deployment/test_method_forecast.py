@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.deployment import method_forecast
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.forecast import NO_PIECES, Forecast
 from infrastructure.deployment.forecasting import forecast
@@ -17,6 +18,8 @@ from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
+from infrastructure.training.core import precision, product_choice
+from infrastructure.training.methods.trl_training import TrlTraining
 from tests.training.methods.method_runs import configuration, in_fork, run_folder
 
 
@@ -63,6 +66,22 @@ def test_it_is_measured_without_a_run(tmp_path: Path, saved_llama: Path) -> None
         assert not (tmp_path / "runs").exists()
 
     assert in_fork(measured_alone) == 0
+
+
+def test_it_is_measured_in_the_format_that_the_run_will_train_in(
+    tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
+    monkeypatch.setattr(product_choice, "product_seconds", lambda: {"bf16": 2.0, "fp32": 1.0})
+    config = configuration("dpo", tmp_path, saved_llama, training={"mixed_precision": True})
+
+    def watched(training: TrlTraining, trainer: Any, folder: Path) -> Forecast:
+        assert not trainer.args.bf16
+        return measured(training, trainer, folder)
+
+    measured = method_forecast.measured
+    monkeypatch.setattr(method_forecast, "measured", watched)
+    assert in_fork(lambda: forecast(config)) == 0
 
 
 def test_what_does_not_fit_is_refused_before_the_first_step(

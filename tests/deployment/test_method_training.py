@@ -1,5 +1,6 @@
 """Around a trainer of TRL: what may differ, and what was measured, travels with the run."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,18 @@ from infrastructure.deployment import method_training
 from infrastructure.deployment.method_training import MethodTraining, _Measured, translated
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import write_summary
+from infrastructure.training.core import precision, product_choice
 from infrastructure.training.core.state import TrainingState
+from infrastructure.training.methods.trl_training import TrlTraining
 from infrastructure.training.metrics.progress import make_progress
+from tests.training.methods.method_runs import (
+    configuration,
+    in_fork,
+    killed_at,
+    run_folder,
+    train,
+    trained_weights,
+)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +99,8 @@ def test_held_out_rows_are_measured_before_the_first_step_and_not_where_it_goes_
         def lines(self) -> list[str]:
             return []
 
+        def choose_by_product(self) -> None: ...
+
         def make_trainer(self, *, is_new: bool, say: object) -> None:
             assert is_new == (resumed is None)
             raise BegunError
@@ -104,3 +117,50 @@ def test_held_out_rows_are_measured_before_the_first_step_and_not_where_it_goes_
     training = MethodTraining(run, DeploymentConfig(), report, (), str, make_progress)
     with pytest.raises(BegunError):
         training.train()
+
+
+@pytest.mark.parametrize("begun_in", ["fp32", "bf16"])
+def test_a_run_keeps_the_number_format_that_a_product_has_chosen(
+    begun_in: str, tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is faster by the time when it goes on, which another machine may see otherwise."""
+    monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
+    products = {"bf16": 2.0, "fp32": 1.0}
+
+    def measure(other: bool) -> None:
+        is_fp32 = (begun_in == "fp32") != other
+        seconds = products if is_fp32 else {"bf16": 1.0, "fp32": 1.0}
+        monkeypatch.setattr(product_choice, "product_seconds", lambda: seconds)
+
+    more: dict[str, Any] = {"training": {"mixed_precision": True}}
+    whole = configuration("dpo", tmp_path / "whole", saved_llama, **more)
+    config = configuration("dpo", tmp_path / "killed", saved_llama, **more)
+    measure(other=False)
+    assert in_fork(lambda: train(whole)) == 0
+    assert killed_at(5, lambda: train(config)) == signal.SIGKILL
+    measure(other=True)
+    assert in_fork(lambda: train(config)) == 0
+    for run in map(run_folder, (whole, config)):
+        record = RunDirectory(run).read_run()
+        assert record["precision"] == begun_in
+        assert ("training.mixed_precision" in record["decided"]) == (begun_in == "fp32")
+    weights = [trained_weights(run_folder(each) / "final") for each in (whole, config)]
+    assert torch.equal(*weights)
+
+
+def test_a_product_decides_on_no_format_that_is_given_and_no_other_weights(
+    tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
+    monkeypatch.setattr(product_choice, "product_seconds", lambda: {"bf16": 2.0, "fp32": 1.0})
+
+    def chosen(model: dict[str, object] | None = None, **given: object) -> bool:
+        training = {"mixed_precision": True, **given}
+        config = configuration("dpo", tmp_path, saved_llama, training=training)
+        config.model = config.model.copy_with(**(model or {}))
+        return TrlTraining(config, tmp_path).choose_by_product() is not None
+
+    assert chosen()
+    assert not chosen(mixed_precision="bf16")
+    assert not chosen(method_settings={"bf16": True})
+    assert not chosen({"dtype": "bf16"})

@@ -24,13 +24,13 @@ from infrastructure.optimization.compiling import CompileDecision
 from infrastructure.run.directory import RunDirectory, plan_run
 from infrastructure.run.trained_rows import record_trained_rows, trained_rows
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager, load_values
-from infrastructure.training.core import precision
+from infrastructure.training.core import precision, product_choice
+from infrastructure.training.core.product_choice import threads_restored
 from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from infrastructure.training.models.packed_attention import ATTENTION_NAME
 from infrastructure.training.setup import compute_choice
-from infrastructure.training.setup.compute_choice import threads_restored
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 from tests.deployment.runs import deploy, small_config
 
@@ -112,7 +112,7 @@ def test_a_measured_precision_is_recorded_and_kept_by_whoever_goes_on(
     monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
     monkeypatch.setattr(compute_choice, "WORTH_IT", 4)
     monkeypatch.setattr(compute_choice, "_compared", lambda *of, halves: dict(measured))
-    monkeypatch.setattr(compute_choice, "_product_seconds", lambda: {"bf16": 1.0, "fp32": 2.0})
+    monkeypatch.setattr(product_choice, "product_seconds", lambda: {"bf16": 1.0, "fp32": 2.0})
     monkeypatch.setenv(THREADS_VARIABLE, "1")
     path, lines = deploy(small_config(tmp_path, deadline="0.001s", num_epochs=1))
     record = json.loads((path / "run.json").read_text())
@@ -142,7 +142,7 @@ def test_a_product_that_is_slower_in_bf16_decides_on_a_new_run_alone(
 
     monkeypatch.setattr(StandardModelAdapter, "_probe", probe)
     monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
-    monkeypatch.setattr(compute_choice, "_product_seconds", lambda: dict(seconds))
+    monkeypatch.setattr(product_choice, "product_seconds", lambda: dict(seconds))
     path, lines = deploy(small_config(tmp_path / "fp32", deadline="0.001s", num_epochs=1))
     record = json.loads((path / "run.json").read_text())
     assert record["precision"] == record["decided"]["training.mixed_precision"]["value"] == "fp32"

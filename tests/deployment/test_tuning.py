@@ -11,8 +11,7 @@ from infrastructure.deployment import tuning
 from infrastructure.deployment.tuning import TuningResults, alternatives, describe
 from infrastructure.deployment.tuning_trials import TuningTrials
 from infrastructure.optimization.pipeline_optimizer import Measured, Tried
-from infrastructure.training.core import precision
-from infrastructure.training.setup import compute_choice
+from infrastructure.training.core import precision, product_choice
 from tests.deployment.runs import small_settings
 
 
@@ -27,7 +26,7 @@ def test_trials_compute_in_the_format_that_the_run_will_train_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision, "best_precision", lambda device: "bf16")
-    monkeypatch.setattr(compute_choice, "_product_seconds", lambda: {"bf16": 2.0, "fp32": 1.0})
+    monkeypatch.setattr(product_choice, "product_seconds", lambda: {"bf16": 2.0, "fp32": 1.0})
     trials = TuningTrials(DeploymentConfig(**small_settings(tmp_path)))
     assert trials.trainer({}).precision.name == "fp32"
     assert trials.trainer({"training.mixed_precision": "bf16"}).precision.name == "bf16"

@@ -39,7 +39,7 @@ from infrastructure.run.directory import RunDirectory, RunStatus
 from infrastructure.run.finalize import complete_finished, read_summary
 from infrastructure.run.lock import only_trainer_of
 from infrastructure.run.record import base_record, shown
-from infrastructure.run.record_types import Summary, TrainerRunRecord
+from infrastructure.run.record_types import DecidedSetting, Summary, TrainerRunRecord
 from infrastructure.run.repair import repair_run
 from infrastructure.run.replication import RunReplication
 from infrastructure.run.restore import restore_run, runs_at_place
@@ -84,6 +84,7 @@ class TrainerRun:
         describe_model: gives what run.json says of the model.
         more_of_summary: gives what summary.json says besides, when the training has ended.
         how_to_begin_anew: said behind the step that it goes on from.
+        decided: what was measured and chosen before the training, by key.
 
     Raises:
         ValueError: the name cannot be a folder's, or `backup.place` names no place.
@@ -114,6 +115,7 @@ class TrainerRun:
         self.describe_model: Callable[[torch.nn.Module], JsonObject] = name_and_size
         self.more_of_summary: Callable[[], Summary] = no_more
         self.how_to_begin_anew = ""
+        self.decided: dict[str, DecidedSetting] = {}
         self._is_place_checked = False
 
     @property
@@ -219,6 +221,7 @@ class TrainerRun:
             **base_record(self.files, settings, installed_versions(), str(parts.device), 1),
             TRAINER_KEY: {"arguments_class": type(args).__name__},
             "settings": self.config.to_dict(),
+            "decided": self.decided,
             "precision": precision_name(args),
             "model": self.describe_model(parts.model),
             "data": {"num_examples": num_examples},

@@ -20,6 +20,7 @@ from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import PIP_LINES, require
 from infrastructure.training.core.precision import choose_device
+from infrastructure.training.core.product_choice import ProductChoice, measured_choice
 from infrastructure.training.data.preparation.plan import read_chat_template, template_notes
 from infrastructure.training.methods.held_out_means import weigh_pairs
 from infrastructure.training.methods.method_data import MethodData, MethodRow, read_data
@@ -259,6 +260,31 @@ class TrlTraining:
         holds_out = bool(self.data.held_out)
         trainer.add_callback(training_rhythm(self.config.training, holds_out=holds_out))
         return trainer
+
+    def choose_by_product(self) -> ProductChoice | None:
+        """Compute in fp32 from the first step on, where this CPU multiplies more slowly in bf16.
+
+        Returns:
+            What was measured; None: nothing is decided by it.
+        """
+        has_fp32 = self.options.dtype is torch.float32 and self.options.quantization is None
+        choice = measured_choice() if self._precision_is_open and has_fp32 else None
+        if choice is not None:
+            self.arguments["bf16"] = False
+        return choice
+
+    def keep_precision(self, name: object) -> None:
+        """Go on in the format that a run began with, where nobody gives one: it was measured then.
+        Another one is refused when all is compared."""
+        if self._precision_is_open and name == "fp32":
+            self.arguments["bf16"] = False
+
+    @property
+    def _precision_is_open(self) -> bool:
+        """Whether this is a CPU with bf16 instructions, and nobody gives a format."""
+        is_given = "bf16" in self.config.training.method_settings
+        is_measured = self.config.training.mixed_precision is True and not is_given
+        return is_measured and self.device.type == "cpu" and self.arguments["bf16"] is True
 
     def describe_model(self, model: torch.nn.Module) -> JsonObject:
         """What the model is, for run.json, as of every run."""

@@ -3,16 +3,14 @@
 Threads wait for each other after every operation. A small model has many small ones, and where a
 waiting thread is slow to wake, as on many virtual machines, one thread trains it faster than two.
 A CPU with bf16 instructions multiplies faster in bf16, and converts more: small models may train
-faster in fp32. Some have the instructions, and multiply more slowly with them: one product shows
-it, in milliseconds, and bf16 is not tried. With the format goes the form of attention (see
-`packed_attention`).
+faster in fp32. Where it multiplies more slowly, bf16 is not tried (`product_choice`). With the
+format goes the form of attention (see `packed_attention`).
 
 Both decide the last digits, so they are decided once in the life of a run: checkpoints and run.json
 hold them, and whoever goes on computes the same.
 """
 
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,14 +18,20 @@ from dataclasses import dataclass
 import torch
 
 from infrastructure.core.shared_cores import THREADS_VARIABLE
-from infrastructure.optimization.gpu_capability import DTYPES
 from infrastructure.run.record_types import DecidedSetting
+from infrastructure.training.core.product_choice import (
+    MEASURED,
+    OTHER,
+    PRECISION,
+    USUAL,
+    ProductChoice,
+    measured_choice,
+)
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.sizing.batch_plan import USUAL_STEP
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
 from infrastructure.training.strategies.trial import is_own
 
-USUAL, OTHER = ("bf16", "fp32")
 LEAST_GAIN = 0.1  # a smaller one may be chance: then runs of the same kind compute alike
 # A program that is busy just now slows two threads down, and may end long before the training.
 LEAST_GAIN_OF_FEWER_THREADS = 0.2
@@ -36,41 +40,9 @@ LONG_SECONDS = 0.5
 TIMED_MICRO_BATCHES = 2  # of each candidate, after one that does not count
 # What is measured may take a fiftieth of the run: two formats, each with all threads and with half.
 WORTH_IT = 50 * 4 * (1 + TIMED_MICRO_BATCHES)
-# A product of one thread, which waits for nobody, takes a millisecond or two.
-PRODUCT_ROWS, PRODUCT_WIDTH, TIMED_PRODUCTS = 256, 512, 5
-LEAST_GAIN_OF_PRODUCTS = 0.2
-PRECISION, NUM_THREADS = "training.mixed_precision", "num_threads"
-MEASURED = "measured on this machine"
+NUM_THREADS = "num_threads"
 
 Candidate = tuple[str, int]  # the format, and the number of threads
-
-
-@dataclass(frozen=True)
-class ProductChoice:
-    """fp32 by a matrix product, which is what bf16 is for: the rest of it only costs time.
-
-    Attributes:
-        seconds: of a product by format, the least.
-    """
-
-    seconds: Mapping[str, float]
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether nothing else has to be tried."""
-        return self.seconds[OTHER] < (1 - LEAST_GAIN_OF_PRODUCTS) * self.seconds[USUAL]
-
-    def decided(self) -> dict[str, DecidedSetting]:
-        """For run.json, by key."""
-        return {PRECISION: {"value": OTHER, "origin": f"{MEASURED}: {self._measured()}"}}
-
-    def line(self) -> str:
-        """For people."""
-        return f"{PRECISION}: {OTHER} (measured: {self._measured()})"
-
-    def _measured(self) -> str:
-        in_fp32, in_bf16 = (f"{1000 * self.seconds[name]:.2g} ms" for name in (OTHER, USUAL))
-        return f"a matrix product takes {in_fp32}, and {in_bf16} in {USUAL}"
 
 
 @dataclass(frozen=True)
@@ -148,10 +120,9 @@ def choose_by_product(trainer: EnhancedTrainer) -> ProductChoice | None:
     """
     if not (_precision_is_open(trainer) and _multiplies_fp32(trainer)):
         return None
-    choice = ProductChoice(_product_seconds())
-    if not choice.is_clear:
-        return None
-    trainer.use_precision(OTHER)
+    choice = measured_choice()
+    if choice is not None:
+        trainer.use_precision(OTHER)
     return choice
 
 
@@ -179,33 +150,8 @@ def choose_by_trial(trainer: EnhancedTrainer) -> ComputeChoice | None:
     return choice
 
 
-@contextmanager
-def threads_restored() -> Iterator[None]:
-    """Inside, a training may choose its number of threads; afterwards it is what it was."""
-    before = torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _precision_is_open(trainer: EnhancedTrainer) -> bool:
     return trainer.training_config.mixed_precision is True and trainer.precision.name == USUAL
-
-
-def _product_seconds() -> dict[str, float]:
-    """Seconds of a matrix product by format, with one thread; the formats take turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in (USUAL, OTHER)}
-    with threads_restored():
-        torch.set_num_threads(1)
-        for _ in range(1 + TIMED_PRODUCTS):
-            for name, measured in seconds.items():
-                rows = torch.ones(PRODUCT_ROWS, PRODUCT_WIDTH, dtype=DTYPES[name])
-                weight = torch.ones(PRODUCT_WIDTH, PRODUCT_WIDTH, dtype=DTYPES[name])
-                start = time.perf_counter()
-                torch.mm(rows, weight)
-                measured.append(time.perf_counter() - start)
-    return {name: min(measured[1:]) for name, measured in seconds.items()}  # one loads kernels
 
 
 def _threads(count: int) -> str:

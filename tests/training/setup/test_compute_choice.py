@@ -14,14 +14,14 @@ from infrastructure.core.errors import CheckpointError
 from infrastructure.core.hardware import Processor
 from infrastructure.training import enhanced_trainer
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
-from infrastructure.training.core import precision
+from infrastructure.training.core import precision, product_choice
+from infrastructure.training.core.product_choice import threads_restored
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.setup import compute_choice
 from infrastructure.training.setup.compute_choice import (
     ComputeChoice,
     choose_by_product,
     choose_by_trial,
-    threads_restored,
 )
 from infrastructure.training.sizing.dry_run import DryRunStep, MicroCost
 from tests.training.small_runs import small_trainer
@@ -171,7 +171,7 @@ def test_fp32_is_taken_where_a_product_is_clearly_slower_in_bf16(
     make: MakeTrainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = {"bf16": 0.001, "fp32": 0.00079}
-    monkeypatch.setattr(compute_choice, "_product_seconds", lambda: seconds)
+    monkeypatch.setattr(product_choice, "product_seconds", lambda: seconds)
     trainer = make()
     choice = choose_by_product(trainer)
     assert choice is not None
@@ -187,7 +187,7 @@ def test_fp32_is_taken_where_a_product_is_clearly_slower_in_bf16(
 def test_only_threads_are_tried_where_a_product_decides_on_the_format(
     make: MakeTrainer, plant: Plant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compute_choice, "_product_seconds", lambda: {"bf16": 2.0, "fp32": 1.0})
+    monkeypatch.setattr(product_choice, "product_seconds", lambda: {"bf16": 2.0, "fp32": 1.0})
     tried = plant({("fp32", 4): 0.3, ("fp32", 2): 0.1, ("fp32", 1): 0.1})
     trainer = make()
     choose_by_product(trainer)
@@ -203,7 +203,7 @@ def test_a_product_decides_on_nothing_that_is_close_or_given(
     training: dict[str, Any],
     in_fp32: float,
 ) -> None:
-    monkeypatch.setattr(compute_choice, "_product_seconds", lambda: {"bf16": 1.0, "fp32": in_fp32})
+    monkeypatch.setattr(product_choice, "product_seconds", lambda: {"bf16": 1.0, "fp32": in_fp32})
     trainer = make(**training)
     assert choose_by_product(trainer) is None
     assert trainer.precision.name == "bf16"
@@ -213,7 +213,7 @@ def test_a_product_decides_on_nothing_that_is_close_or_given(
 def test_a_product_of_fp32_decides_for_no_other_weights(
     make: MakeTrainer, monkeypatch: pytest.MonkeyPatch, model: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(compute_choice, "_product_seconds", lambda: {"bf16": 2.0, "fp32": 1.0})
+    monkeypatch.setattr(product_choice, "product_seconds", lambda: {"bf16": 2.0, "fp32": 1.0})
     trainer = make()
     trainer.model_config = trainer.model_config.copy_with(**model, lora_config=LoraConfig())
     assert choose_by_product(trainer) is None
@@ -226,30 +226,10 @@ def test_a_product_of_fp32_decides_for_no_other_weights(
 def test_stacks_that_are_held_in_16_bits_stay_in_bf16(
     make: MakeTrainer, monkeypatch: pytest.MonkeyPatch, precision_of_stacks: str, name: str
 ) -> None:
-    monkeypatch.setattr(compute_choice, "_product_seconds", lambda: {"bf16": 2.0, "fp32": 1.0})
+    monkeypatch.setattr(product_choice, "product_seconds", lambda: {"bf16": 2.0, "fp32": 1.0})
     trainer = make(strategy="progressive", progressive={"new_stack_precision": precision_of_stacks})
     choose_by_product(trainer)
     assert trainer.precision.name == name
-
-
-@pytest.mark.usefixtures("four_threads")
-def test_a_product_is_measured_in_both_formats_with_one_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    multiplied: list[tuple[str, int]] = []
-    real = torch.mm
-
-    def watched(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        assert rows.dtype == weight.dtype
-        multiplied.append((str(rows.dtype), torch.get_num_threads()))
-        return real(rows, weight)
-
-    monkeypatch.setattr(torch, "mm", watched)
-    seconds = compute_choice._product_seconds()
-    assert set(seconds) == {"bf16", "fp32"}
-    assert all(0 < each < 1 for each in seconds.values())
-    assert multiplied == [("torch.bfloat16", 1), ("torch.float32", 1)] * 6
-    assert torch.get_num_threads() == 4
 
 
 @pytest.mark.usefixtures("four_threads")

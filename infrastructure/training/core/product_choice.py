@@ -1,0 +1,75 @@
+"""fp32 or bf16 on a CPU, by one matrix product: some CPUs have the instructions, and multiply more
+slowly with them."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from infrastructure.optimization.gpu_capability import DTYPES
+from infrastructure.run.record_types import DecidedSetting
+
+USUAL, OTHER = ("bf16", "fp32")
+# A product of one thread, which waits for nobody, takes a millisecond or two.
+PRODUCT_ROWS, PRODUCT_WIDTH, TIMED_PRODUCTS = 256, 512, 5
+LEAST_GAIN = 0.2
+PRECISION = "training.mixed_precision"
+MEASURED = "measured on this machine"
+
+
+@dataclass(frozen=True)
+class ProductChoice:
+    """fp32 by a matrix product, which is what bf16 is for: the rest of it only costs time.
+
+    Attributes:
+        seconds: of a product by format, the least.
+    """
+
+    seconds: Mapping[str, float]
+
+    def decided(self) -> dict[str, DecidedSetting]:
+        """For run.json, by key."""
+        return {PRECISION: {"value": OTHER, "origin": f"{MEASURED}: {self._measured()}"}}
+
+    def line(self) -> str:
+        """For people."""
+        return f"{PRECISION}: {OTHER} (measured: {self._measured()})"
+
+    def _measured(self) -> str:
+        in_fp32, in_bf16 = (f"{1000 * self.seconds[name]:.2g} ms" for name in (OTHER, USUAL))
+        return f"a matrix product takes {in_fp32}, and {in_bf16} in {USUAL}"
+
+
+def measured_choice() -> ProductChoice | None:
+    """fp32, where this CPU multiplies clearly more slowly in bf16; None: nothing is decided."""
+    seconds = product_seconds()
+    if seconds[OTHER] < (1 - LEAST_GAIN) * seconds[USUAL]:
+        return ProductChoice(seconds)
+    return None
+
+
+def product_seconds() -> dict[str, float]:
+    """Seconds of a matrix product by format, with one thread; the formats take turns."""
+    seconds: dict[str, list[float]] = {name: [] for name in (USUAL, OTHER)}
+    with threads_restored():
+        torch.set_num_threads(1)
+        for _ in range(1 + TIMED_PRODUCTS):
+            for name, measured in seconds.items():
+                rows = torch.ones(PRODUCT_ROWS, PRODUCT_WIDTH, dtype=DTYPES[name])
+                weight = torch.ones(PRODUCT_WIDTH, PRODUCT_WIDTH, dtype=DTYPES[name])
+                start = time.perf_counter()
+                torch.mm(rows, weight)
+                measured.append(time.perf_counter() - start)
+    return {name: min(measured[1:]) for name, measured in seconds.items()}  # one loads kernels
+
+
+@contextmanager
+def threads_restored() -> Iterator[None]:
+    """Inside, a training may choose its number of threads; afterwards it is what it was."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
