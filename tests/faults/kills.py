@@ -11,7 +11,7 @@ from tests.faults.kill_storm import MUTANTS
 from tests.faults.kill_storm_bridge import MUTANTS as BRIDGE_MUTANTS
 
 NUM_KILLS, NUM_MUTANT_KILLS, NUM_TRANSFORMERS_KILLS = 120, 15, 60
-NUM_BRIDGE_KILLS, NUM_BRIDGE_MUTANT_KILLS = 40, 4
+NUM_BRIDGE_KILLS, NUM_BRIDGE_MUTANT_KILLS = 40, 20
 
 
 def storm(*arguments: str, module: str = "kill_storm") -> Figures:

@@ -50,6 +50,7 @@ SETTINGS: dict[str, Any] = {
     "training.batch_size": 2,
     "training.gradient_accumulation": 2,
     "training.max_steps": 40,
+    "training.mixed_precision": False,  # else measured by each run that begins
     "training.checkpoint_frequency": 2,
     "training.validation_frequency": 10,
     "training.validation_prompts": 0,
