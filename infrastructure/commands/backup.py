@@ -26,13 +26,14 @@ from infrastructure.commands.arguments import (
     keys_of,
 )
 from infrastructure.commands.checkpoints import NOTHING, describe, verify_versions
-from infrastructure.commands.output import show
+from infrastructure.commands.output import progress, show
 from infrastructure.commands.parser import CommandParser, as_sentence
 from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.config.sources.environment import variable_of
+from infrastructure.core.console import Report
 from infrastructure.core.errors import StorageError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.hub import json_of
@@ -114,11 +115,12 @@ def create(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     is_finished = run.is_finished()
     backup.forget_status()  # what was told before does not count
     try:
-        if is_finished:
-            end = complete(backup, run.path, backup.options.finish_seconds)
-        else:
-            backup.finish()
-            end = Completion()
+        with Report(partial(progress, options.json)).waiting(partial(_waits_for, backup)):
+            if is_finished:
+                end = complete(backup, run.path, backup.options.finish_seconds)
+            else:
+                backup.finish()
+                end = Completion()
         status = backup.status()
     finally:
         backup.close()
@@ -134,6 +136,11 @@ def create(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     if is_safe:
         return ExitCode.DONE
     return ExitCode.NOT_CONFIRMED if is_finished else ExitCode.FAILED
+
+
+def _waits_for(backup: RunBackup) -> str:
+    problem = backup.status().problem
+    return f"waiting for the place{f': {problem}' if problem else ''}"
 
 
 def list_backups(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:

@@ -140,8 +140,16 @@ def unfinished_beside(config: DeploymentConfig) -> tuple[RunDirectory, list[str]
         if not {MODEL, DATA} & {*differing}:
             there = current_keys(recorded)
             both = ((key, there.get(key), wanted.get(key)) for key in differing)
-            return run, [f"{shown_name(k)} ({was} there, {now} here)" for k, was, now in both]
+            return run, [
+                f"{shown_name(key)} ({_as_written(was)} there, {_as_written(now)} here)"
+                for key, was, now in both
+            ]
     return None
+
+
+def _as_written(value: object) -> str:
+    """As a flag or a file has it: true, not True."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def wanted_beside(recorded: Mapping[str, object], config: DeploymentConfig) -> Mapping[str, object]:

@@ -301,6 +301,11 @@ def test_a_new_run_beside_an_unfinished_one_names_it(
         other.data.path = str(write_rows(tmp_path / "other.jsonl"))
         _, lines = deploy(other)
     assert not [line for line in lines if "of the same data" in line]
+    with monkeypatch.context() as patch:
+        stop_after(patch, 1)
+        _, lines = deploy(small_config(tmp_path, learning_rate=0.25, mixed_precision="fp32"))
+    [named] = [line for line in lines if f"run {fresh.name} of the same data" in line]
+    assert "it differs in mixed_precision (true there, fp32 here): temper" in named
 
 
 def test_what_is_wrong_with_the_device_comes_before_a_run_that_goes_on(

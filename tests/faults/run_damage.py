@@ -56,7 +56,7 @@ DEFECTS: dict[str, Callable[[], None]] = {
     "sums are not compared": _no_sums,
 }
 # Files that say nothing about a training: who holds a run, and how a copy stands at this moment.
-PASSING = ("lock", "backup.lock", "trained_by", "backup.json")
+PASSING = ("lock", "backup.lock", "backup.next.lock", "trained_by", "backup.json")
 # Files that each going on, or each end, writes anew.
 RENEWED = ("forecast.json", "summary.json", "report.html", "before.json")
 

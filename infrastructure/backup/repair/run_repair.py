@@ -179,9 +179,9 @@ class StoreRepair:
             self.local.objects.write_pack([data], manifest.hash_name)
         except (CheckpointError, StorageError, OSError) as failure:
             consequence = (
-                "an older checkpoint serves"
+                "this checkpoint cannot serve"
                 if pack in manifest.needed_packs
-                else "the training goes on without this copy"
+                else "no training needs it to go on"
             )
             text = f"{error} ({held}); {self._why(failure)}; {consequence}"
             return Repair(what, Outcome.LOST, text)

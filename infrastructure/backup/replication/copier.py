@@ -128,6 +128,11 @@ class Copier:
             and not self._publications
         )
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last try has, and it waits for the next one."""
+        return self._num_failures > 0
+
     def publish(self, what: Publication) -> None:
         """Copy a finished folder, when no version is left to copy; `status` tells when it is safe.
         What was asked for before under the same name is not copied any more."""

@@ -12,6 +12,7 @@ import os
 import resource
 import select
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,13 +28,14 @@ from infrastructure.backup.replication.status import (
     FINISHED,
     LEFT,
     LOCK_SUFFIX,
+    SUCCESSOR_SUFFIX,
     BackupStatus,
     write_status,
 )
 from infrastructure.backup.writer.writer_process import LOCK_FILE
 from infrastructure.core.error_place import described
 from infrastructure.core.kept_traceback import keep_traceback, traceback_file
-from infrastructure.core.lock import Lock
+from infrastructure.core.lock import Lock, is_held
 from infrastructure.core.redact import redact
 from infrastructure.core.stop_signals import ignore_stop_signals
 
@@ -96,6 +98,11 @@ class CopierSettings:
         return Retention(keep_last=self.keep, keep_best=1)
 
 
+def no_successor() -> bool:
+    """Of a copier that nobody can wait for."""
+    return False
+
+
 class StatusFile:
     """Writes a status when it says something new, and at most once a second when it counts on."""
 
@@ -124,8 +131,18 @@ def _without_counts(status: BackupStatus) -> BackupStatus:
     return replace(status, done_bytes=0, changed_at=None, state=state)
 
 
-def serve(copier: Copier, file: StatusFile, finish_seconds: float) -> None:
-    """Copy until the input has ended and the newest version is confirmed, or time is over."""
+def serve(
+    copier: Copier,
+    file: StatusFile,
+    finish_seconds: float,
+    is_succeeded: Callable[[], bool] = no_successor,
+) -> None:
+    """Copy until the input has ended and the newest version is confirmed, or time is over.
+
+    Args:
+        is_succeeded: whether the copier of a later training waits for this one. Its first try comes
+            at once, so what has only failed after its own training's end leaves the rest to it.
+    """
     ended_at: float | None = None
     begun = b""  # a line whose end has not come yet
     while True:
@@ -141,6 +158,9 @@ def serve(copier: Copier, file: StatusFile, finish_seconds: float) -> None:
                 copier.nudge()
             continue
         is_done = copier.is_done and not _is_written_to(copier.local)
+        if copier.has_failed and is_succeeded():
+            copier.close()
+            return
         if is_done or time.monotonic() - ended_at > finish_seconds:
             status = copier.status()
             file.write(replace(status, state=FINISHED if status.is_safe and is_done else LEFT))
@@ -206,8 +226,11 @@ def _copy(settings: CopierSettings) -> None:
     os.nice(NICENESS)
     path = Path(settings.status)
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = Lock(path.with_suffix(LOCK_SUFFIX))
+    successor_path = path.with_suffix(SUCCESSOR_SUFFIX)
+    lock, successor = Lock(path.with_suffix(LOCK_SUFFIX)), Lock(successor_path)
+    successor.take()
     lock.take()  # the copier of an earlier training, which still copies, goes first
+    successor.release()
     file = StatusFile(path)
     local = Store(Path(settings.store))
     copier = Copier(
@@ -218,7 +241,7 @@ def _copy(settings: CopierSettings) -> None:
         on_piece=lambda: file.show(copier.status()),
         on_fault=settings.keep_traceback,
     )
-    serve(copier, file, settings.finish_seconds)
+    serve(copier, file, settings.finish_seconds, lambda: is_held(successor_path) is True)
     lock.release()
 
 

@@ -17,6 +17,7 @@ from infrastructure.core.lock import is_held
 UNKNOWN, OFF, STARTING, GONE = "unknown", "off", "starting", "gone"
 FINISHED, LEFT, DOWN, RETRYING = "finished", "left", "down", "retrying"
 LOCK_SUFFIX = ".lock"  # beside the status: a copier holds it as long as it lives
+SUCCESSOR_SUFFIX = ".next.lock"  # the copier that waits for that one's end holds it
 STATES = {
     UNKNOWN: "no copy is recorded yet",
     OFF: "there is no place: versions lie on this machine only",
@@ -153,9 +154,11 @@ def short_words(status: BackupStatus, now: float) -> str:
         return "backup: fenced"
     if status.state == DOWN:
         return "backup: nothing is copied"
+    failing = ", copying fails" if status.state == RETRYING else ""
     if status.saved_at is None:
-        return "backup: nothing confirmed yet"
-    return f"backup: step {status.confirmed_step}, {age_words(now - status.saved_at)} old"
+        return f"backup: nothing confirmed yet{failing}"
+    age = age_words(now - status.saved_at)
+    return f"backup: step {status.confirmed_step}, {age} old{failing}"
 
 
 def age_words(seconds: float) -> str:

@@ -195,10 +195,12 @@ class CheckpointManager:
             log.warning("skipping a damaged checkpoint: %s", text)
         if name is not None:
             return self.store.manifest_path(name)
-        reason = "; ".join(damage) if damage else "no checkpoint was saved yet"
+        reason, advice = "; ".join(damage), "bring a whole one back (temper backup restore)"
+        if not damage:
+            reason = "no checkpoint was saved yet"
+            advice = "lower checkpoint_frequency where runs do not live long"
         raise CheckpointError(
-            f"nothing to resume from in {self.store.root}: {reason}; start a new run, with a"
-            " smaller checkpoint_frequency where runs do not live long"
+            f"nothing to resume from in {self.store.root}: {reason}; {advice}, or start a new run"
         )
 
 

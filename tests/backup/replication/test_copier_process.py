@@ -254,6 +254,37 @@ def test_the_copier_of_an_earlier_training_goes_first(rig: Rig) -> None:
     assert rig.status().state != "fenced"
 
 
+def test_one_whose_place_is_away_leaves_the_rest_to_that_of_the_next_training(rig: Rig) -> None:
+    """Which tries at once, when the place is back: the older one would come in minutes."""
+    folder = rig.place / "not"
+    rig.place = folder / "mounted"
+    name = commit(rig.store, 1)
+    first = rig.client()
+    first.start()
+    wait_for(lambda: rig.status().num_failures > 0)
+    first.close()
+    assert not first.wait(2.0), "nobody else would copy it"
+    second, third = rig.client(), rig.client()
+    second.start()
+    assert first.wait(PATIENCE_SECONDS)
+    second.close()  # a command that was broken off, and given again
+    folder.mkdir(parents=True)
+    third.start()
+    rig.wait_confirmed(name)
+    assert second.wait(PATIENCE_SECONDS)
+
+
+def test_one_whose_training_goes_on_leaves_the_place_to_nobody(rig: Rig) -> None:
+    rig.place = rig.place / "not/mounted"
+    commit(rig.store, 1)
+    first, second = rig.client(), rig.client()
+    first.start()
+    wait_for(lambda: rig.status().num_failures > 0)
+    second.start()
+    time.sleep(3.0)
+    assert first.process_id is not None
+
+
 def test_an_unreachable_place_blocks_nobody_and_is_reported_with_advice(rig: Rig) -> None:
     rig.place = rig.place / "not/mounted"
     client = rig.client()
@@ -266,6 +297,7 @@ def test_an_unreachable_place_blocks_nobody_and_is_reported_with_advice(rig: Rig
     wait_for(lambda: rig.status().error is not None)
     status = rig.status()
     assert status.state == "retrying"
+    assert short_words(status, time.time()) == "backup: nothing confirmed yet, copying fails"
     assert "connected" in str(status.advice) or "mount" in str(status.advice)
 
 

@@ -79,7 +79,7 @@ def test_a_damaged_random_state_ends_only_its_own_version(
     made: tuple[Path, torch.Tensor],
 ) -> None:
     output = again(made, "stopped", lambda run: flip(object_of(run, "random/")))
-    assert "random); there is no other copy; an older checkpoint serves" in output
+    assert "random); there is no other copy; this checkpoint cannot serve" in output
 
 
 def test_the_model_and_the_report_of_a_finished_training_come_back(
