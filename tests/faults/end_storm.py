@@ -606,7 +606,7 @@ def _does_not_complete(run: Any, copies: Any, seconds: float) -> dict[str, Any]:
 
 def _plant(name: str) -> None:
     if name == "not completed":
-        deploy_training.finished_before = _does_not_complete  # type: ignore[attr-defined]
+        deploy_training.complete_finished = _does_not_complete  # type: ignore[attr-defined]
     if name == "says confirmed":
         deploy_training.RunReplication.complete = (  # type: ignore[method-assign]
             lambda self, seconds, record: record()
@@ -641,10 +641,12 @@ def main() -> None:
     options = parser.parse_args()
     names = options.only.split(",") if options.only else list(CONFIGURATIONS)
     prepare(options.directory.resolve(), UNSLOTH in names)
-    if options.mutant:
-        _plant(options.mutant)
     storm = Storm(options.directory.resolve(), names, options.seed)
     storm.load()
+    if options.mutant:
+        for name in names:  # what they are compared with is without the defect
+            storm.reference(name)
+        _plant(options.mutant)
     started = time.monotonic()
     storm.go_on(options.kills)
     seconds = round(time.monotonic() - started, 1)
