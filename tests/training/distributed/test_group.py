@@ -173,7 +173,10 @@ def leaves_after_the_last_exchange(group: JoinedGroup) -> float:
 
 
 def test_who_leaves_after_the_last_exchange_is_not_missed() -> None:
-    assert results_of(start_ranks(2, leaves_after_the_last_exchange)) == [2.0, 2.0]
+    """A launcher holds the store, which outlives rank 0."""
+    port = free_port()
+    _holder = store_at(port, is_host=True)
+    assert results_of(start_ranks(2, leaves_after_the_last_exchange, port)) == [2.0, 2.0]
 
 
 def test_who_is_lost_is_named_in_time() -> None:
