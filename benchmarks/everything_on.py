@@ -18,7 +18,7 @@ many versions as hundreds: that of step 0 is one, and that of the last step come
 Everything off measures the same before it trains, which makes kernels that the first steps need,
 and computes in the same number format, with as many threads.
 
-Takes half an hour or more. Prints a page, and fails where the ratio is below 0.97.
+Takes twenty minutes or more. Prints a page, and fails where the ratio is below 0.97.
 """
 
 import argparse

@@ -28,6 +28,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import fsspec
 import psutil
@@ -606,7 +607,8 @@ def _does_not_complete(run: Any, copies: Any, seconds: float) -> dict[str, Any]:
 
 def _plant(name: str) -> None:
     if name == "not completed":
-        deploy_training.complete_finished = _does_not_complete  # type: ignore[attr-defined]
+        # unlike an assignment, this fails where the name is gone
+        mock.patch.object(deploy_training, "complete_finished", _does_not_complete).start()
     if name == "says confirmed":
         deploy_training.RunReplication.complete = (  # type: ignore[method-assign]
             lambda self, seconds, record: record()

@@ -141,7 +141,7 @@ class StoreRepair:
             try:
                 fetch_objects(self._require_remote(), manifest, self.local, run_files=False)
             except (CheckpointError, StorageError, OSError) as error:
-                reason = reason or f"{what}: {self._why(error)}; an older checkpoint serves"
+                reason = reason or f"{what}: {self._why(error)}; this checkpoint cannot serve"
                 continue
             if not reason:
                 text = f"{what} were fetched from {self.where}"

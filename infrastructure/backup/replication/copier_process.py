@@ -98,11 +98,6 @@ class CopierSettings:
         return Retention(keep_last=self.keep, keep_best=1)
 
 
-def no_successor() -> bool:
-    """Of a copier that nobody can wait for."""
-    return False
-
-
 class StatusFile:
     """Writes a status when it says something new, and at most once a second when it counts on."""
 
@@ -135,7 +130,7 @@ def serve(
     copier: Copier,
     file: StatusFile,
     finish_seconds: float,
-    is_succeeded: Callable[[], bool] = no_successor,
+    is_succeeded: Callable[[], bool],
 ) -> None:
     """Copy until the input has ended and the newest version is confirmed, or time is over.
 

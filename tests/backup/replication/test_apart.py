@@ -121,7 +121,7 @@ def test_parts_that_are_lost_are_named(store: Store, link: RemoteSession) -> Non
     commit_with_parts(store, link)
     (lost,) = StoreRepair(store, None).steps()
     assert lost.outcome is Outcome.LOST
-    assert "an older checkpoint serves" in lost.text
+    assert "this checkpoint cannot serve" in lost.text
 
 
 @pytest.mark.parametrize("num_faults", [FIRST_CALLS, 10**6])
