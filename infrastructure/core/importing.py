@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from infrastructure.core.transformers_imports import transformers_imported_lightly
+
 COLLECTED_AFTER = (50_000, 20, 10)
 
 
@@ -48,11 +50,13 @@ def may_freeze() -> bool:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Inside, no garbage is searched for."""
+    """Inside, no garbage is searched for, and transformers is imported without what nothing here
+    needs (`transformers_imports`)."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with transformers_imported_lightly():
+            yield
     finally:
         if _imports.are_frozen:
             gc.freeze()

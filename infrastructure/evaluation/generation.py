@@ -56,8 +56,8 @@ def generate_answers(
 ) -> list[Answer]:
     """One greedy answer to each question, in the order of the questions.
 
-    A batch may write as many tokens as its longest expected answer and a few more, so a model that
-    does not stop is cut there and counted as wrong.
+    An answer may have as many tokens as the expected one and a few more, so a model that does not
+    stop is cut there and counted as wrong.
 
     Args:
         max_tokens: the longest answer instead.
@@ -79,10 +79,10 @@ def generate_answers(
         poll()
         count(len(answers), len(questions))
         of_batch = [questions[i] for i in batch]
-        length = max_tokens or max(q.expected_length for q in of_batch) + ANSWER_MARGIN_TOKENS
+        lengths = [max_tokens or q.expected_length + ANSWER_MARGIN_TOKENS for q in of_batch]
         is_judged = bool(whole) and batch != whole
         written = _generate_batch(
-            model, tokenizer, of_batch, stop_token_ids, length, pictures, is_judged
+            model, tokenizer, of_batch, stop_token_ids, lengths, pictures, is_judged
         )
         answers.update(zip(batch, written, strict=True))
     model.train(was_training)
@@ -94,7 +94,7 @@ def _generate_batch(
     tokenizer: "PreTrainedTokenizerBase",
     questions: list[GenerationPrompt],
     stop_token_ids: list[int],
-    max_tokens: int,
+    lengths: list[int],
     pictures: PictureTokens | None,
     is_judged: bool,
 ) -> list[Answer]:
@@ -112,17 +112,18 @@ def _generate_batch(
         inputs = pictures.inputs(ids, [p for question in questions for p in question.pictures])
         given = {name: value.to(device) for name, value in inputs.items()}
     if is_judged:
-        given["stopping_criteria"] = [WrongAnswers(tokenizer, questions, width)]
+        given["stopping_criteria"] = [WrongAnswers(tokenizer, questions, width, lengths)]
     output = model.generate(
         input_ids=ids.to(device),
         attention_mask=mask.to(device),
-        max_new_tokens=max_tokens,
+        max_new_tokens=max(lengths),
         do_sample=False,
         pad_token_id=pad,
         eos_token_id=stop_token_ids,
         **given,
     )
-    rows = [(row, before_stop(row, stop_token_ids)) for row in output[:, width:].tolist()]
+    cut = [row[:length] for row, length in zip(output[:, width:].tolist(), lengths, strict=True)]
+    rows = [(row, before_stop(row, stop_token_ids)) for row in cut]
     texts = tokenizer.batch_decode([written for _, written in rows], skip_special_tokens=True)
     return [
         Answer(question, text, is_cut=len(written) == len(row))
@@ -131,14 +132,15 @@ def _generate_batch(
 
 
 class WrongAnswers:
-    """Ends the answers of a batch that no further token can make exact: one of transformers'
-    stopping criteria.
+    """Ends the answers of a batch that no further token can make exact, or that are as long as they
+    may be: one of transformers' stopping criteria.
 
     White space is left out of the comparison, and so are the last characters, since how a token is
     spelled may depend on the next one.
 
     Args:
         width: tokens of the prompts.
+        lengths: the most tokens of each answer.
     """
 
     def __init__(
@@ -146,20 +148,24 @@ class WrongAnswers:
         tokenizer: "PreTrainedTokenizerBase",
         questions: Sequence[GenerationPrompt],
         width: int,
+        lengths: Sequence[int],
     ) -> None:
         self.tokenizer, self.width = tokenizer, width
+        self.lengths = torch.tensor(lengths)
         self.expected = ["".join(question.expected.split()) for question in questions]
-        self.is_wrong = torch.zeros(len(questions), dtype=torch.bool)
+        self.is_over = torch.zeros(len(questions), dtype=torch.bool)
 
     def __call__(self, input_ids: torch.Tensor, _scores: object, **_more: object) -> torch.Tensor:
         """Which answers end, (B,) bool."""
-        if (input_ids.shape[1] - self.width) % LOOKED_AT_EVERY == 0:
+        num_written = input_ids.shape[1] - self.width
+        self.is_over |= self.lengths <= num_written
+        if num_written % LOOKED_AT_EVERY == 0:
             written = self.tokenizer.batch_decode(
                 input_ids[:, self.width :].tolist(), skip_special_tokens=True
             )
             for row, (text, expected) in enumerate(zip(written, self.expected, strict=True)):
-                self.is_wrong[row] |= not expected.startswith(_sure_part(text))
-        return self.is_wrong.to(input_ids.device)
+                self.is_over[row] |= not expected.startswith(_sure_part(text))
+        return self.is_over.to(input_ids.device)
 
 
 def _sure_part(text: str) -> str:

@@ -73,10 +73,24 @@ def test_an_answer_that_cannot_be_exact_ends_and_no_other_does(loaded: tuple[Any
 )
 def test_what_may_still_change_is_not_judged(expected: str, written: str, is_wrong: bool) -> None:
     tokenizer: Any = SimpleNamespace(batch_decode=lambda ids, **_: [written])
-    judge = WrongAnswers(tokenizer, [question([1], expected)], width=1)
+    judge = WrongAnswers(tokenizer, [question([1], expected)], width=1, lengths=[100])
     assert not judge(torch.zeros(1, 4), None).any()  # it looks at every fourth token
     assert judge(torch.zeros(1, 5), None).tolist() == [is_wrong]
     assert judge(torch.zeros(1, 6), None).tolist() == [is_wrong]
+
+
+def test_an_answer_ends_at_its_own_length_whatever_the_others_may_have() -> None:
+    tokenizer: Any = SimpleNamespace(batch_decode=lambda ids, **_: [""] * len(ids))
+    judge = WrongAnswers(tokenizer, [question([1])] * 2, width=1, lengths=[5, 9])
+    ended = [judge(torch.zeros(2, 1 + length), None).tolist() for length in (4, 5, 8, 9)]
+    assert ended == [[False, False], [True, False], [True, False], [True, True]]
+
+
+def test_a_longer_neighbour_does_not_lengthen_an_answer(loaded: tuple[Any, Any]) -> None:
+    long = replace(QUESTIONS[1], expected_length=40)
+    alone = generate_answers(*loaded, [QUESTIONS[0]], [2])[0]
+    assert alone.is_cut
+    assert generate_answers(*loaded, [long, QUESTIONS[0]], [2])[1] == alone
 
 
 def test_a_model_with_a_way_of_its_own_to_write_is_not_stopped(loaded: tuple[Any, Any]) -> None:

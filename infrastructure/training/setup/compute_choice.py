@@ -37,7 +37,7 @@ LEAST_GAIN = 0.1  # a smaller one may be chance: then runs of the same kind comp
 LEAST_GAIN_OF_FEWER_THREADS = 0.2
 # Operations of a longer micro-batch are large: what threads wait for each other is little of it.
 LONG_SECONDS = 0.5
-TIMED_MICRO_BATCHES = 2  # of each candidate, after one that does not count
+TIMED_MICRO_BATCHES = 2  # of each candidate, after one that loads kernels
 # What is measured may take a fiftieth of the run: two formats, each with all threads and with half.
 WORTH_IT = 50 * 4 * (1 + TIMED_MICRO_BATCHES)
 NUM_THREADS = "num_threads"
@@ -141,7 +141,8 @@ def choose_by_trial(trainer: EnhancedTrainer) -> ComputeChoice | None:
     if _num_micro_batches(trainer) < WORTH_IT:
         return None
     with _timing(trainer) as seconds:
-        halves = threads_are_open and not _is_long(seconds)
+        is_long = _is_long(seconds)
+        halves = threads_are_open and not is_long
         if not (halves or is_open):
             return None
         choice = ComputeChoice(_compared(trainer, seconds, precisions, most, halves=halves))
@@ -221,13 +222,16 @@ def _compared(
 
 
 def _in_turns(
-    trainer: EnhancedTrainer, candidates: Sequence[Candidate], seconds: Callable[[], float]
+    trainer: EnhancedTrainer, candidates: list[Candidate], seconds: Callable[[], float]
 ) -> dict[Candidate, float]:
-    """Seconds of a micro-batch of each of the candidates, which take turns."""
+    """Seconds of a micro-batch of each of the candidates, which take turns; of the first one, whose
+    kernels are loaded, none is left out."""
     measured: dict[Candidate, list[float]] = {candidate: [] for candidate in candidates}
-    for _ in range(1 + TIMED_MICRO_BATCHES):
-        for precision, num_threads in candidates:
-            trainer.use_num_threads(num_threads)
-            trainer.use_precision(precision)
-            measured[precision, num_threads].append(seconds())
-    return {candidate: min(of[1:]) for candidate, of in measured.items()}
+    first, *others = candidates
+    for precision, num_threads in (*others, *candidates * TIMED_MICRO_BATCHES):
+        trainer.use_num_threads(num_threads)
+        trainer.use_precision(precision)
+        measured[precision, num_threads].append(seconds())
+    return {
+        candidate: min(of if candidate == first else of[1:]) for candidate, of in measured.items()
+    }

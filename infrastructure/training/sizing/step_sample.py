@@ -20,7 +20,7 @@ from infrastructure.training.sizing.dry_run import DryRunStep
 # What a measurement may take of the training that it is for, and at most. Of a short training a few
 # micro-batches are a large share, and fewer of them would say little.
 SHARE_OF_TRAINING, SHARE_OF_A_SHORT_ONE = 0.005, 0.1
-SHORT_SECONDS, MOST_SECONDS = 0.3, 4.0
+SHORT_SECONDS, MOST_SECONDS = 0.2, 4.0
 # Of the times, from either end: no hiccup of the machine is taken for a thousand steps.
 LEFT_OUT = 0.1
 # Micro-batches whose sizes are drawn; more of them have hardly any further sizes.

@@ -1,0 +1,129 @@
+"""transformers imported without what takes long in it and nothing here needs.
+
+With every model it imports two libraries for one function each: scipy for losses of object
+detection, and torchao to save weights that it has quantized. They are imported when the function
+is called. And it reads the source of all of its models twice, to list what is in it: once is
+enough. Together that is half a second of every start.
+"""
+
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+@contextmanager
+def transformers_imported_lightly() -> Iterator[None]:
+    """Inside, whoever imports transformers, or more of it, does so faster."""
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+@contextmanager
+def _function_deferred(library: str, function: str, _importer: ModuleType) -> Iterator[None]:
+    """Inside, `function` is imported from `library` without importing that."""
+    if library in sys.modules:
+        yield
+        return
+    stand_in = _StandIn(library, function)
+    sys.modules[library] = stand_in
+    try:
+        yield
+    finally:
+        if sys.modules.get(library) is stand_in:
+            del sys.modules[library]
+
+
+@contextmanager
+def _models_read_once(import_utils: ModuleType) -> Iterator[None]:
+    """Afterwards the package of all models has one name where it is read: `read` keeps what it has
+    read, and takes the folder as well as the file `__init__.py` in it."""
+    yield
+    name = "create_import_structure_from_path"
+    read = getattr(import_utils, name, None)
+    if read is None:  # another version of transformers
+        return
+
+    @functools.wraps(read)
+    def read_once(path: str | os.PathLike[str]) -> Any:
+        folder = Path(path)
+        return read(str(folder.parent if folder.is_file() else folder))
+
+    setattr(import_utils, name, read_once)
+
+
+# By the module, or the package of modules, that is imported: what is done around its code.
+AROUND: dict[str, Callable[[ModuleType], AbstractContextManager[None]]] = {
+    "transformers.loss": functools.partial(
+        _function_deferred, "scipy.optimize", "linear_sum_assignment"
+    ),
+    "transformers.quantizers.quantizer_torchao": functools.partial(
+        _function_deferred,
+        "torchao.prototype.safetensors.safetensors_support",
+        "flatten_tensor_state_dict",
+    ),
+    "transformers.utils.import_utils": _models_read_once,
+}
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        around = AROUND.get(fullname) or AROUND.get(fullname.rpartition(".")[0])
+        if around is None:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, around)
+        return spec
+
+
+class _Loader(Loader):
+    def __init__(
+        self, loader: Loader, around: Callable[[ModuleType], AbstractContextManager[None]]
+    ) -> None:
+        self.loader, self.around = loader, around
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__loader__ = module.__spec__.loader = self.loader  # as anybody else sees it
+        with self.around(module):
+            self.loader.exec_module(module)
+
+
+class _StandIn(ModuleType):
+    """A module that has one function, and becomes the real one where anything of it is used."""
+
+    def __init__(self, library: str, function: str) -> None:
+        super().__init__(library)
+        setattr(self, function, functools.partial(_call, library, function))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # Python itself: is it a package?
+            raise AttributeError(name)
+        return getattr(_real(self.__name__), name)
+
+
+def _call(library: str, function: str, *arguments: Any, **named: Any) -> Any:
+    return getattr(_real(library), function)(*arguments, **named)
+
+
+def _real(library: str) -> ModuleType:
+    if isinstance(sys.modules.get(library), _StandIn):
+        del sys.modules[library]
+    return importlib.import_module(library)
