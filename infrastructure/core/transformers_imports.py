@@ -2,21 +2,27 @@
 
 With every model it imports two libraries for one function each: scipy for losses of object
 detection, and torchao to save weights that it has quantized. They are imported when the function
-is called. And it reads the source of all of its models twice, to list what is in it: once is
-enough. Together that is half a second of every start.
+is called. It reads the source of all of its models twice, to list what is in it: once is enough.
+And it reads what every package on the machine is made of, to look up three of them. Together that
+is a second of every start, and more where many packages are installed.
 """
 
 import functools
-import importlib
+import importlib.metadata
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+# Packages that nothing else is installed with; transformers looks them up at every start.
+ALONE = ("torch", "accelerate", "torchao")
+
+read_distributions = importlib.metadata.packages_distributions
 
 
 @contextmanager
@@ -46,10 +52,15 @@ def _function_deferred(library: str, function: str, _importer: ModuleType) -> It
 
 
 @contextmanager
-def _models_read_once(import_utils: ModuleType) -> Iterator[None]:
-    """Afterwards the package of all models has one name where it is read: `read` keeps what it has
-    read, and takes the folder as well as the file `__init__.py` in it."""
-    yield
+def _read_once(import_utils: ModuleType) -> Iterator[None]:
+    """Inside, what packages are made of is read when it is looked up; afterwards the package of all
+    models has one name where it is read: `read` keeps what it has read, and takes the folder as
+    well as the file `__init__.py` in it."""
+    importlib.metadata.packages_distributions = Distributions
+    try:
+        yield
+    finally:
+        importlib.metadata.packages_distributions = read_distributions
     name = "create_import_structure_from_path"
     read = getattr(import_utils, name, None)
     if read is None:  # another version of transformers
@@ -63,6 +74,35 @@ def _models_read_once(import_utils: ModuleType) -> Iterator[None]:
     setattr(import_utils, name, read_once)
 
 
+class Distributions(Mapping[str, list[str]]):
+    """What `importlib.metadata.packages_distributions` returns: by the name of a package, the names
+    of what it was installed with. All of them are read when one is looked up that need not be of
+    one name."""
+
+    def __getitem__(self, package: str) -> list[str]:
+        if package in ALONE and _is_distribution(package):
+            return [package]
+        return self._all[package]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @functools.cached_property
+    def _all(self) -> Mapping[str, list[str]]:
+        return read_distributions()
+
+
+def _is_distribution(name: str) -> bool:
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
 # By the module, or the package of modules, that is imported: what is done around its code.
 AROUND: dict[str, Callable[[ModuleType], AbstractContextManager[None]]] = {
     "transformers.loss": functools.partial(
@@ -73,7 +113,7 @@ AROUND: dict[str, Callable[[ModuleType], AbstractContextManager[None]]] = {
         "torchao.prototype.safetensors.safetensors_support",
         "flatten_tensor_state_dict",
     ),
-    "transformers.utils.import_utils": _models_read_once,
+    "transformers.utils.import_utils": _read_once,
 }
 
 

@@ -105,3 +105,34 @@ def test_another_version_of_transformers_is_left_as_it_is() -> None:
         assert not hasattr(other, "create_import_structure_from_path")
         """
     )
+
+
+def test_what_packages_are_made_of_is_read_when_it_is_looked_up() -> None:
+    run_alone(
+        """
+        from importlib import metadata
+        read = metadata.packages_distributions
+        with importing():
+            from transformers.utils import import_utils
+        assert metadata.packages_distributions is read
+        distributions = import_utils.PACKAGE_DISTRIBUTION_MAPPING
+        everything = read()
+        assert "_all" not in vars(distributions)
+        assert distributions.get("torch", []) == everything["torch"]
+        assert "_all" not in vars(distributions)
+        assert distributions.get("PIL", []) == everything["PIL"]  # of another name
+        assert distributions.get("nothing of that name", []) == []
+        assert dict(distributions) == everything
+        assert len(distributions) == len(everything)
+        """
+    )
+
+
+def test_a_package_without_a_name_of_its_own_is_searched_for() -> None:
+    run_alone(
+        """
+        from infrastructure.core import transformers_imports
+        transformers_imports.ALONE = ("PIL",)  # whose distribution is pillow
+        assert "pillow" in map(str.lower, transformers_imports.Distributions()["PIL"])
+        """
+    )
