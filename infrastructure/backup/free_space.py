@@ -30,9 +30,9 @@ def require_free_space(where: str, store: Store, keep: int, bytes_per_version: i
     if free is None:
         return f"{text}; how much is free is not known"
     if free < needed:
-        raise StorageError(
-            f"{text}, {_size(free)} are free: make room, or set training.keep_checkpoints lower"
-        )
+        fits_one = free >= bytes_per_version + SLACK_BYTES
+        lower = ", or set training.keep_checkpoints lower" if num_more > 1 and fits_one else ""
+        raise StorageError(f"{text}, {_size(free)} are free: make room{lower}")
     return f"{text}, {_size(free)} are free"
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ANSWER_MARGIN_TOKENS = 8
 LOOKED_AT_EVERY = 4  # tokens of an answer that has to be exact
+# Of a batch of short prompts: a step of few tokens takes as long as one of more.
+BATCH_TOKENS = 3072
 UNSURE_CHARACTERS = 4  # at the end of what is written so far: the next token may change them
 
 
@@ -60,6 +62,7 @@ def generate_answers(
     stop is cut there and counted as wrong.
 
     Args:
+        batch_size: questions in a batch; more of them where all are short.
         max_tokens: the longest answer instead.
         poll: is called between two batches, and may raise.
         count: is given before each batch how many answers are written, of how many.
@@ -74,19 +77,44 @@ def generate_answers(
     model.eval()
     whole = [0] if only_exact and questions and _can_be_stopped(model) else []
     others = [number for number in by_length if number not in whole]
-    starts = range(0, len(others), batch_size)
-    for batch in filter(None, [whole, *(others[start : start + batch_size] for start in starts)]):
+    lengths = [max_tokens or q.expected_length + ANSWER_MARGIN_TOKENS for q in questions]
+    num_tokens = [len(q.prompt_ids) + most for q, most in zip(questions, lengths, strict=True)]
+    batches = [whole] if whole else []
+    for batch in batches + _batches(others, num_tokens, batch_size):
         poll()
         count(len(answers), len(questions))
-        of_batch = [questions[i] for i in batch]
-        lengths = [max_tokens or q.expected_length + ANSWER_MARGIN_TOKENS for q in of_batch]
         is_judged = bool(whole) and batch != whole
         written = _generate_batch(
-            model, tokenizer, of_batch, stop_token_ids, lengths, pictures, is_judged
+            model,
+            tokenizer,
+            [questions[i] for i in batch],
+            stop_token_ids,
+            [lengths[i] for i in batch],
+            pictures,
+            is_judged,
         )
         answers.update(zip(batch, written, strict=True))
     model.train(was_training)
     return [answers[number] for number in range(len(questions))]
+
+
+def _batches(numbers: Sequence[int], num_tokens: Sequence[int], batch_size: int) -> list[list[int]]:
+    """The questions of these numbers in their order, `batch_size` at once, and as many as there may
+    be of short ones.
+
+    Args:
+        num_tokens: of each question and its longest answer.
+    """
+    batches: list[list[int]] = [[]]
+    longest = 0
+    for number in numbers:
+        longest = max(longest, num_tokens[number])
+        num_more = len(batches[-1]) + 1
+        if num_more > batch_size and num_more * longest > BATCH_TOKENS:
+            batches.append([])
+            longest = num_tokens[number]
+        batches[-1].append(number)
+    return [batch for batch in batches if batch]
 
 
 def _generate_batch(

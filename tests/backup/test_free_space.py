@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.backup.backends import open_place
+from infrastructure.backup.format.objects import SLACK_BYTES
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.free_space import require_free_space
 from infrastructure.core.errors import StorageError
@@ -23,3 +24,14 @@ def test_free_space_is_reported_and_required_here_and_at_a_place(
     assert "are free" in sentence
     with pytest.raises(StorageError, match="make room"):
         require_free_space("there", store, 2, 1 << 60)
+
+
+def test_fewer_checkpoints_are_advised_where_that_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path / "run" / "checkpoints")
+    size = 100 << 20
+    for free, advice in ((SLACK_BYTES + 2 * size, "lower"), (SLACK_BYTES, "make room")):
+        monkeypatch.setattr(type(store.operations), "free_bytes", lambda *_, free=free: free)
+        with pytest.raises(StorageError, match=f"{advice}$"):
+            require_free_space("there", store, 2, size)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from infrastructure.evaluation import generation
 from infrastructure.evaluation.generation import (
     Answer,
     WrongAnswers,
@@ -33,8 +34,9 @@ def loaded(saved_llama: Path) -> tuple[Any, Any]:
 
 
 def test_answers_come_in_the_order_of_the_questions_whatever_the_batch(
-    loaded: tuple[Any, Any],
+    loaded: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(generation, "BATCH_TOKENS", 1)
     alone = [generate_answers(*loaded, [q], [2])[0].text for q in QUESTIONS]
     counts: list[tuple[int, int]] = []
     answers = generate_answers(
@@ -44,6 +46,24 @@ def test_answers_come_in_the_order_of_the_questions_whatever_the_batch(
     assert together == alone
     assert counts == [(0, len(QUESTIONS)), (3, len(QUESTIONS))]
     assert len(set(together)) > 1
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "sizes"),
+    [
+        ([], []),
+        ([1000] * 70, [32, 32, 6]),  # as many as were asked for, however long
+        ([100] * 70, [32, 32, 6]),
+        ([48] * 130, [64, 64, 2]),
+        ([12] * 200, [200]),
+        ([12] * 100 + [48] * 10, [100, 10]),  # all of a batch are as long as its longest
+        ([48, *[12] * 100], [64, 37]),
+    ],
+)
+def test_short_questions_are_answered_more_at_once(num_tokens: list[int], sizes: list[int]) -> None:
+    batches = generation._batches(range(len(num_tokens)), num_tokens, 32)
+    assert [len(batch) for batch in batches] == sizes
+    assert [number for batch in batches for number in batch] == list(range(len(num_tokens)))
 
 
 def test_an_answer_that_cannot_be_exact_ends_and_no_other_does(loaded: tuple[Any, Any]) -> None:

@@ -125,6 +125,16 @@ def test_a_wrong_letter_is_answered_with_the_run_that_was_meant(tmp_path: Path) 
         raise ValueError(other)
 
 
+def test_where_no_run_is_a_wrong_name_is_not_taken_for_a_model_s_alone(tmp_path: Path) -> None:
+    for name, end in (
+        ("my-run", f"; there is no run of that name in {tmp_path} either"),
+        ("owner/name", "a hub name such as owner/name)"),
+    ):
+        with pytest.raises(ValueError, match=NOT_HERE) as raised, naming_runs(tmp_path):
+            raise ValueError(not_found(name, hub_reachable=False))
+        assert str(raised.value).endswith(end)
+
+
 def test_runs_are_listed_as_the_wrong_name_is_spelled(tmp_path: Path) -> None:
     run = write_run(tmp_path / "runs", "20260102-030405-small")
     (run / RUN_FILE).write_text(json.dumps({"config": {"run_name": {"value": "first"}}}))
