@@ -1,10 +1,11 @@
 """transformers imported without what takes long in it and nothing here needs.
 
-With every model it imports two libraries for one function each: scipy for losses of object
-detection, and torchao to save weights that it has quantized. They are imported when the function
-is called. It reads the source of all of its models twice, to list what is in it: once is enough.
-And it reads what every package on the machine is made of, to look up three of them. Together that
-is a second of every start, and more where many packages are installed.
+With every model it imports libraries, where they are installed, for one function each: scipy for
+losses of object detection, torchao to save weights that it has quantized, scikit-learn for assisted
+generation. They are imported when the function is called. It reads the source of all of its models
+twice, to list what is in it: once is enough. And it reads what every package on the machine is made
+of, to look up three of them. Together that is a second of every start, and more where many packages
+are installed.
 """
 
 import functools
@@ -112,6 +113,9 @@ AROUND: dict[str, Callable[[ModuleType], AbstractContextManager[None]]] = {
         _function_deferred,
         "torchao.prototype.safetensors.safetensors_support",
         "flatten_tensor_state_dict",
+    ),
+    "transformers.generation.candidate_generator": functools.partial(
+        _function_deferred, "sklearn.metrics", "roc_curve"
     ),
     "transformers.utils.import_utils": _read_once,
 }

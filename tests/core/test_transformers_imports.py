@@ -4,7 +4,7 @@ import subprocess
 import sys
 import textwrap
 
-SLOW = '("scipy.optimize", "torchao")'
+SLOW = '("scipy.optimize", "sklearn", "torchao")'
 
 
 def run_alone(code: str) -> str:
@@ -121,6 +121,7 @@ def test_what_packages_are_made_of_is_read_when_it_is_looked_up() -> None:
         assert distributions.get("torch", []) == everything["torch"]
         assert "_all" not in vars(distributions)
         assert distributions.get("PIL", []) == everything["PIL"]  # of another name
+        assert "_all" in vars(distributions)
         assert distributions.get("nothing of that name", []) == []
         assert dict(distributions) == everything
         assert len(distributions) == len(everything)
