@@ -58,17 +58,18 @@ def generate_answers(
 ) -> list[Answer]:
     """One greedy answer to each question, in the order of the questions.
 
-    An answer may have as many tokens as the expected one and a few more, so a model that does not
-    stop is cut there and counted as wrong.
+    A batch may write as many tokens as its longest expected answer and a few more, so a model that
+    does not stop is cut there and counted as wrong.
 
     Args:
-        batch_size: questions in a batch; more of them where all are short.
+        batch_size: questions in a batch; more of them where all are short and have no pictures.
         max_tokens: the longest answer instead.
         poll: is called between two batches, and may raise.
         count: is given before each batch how many answers are written, of how many.
         pictures: what makes pixels of those of the questions; None: they have none.
         only_exact: nothing else is asked of the answers but whether they are exact: one that
-            cannot become so any more ends there. The first one is whole, to be shown.
+            cannot become so any more, or is longer than the expected one by those few tokens, ends
+            there. The first one is whole, to be shown.
     """
     questions = list(questions)
     by_length = sorted(range(len(questions)), key=lambda i: len(questions[i].prompt_ids))
@@ -80,27 +81,25 @@ def generate_answers(
     lengths = [max_tokens or q.expected_length + ANSWER_MARGIN_TOKENS for q in questions]
     num_tokens = [len(q.prompt_ids) + most for q, most in zip(questions, lengths, strict=True)]
     batches = [whole] if whole else []
-    for batch in batches + _batches(others, num_tokens, batch_size):
+    batch_tokens = BATCH_TOKENS if pictures is None else 0
+    for batch in batches + _batches(others, num_tokens, batch_size, batch_tokens):
         poll()
         count(len(answers), len(questions))
+        of_batch, most = [questions[i] for i in batch], [lengths[i] for i in batch]
         is_judged = bool(whole) and batch != whole
         written = _generate_batch(
-            model,
-            tokenizer,
-            [questions[i] for i in batch],
-            stop_token_ids,
-            [lengths[i] for i in batch],
-            pictures,
-            is_judged,
+            model, tokenizer, of_batch, stop_token_ids, most, pictures, is_judged
         )
         answers.update(zip(batch, written, strict=True))
     model.train(was_training)
     return [answers[number] for number in range(len(questions))]
 
 
-def _batches(numbers: Sequence[int], num_tokens: Sequence[int], batch_size: int) -> list[list[int]]:
-    """The questions of these numbers in their order, `batch_size` at once, and as many as there may
-    be of short ones.
+def _batches(
+    numbers: Sequence[int], num_tokens: Sequence[int], batch_size: int, batch_tokens: int
+) -> list[list[int]]:
+    """The questions of these numbers in their order, `batch_size` at once, and more where they are
+    so short that a batch has at most `batch_tokens`.
 
     Args:
         num_tokens: of each question and its longest answer.
@@ -110,7 +109,7 @@ def _batches(numbers: Sequence[int], num_tokens: Sequence[int], batch_size: int)
     for number in numbers:
         longest = max(longest, num_tokens[number])
         num_more = len(batches[-1]) + 1
-        if num_more > batch_size and num_more * longest > BATCH_TOKENS:
+        if num_more > batch_size and num_more * longest > batch_tokens:
             batches.append([])
             longest = num_tokens[number]
         batches[-1].append(number)
@@ -144,14 +143,13 @@ def _generate_batch(
     output = model.generate(
         input_ids=ids.to(device),
         attention_mask=mask.to(device),
-        max_new_tokens=max(lengths),
+        max_new_tokens=max(lengths),  # where nothing ends it before
         do_sample=False,
         pad_token_id=pad,
         eos_token_id=stop_token_ids,
         **given,
     )
-    cut = [row[:length] for row, length in zip(output[:, width:].tolist(), lengths, strict=True)]
-    rows = [(row, before_stop(row, stop_token_ids)) for row in cut]
+    rows = [(row, before_stop(row, stop_token_ids)) for row in output[:, width:].tolist()]
     texts = tokenizer.batch_decode([written for _, written in rows], skip_special_tokens=True)
     return [
         Answer(question, text, is_cut=len(written) == len(row))

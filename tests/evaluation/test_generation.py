@@ -58,12 +58,27 @@ def test_answers_come_in_the_order_of_the_questions_whatever_the_batch(
         ([12] * 200, [200]),
         ([12] * 100 + [48] * 10, [100, 10]),  # all of a batch are as long as its longest
         ([48, *[12] * 100], [64, 37]),
+        ([100] * 32 + [12] * 200, [32, 200]),
     ],
 )
 def test_short_questions_are_answered_more_at_once(num_tokens: list[int], sizes: list[int]) -> None:
-    batches = generation._batches(range(len(num_tokens)), num_tokens, 32)
+    batches = generation._batches(range(len(num_tokens)), num_tokens, 32, 3072)
     assert [len(batch) for batch in batches] == sizes
     assert [number for batch in batches for number in batch] == list(range(len(num_tokens)))
+
+
+def test_pictures_do_not_lie_in_larger_batches(loaded: tuple[Any, Any]) -> None:
+    counts: list[tuple[int, int]] = []
+    pictures: Any = SimpleNamespace(inputs=lambda ids, of_questions: {})
+    generate_answers(
+        *loaded,
+        QUESTIONS,
+        [2],
+        batch_size=3,
+        pictures=pictures,
+        count=lambda *numbers: counts.append(numbers),
+    )
+    assert counts == [(0, 4), (3, 4)]
 
 
 def test_an_answer_that_cannot_be_exact_ends_and_no_other_does(loaded: tuple[Any, Any]) -> None:
@@ -106,11 +121,19 @@ def test_an_answer_ends_at_its_own_length_whatever_the_others_may_have() -> None
     assert ended == [[False, False], [True, False], [True, False], [True, True]]
 
 
-def test_a_longer_neighbour_does_not_lengthen_an_answer(loaded: tuple[Any, Any]) -> None:
+def test_an_answer_may_be_as_long_as_the_longest_expected_one_of_its_batch(
+    loaded: tuple[Any, Any],
+) -> None:
+    """It may be right in other words; one that has to be exact has its own length."""
+    _, tokenizer = loaded
     long = replace(QUESTIONS[1], expected_length=40)
     alone = generate_answers(*loaded, [QUESTIONS[0]], [2])[0]
     assert alone.is_cut
-    assert generate_answers(*loaded, [long, QUESTIONS[0]], [2])[1] == alone
+    beside = generate_answers(*loaded, [long, QUESTIONS[0]], [2])[1]
+    assert beside.text.startswith(alone.text)
+    assert len(tokenizer(beside.text).input_ids) > 2 * len(tokenizer(alone.text).input_ids)
+    exact = replace(QUESTIONS[0], expected=alone.text)
+    assert generate_answers(*loaded, [long, exact, long], [2], only_exact=True)[1].is_exact
 
 
 def test_a_model_with_a_way_of_its_own_to_write_is_not_stopped(loaded: tuple[Any, Any]) -> None:
