@@ -34,7 +34,8 @@ def transformers_imported_lightly() -> Iterator[None]:
     try:
         yield
     finally:
-        sys.meta_path.remove(finder)
+        if finder in sys.meta_path:  # what was imported may have put others in its place
+            sys.meta_path.remove(finder)
 
 
 @contextmanager

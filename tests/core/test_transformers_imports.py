@@ -94,6 +94,20 @@ def test_the_models_are_read_once() -> None:
     )
 
 
+def test_finders_are_as_they_were_afterwards_whatever_was_imported() -> None:
+    run_alone(
+        """
+        finders = list(sys.meta_path)
+        with importing():
+            assert len(sys.meta_path) == len(finders) + 1
+        assert sys.meta_path == finders
+        with importing():
+            sys.meta_path[:] = finders
+        assert sys.meta_path == finders
+        """
+    )
+
+
 def test_another_version_of_transformers_is_left_as_it_is() -> None:
     run_alone(
         """
