@@ -45,6 +45,7 @@ COPIED_HERE = [
             "lookup",
             "notebook",
             "optional",
+            "transformers_imports",
         )
     ),
 ]
