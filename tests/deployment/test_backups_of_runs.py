@@ -220,7 +220,7 @@ def test_a_disk_that_is_too_small_is_reported_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forecast, "SMALL_BYTES", 10**16)
-    with pytest.raises(StorageError, match="make room, or set"):
+    with pytest.raises(StorageError, match=r"are free: make room$"):
         deploy(small_config(tmp_path, max_steps=3))
 
 

@@ -141,10 +141,11 @@ def choose_by_trial(trainer: EnhancedTrainer) -> ComputeChoice | None:
     if _num_micro_batches(trainer) < WORTH_IT:
         return None
     with _timing(trainer) as seconds:
-        is_long = _is_long(seconds)
-        halves = threads_are_open and not is_long
+        halves = threads_are_open and not _is_long(seconds)
         if not (halves or is_open):
             return None
+        if not threads_are_open:
+            seconds()  # loads kernels, as looking whether it is long does
         choice = ComputeChoice(_compared(trainer, seconds, precisions, most, halves=halves))
     trainer.use_num_threads(choice.num_threads)
     trainer.use_precision(choice.precision)
