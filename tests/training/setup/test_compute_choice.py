@@ -3,6 +3,7 @@ on."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -230,6 +231,18 @@ def test_stacks_that_are_held_in_16_bits_stay_in_bf16(
     trainer = make(strategy="progressive", progressive={"new_stack_precision": precision_of_stacks})
     choose_by_product(trainer)
     assert trainer.precision.name == name
+
+
+def test_the_pass_that_loads_kernels_is_left_out_once() -> None:
+    """Of the first candidate it was done before."""
+    trainer: Any = SimpleNamespace(
+        use_num_threads=lambda count: None, use_precision=lambda name: None
+    )
+    all_threads, half = ("fp32", 2), ("fp32", 1)
+    passes = iter([0.1, 0.3, 0.4, 0.5, 0.6])
+    measured = compute_choice._in_turns(trainer, [all_threads, half], lambda: next(passes))
+    assert measured == {all_threads: 0.3, half: 0.4}
+    assert not list(passes)
 
 
 @pytest.mark.usefixtures("four_threads")
