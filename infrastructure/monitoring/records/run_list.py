@@ -197,11 +197,9 @@ def naming_runs(output_dir: Path) -> Iterator[None]:
         meant = Path(match[1] if match else "")
         folder = meant.parent if len(meant.parts) > 1 else output_dir
         runs = runs_in(folder)
-        if match is None:
+        if match is None or (not runs and len(meant.parts) > 1):
             raise
         if not runs:
-            if len(meant.parts) > 1:
-                raise
             raise ValueError(f"{error}; there is no run of that name in {folder} either") from None
         known = unknown_name("run", meant.name, _names(runs, meant.name), MAX_NAMED)
         why = str(error).removeprefix(f"model {match[1]!r}: ").partition(" (give ")[0]
