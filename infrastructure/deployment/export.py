@@ -41,9 +41,11 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
+from infrastructure.training.data.encoding.chat_format import special_tokens
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.hf_bridge.trainer_run import without_reference
 from infrastructure.training.models.added_modules import attach_described
+from infrastructure.training.models.answer_end import teach_ends
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager
 from infrastructure.training.models.saved_model import read_json
 from infrastructure.training.models.saving import save_model
@@ -234,6 +236,9 @@ def _load(run: RunDirectory, checkpoint: Path | None, *, is_rounded: bool = Fals
         tensors = without_reference(tensors)
     with _form_of_phase(config, loaded.model, snapshot.values):
         load_trainable_state(loaded.model, tensors)
+    if loaded.tokenizer is not None:
+        ends = loaded.tokenizer.convert_tokens_to_ids(_ends(run))
+        teach_ends(loaded.model, [end for end in ends if end in special_tokens(loaded.tokenizer)])
     if loaded.tokenizer is not None and (template := run.tokenizer / TEMPLATE_FILE).is_file():
         loaded.tokenizer.chat_template = template.read_text(encoding="utf-8")
     if manager.processor is not None and loaded.tokenizer is not None:

@@ -32,6 +32,7 @@ from infrastructure.monitoring.drawing.tables import before_after_rows
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.record_types import RunRecord
 from infrastructure.training.methods.method_table import METHODS
+from infrastructure.training.models.answer_end import GENERATION_FILE
 
 CARD = "README.md"
 BEGIN, END = "<!-- written by Temper: begin -->", "<!-- written by Temper: end -->"
@@ -59,11 +60,12 @@ LOADING = """from transformers import {model_class}, {input_class}
 model = {model_class}.from_pretrained("{name}")
 {input} = {input_class}.from_pretrained("{name}")"""
 LOADING_LORA = """from peft import PeftModel
-from transformers import {model_class}, {input_class}
+from transformers import {model_class}, {input_class}{generation}
 
 base = {model_class}.from_pretrained({base})
 model = PeftModel.from_pretrained(base, "{name}")
-{input} = {input_class}.from_pretrained("{name}")"""
+{ends}{input} = {input_class}.from_pretrained("{name}")"""
+LORA_ENDS = 'model.generation_config = GenerationConfig.from_pretrained("{name}")\n'
 # Prompts, as the training has written them; the answer is greedy, as `temper ask` has it.
 PROMPT_BY_TEMPLATE = """
 messages = [{system}{{"role": "user", "content": "your question"}}]
@@ -433,8 +435,15 @@ def _loading(run: RunDirectory, name: str, folder: Path) -> str:
     model_class = _model_class(run)
     _, input_class, prepares = TASKS[model_class]
     base = _base_of_lora(name, folder)
+    knows_ends = (folder / GENERATION_FILE).is_file()
     lines = (LOADING if base is None else LOADING_LORA).format(
-        name=name, base=base, model_class=model_class, input_class=input_class, input=prepares
+        name=name,
+        base=base,
+        model_class=model_class,
+        input_class=input_class,
+        input=prepares,
+        generation=", GenerationConfig" if knows_ends else "",
+        ends=LORA_ENDS.format(name=name) if knows_ends else "",
     )
     use = _prompting(run, folder, model_class)
     return f"{NEEDS_TORCHAO if _is_rounded(folder) else ''}{lines}{use}"

@@ -23,6 +23,7 @@ from infrastructure.core.checksums import write_sums
 from infrastructure.core.files import whole_directory, write_json, write_text
 from infrastructure.core.lookup import look_up
 from infrastructure.training.models.added_modules import added_modules, is_added, save_added
+from infrastructure.training.models.answer_end import GENERATION_FILE
 from infrastructure.training.models.lora import PISSA_START, count_parameters
 from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.models.registry import MODELS
@@ -49,12 +50,12 @@ A LoRA, trained with Temper. Its base model is {where}.
 
 ```python
 from peft import PeftModel
-from transformers import {auto}
+from transformers import {auto}{generation}
 
 folder = "."  # where this file lies
 base = {place}
 model = PeftModel.from_pretrained({auto}.from_pretrained(base), folder)
-```
+{ends}```
 """
 
 
@@ -170,6 +171,8 @@ def _save_lora(
             part, save_embedding_layers=False, path_initial_model_for_weight_conversion=start
         )
     base = model.get_base_model()
+    if (generation := getattr(base, "generation_config", None)) is not None:
+        generation.save_pretrained(part)
     if not base.name_or_path:
         _save_pretrained(base, part / BASE, state_dict=_without_lora(base))
         if tokenizer is not None:
@@ -218,9 +221,17 @@ def write_lora_card(folder: Path, sees: bool = False) -> None:
         place = f"{json.dumps(path)}  # elsewhere: the folder of the same model"
     auto = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
     front = f"base_model: {base}\n" if is_of_hub else ""
-    write_text(
-        folder / "README.md", LORA_CARD.format(front=front, where=where, place=place, auto=auto)
+    knows_ends = (folder / GENERATION_FILE).is_file()
+    ends = "model.generation_config = GenerationConfig.from_pretrained(folder)\n"
+    text = LORA_CARD.format(
+        front=front,
+        where=where,
+        place=place,
+        auto=auto,
+        generation=", GenerationConfig" if knows_ends else "",
+        ends=ends if knows_ends else "",
     )
+    write_text(folder / "README.md", text)
 
 
 def _without_lora(base: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -15,6 +15,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
 from infrastructure.core.optional import require
+from infrastructure.training.models.answer_end import GENERATION_FILE, teach_ends
 from infrastructure.training.models.model_path import not_found
 from infrastructure.training.models.progress_bars import download_bars_in_a_terminal
 from infrastructure.training.models.quantization import (
@@ -339,7 +340,14 @@ def load_lora(folder: Path, base: torch.nn.Module) -> torch.nn.Module:
     peft = require("peft", "loading a LoRA")
     [file] = weight_files(folder, "adapter_model")
     try:
-        return peft.PeftModel.from_pretrained(base, str(folder), is_trainable=True)
+        model: torch.nn.Module = peft.PeftModel.from_pretrained(
+            base, str(folder), is_trainable=True
+        )
+        if (folder / GENERATION_FILE).is_file():
+            transformers = require("transformers", "loading a LoRA")
+            ends = transformers.GenerationConfig.from_pretrained(folder).eos_token_id
+            teach_ends(model, ends if isinstance(ends, list) else [] if ends is None else [ends])
+        return model
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
         raise ValueError(
             f"LoRA {file}: does not fit its base model ({shortened(' '.join(str(error).split()))})"

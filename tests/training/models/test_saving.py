@@ -98,6 +98,7 @@ def test_a_lora_in_plain_peft(llama_folder: Path, tmp_path: Path, input_ids: tor
         "SHA256SUMS",
         "adapter_config.json",
         "adapter_model.safetensors",
+        "generation_config.json",
         "tokenizer.json",
         "tokenizer_config.json",
     }
