@@ -14,6 +14,7 @@ from typing import Self
 
 from infrastructure.backup.backends import open_place, require_backend
 from infrastructure.backup.backends.base import Place
+from infrastructure.backup.format.lineage import Lineage
 from infrastructure.backup.format.retention import Retention, versions_to_keep
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.inventory import (
@@ -35,6 +36,7 @@ from infrastructure.backup.replication.remote_pruning import prune_once
 from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.backup.replication.status import (
     DOWN,
+    FENCED,
     FINISHED,
     LEFT,
     OFF,
@@ -147,9 +149,21 @@ class RunBackup:
         link = self._require_link()
         with only_writer(self.store.root):
             name = fetch_newest(link, self.store, step, on_progress or do_nothing)
+            self._adopt(link)
         if step is None:
             self._note_fetched(name, redact_urls(link.place.url))
         return self.store.manifest_path(name)
+
+    def _adopt(self, link: RemoteSession) -> None:
+        """What lies at the place is this store's past from here on.
+
+        Raises:
+            StorageError: the place does not answer, or this machine's disk refuses.
+        """
+        try:
+            Lineage(self.store.root).restored(link.store.versions())
+        except OSError as error:
+            raise self._unreachable(error) from error
 
     def _note_fetched(self, name: str, place: str) -> None:
         """Where nothing is known of the copies: what was just read there, whole, is safe there."""
@@ -384,7 +398,7 @@ class RunBackup:
         newest = self.store.newest_healthy()
         while True:
             status = self.status()
-            is_over = status.is_settled(newest) or status.state in (OFF, "fenced", DOWN)
+            is_over = status.is_settled(newest) or status.state in (OFF, FENCED, DOWN)
             if is_over or time.monotonic() >= deadline:
                 return status
             time.sleep(POLL_SECONDS)
@@ -441,7 +455,7 @@ class RunBackup:
             status = self.status()
             if (where := status.published_folders.get(token)) is not None:
                 return where
-            is_over = status.state in ("fenced", DOWN) or time.monotonic() >= deadline
+            is_over = status.state in (FENCED, DOWN) or time.monotonic() >= deadline
             if is_over:
                 problem = status.problem or "the place has not confirmed it yet"
                 raise StorageError(f"{folder} is not safe at {url}: {problem}")

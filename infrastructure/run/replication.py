@@ -16,7 +16,13 @@ from infrastructure.backup.finished_run import Completion, complete, not_safe
 from infrastructure.backup.format.retention import retention_of
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.free_space import require_free_space
-from infrastructure.backup.replication.status import DOWN, BackupStatus, age_words, short_words
+from infrastructure.backup.replication.status import (
+    DOWN,
+    FENCED,
+    BackupStatus,
+    age_words,
+    short_words,
+)
 from infrastructure.backup.run_backup import CONTACT_SECONDS, RunBackup, place_options
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import TrainingConfig
@@ -31,7 +37,7 @@ from infrastructure.run.record_types import CopyFacts
 
 # What a wait would not change: another machine has gone on, this place never says what is safe, or
 # nobody copies.
-NO_MORE = ("fenced", "doubtful", DOWN)
+NO_MORE = (FENCED, "doubtful", DOWN)
 LOOK_SECONDS = 1.0  # between two looks at how the copy stands
 REPORT_SECONDS = 30.0
 CONFIRM_FACTOR = 1.5  # links are not always as fast as they were

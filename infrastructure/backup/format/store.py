@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from infrastructure.backup.format.file_operations import FileOperations, by_two
 from infrastructure.backup.format.hashing import available_hash, hash_of
+from infrastructure.backup.format.lineage import Lineage, sequence_of
 from infrastructure.backup.format.manifest import (
     HELD_ANEW,
     Manifest,
@@ -251,9 +252,10 @@ class Store:
         """
         try:
             names = self.versions()
+            newest = max([*map(sequence_of, names[:1]), Lineage(self.root).newest_sequence])
             manifest = Manifest(
                 hash_name=self.hash_name,
-                sequence=int(names[0][:12]) + 1 if names else 1,
+                sequence=newest + 1,
                 parent=names[0] if names else None,
                 created=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
                 kind=kind,

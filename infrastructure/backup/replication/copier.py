@@ -9,18 +9,19 @@ here gives up, and nothing here can harm the training: it only reads what that h
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from infrastructure.backup.backends.contract import BackendError
 from infrastructure.backup.backends.place_identity import PlaceRecord
+from infrastructure.backup.format.lineage import Lineage
 from infrastructure.backup.format.manifest import Manifest
 from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.folder_upload import Publication, PublishedFolder
 from infrastructure.backup.replication.remote_pruning import GRACE_SECONDS, PlacePruning
 from infrastructure.backup.replication.remote_session import RemoteSession
-from infrastructure.backup.replication.status import RETRYING, BackupStatus
+from infrastructure.backup.replication.status import FENCED, RETRYING, BackupStatus
 from infrastructure.backup.replication.upload import Upload
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import CheckpointError, StorageError
@@ -33,7 +34,7 @@ FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 300.0
 
 
 class FencedError(Exception):
-    """Another machine has gone on with this run."""
+    """Another training has written a version of this run, whose name this holds."""
 
 
 class Copier:
@@ -70,9 +71,8 @@ class Copier:
         self._refused_folders: dict[str, str] = {}
         self._publishing: PublishedFolder | None = None
         self._on_piece, self._on_fault, self._now, self._draw = on_piece, on_fault, now, draw
-        self._ours: set[str] | None = None  # versions at the place that are no stranger's
-        self._late: set[str] = set()  # older than what this machine began with, and seen later
-        self._began_with = 0
+        self._lineage: Lineage | None = None  # None: nobody has looked at the place yet
+        self._late: set[str] = set()  # older than the first contact, and seen later
         self._local_names: list[str] = []
         self._local_error: str | None = None
         self._local_manifests: dict[str, Manifest] = {}
@@ -93,9 +93,9 @@ class Copier:
         """Do one small unit of work; the seconds until the next one is worth while (0: at once)."""
         if self._stranger is not None:
             return LOOK_SECONDS
-        wait = self._not_before - self.link.clock()
-        if wait > 0:
-            return wait
+        if (early := self._not_before - self.link.clock()) > 0:
+            return early
+        wait = LOOK_SECONDS
         try:
             wait = next(self._work)
         except StopIteration:
@@ -122,7 +122,7 @@ class Copier:
         """Whether there is nothing left to copy, or nothing that may be copied."""
         self._look_here()
         return self._stranger is not None or (
-            self._ours is not None
+            self._lineage is not None
             and self._upload is None
             and not self._pending()
             and not self._publications
@@ -150,8 +150,11 @@ class Copier:
         on_its_way = upload or folder
         error, advice = self._error or (self._damage(), None)
         if self._stranger is not None:
-            error = f"version {self._stranger[:12]} at the place was written by another machine"
-            advice = "end one of the two trainings; this one copies nothing and deletes nothing"
+            error = f"version {self._stranger[:12]} at the place was written by another training"
+            advice = (
+                "this training copies nothing there: end one of the two; give this one another"
+                " backup.place or name, or bring back what lies there with temper backup restore"
+            )
         return BackupStatus(
             place=redact_urls(self.link.place.url),
             state=self._state(),
@@ -175,14 +178,14 @@ class Copier:
 
     def _state(self) -> str:
         if self._stranger is not None:
-            return "fenced"
+            return FENCED
         if self._num_failures:
             return RETRYING
         return "doubtful" if self.link.is_doubtful else self._phase
 
     def _round(self) -> Iterator[float]:
         """From a look at both sides to a version confirmed, if there is one to copy."""
-        if self._ours is None:
+        if self._lineage is None:
             yield from self._begin()
         self._look_here()
         if self.link.clock() - self._looked_at >= LOOK_SECONDS:
@@ -218,8 +221,11 @@ class Copier:
             yield FIRST_LOOK_SECONDS if unread else 0.0
         self._look_here()
         self.link.named |= listed
-        self._ours = listed
-        self._began_with = int(self._local_names[0][:12]) if self._local_names else 0
+        lineage = Lineage(self.local.root)
+        parents = (manifest.parent for manifest in self._local_manifests.values())
+        lineage.begin(self._local_names, [name for name in parents if name is not None])
+        self._lineage = lineage
+        self._refuse_strangers(listed)
         self._looked_at = self.link.clock()
 
     def _identify(self) -> None:
@@ -318,15 +324,21 @@ class Copier:
         """
         self.link.place.require_identity()
         listed = self.link.store.versions()
-        assert self._ours is not None
-        self._ours |= {*self._local_names}
-        strangers = [name for name in listed if name not in self._ours]
-        for name in strangers:
-            if int(name[:12]) > self._began_with:
-                raise FencedError(name)
-        self._late |= {*strangers}  # a listing was short before; they are nobody's progress
+        self._refuse_strangers(listed)
         self._looked_at = self.link.clock()
         return listed
+
+    def _refuse_strangers(self, listed: Collection[str]) -> None:
+        """Stop for good where another training writes under this run's name.
+
+        Raises:
+            FencedError: there is a version of it.
+        """
+        assert self._lineage is not None
+        for name in self._lineage.strangers(listed, self._local_names):
+            raise FencedError(name)
+        # a listing was short before; they are nobody's progress
+        self._late |= {*listed} - self._lineage.known - {*self._local_names}
 
     def _pending(self) -> list[str]:
         """Versions that would be copied next, the first one first."""
@@ -352,12 +364,13 @@ class Copier:
 
     def _before_manifest(self) -> None:
         self._look_there()
-        assert self._ours is not None
+        assert self._lineage is not None
         assert self._upload is not None
-        self._ours.add(self._upload.name)
+        self._lineage.add([self._upload.name])
 
     def _arrived(self, upload: Upload) -> None:
         self.close()
+        self._look_there()  # two that wrote at the same instant see each other at last now
         self._sent.add(upload.name)
         if upload.manifest.healthy:
             self._newest_sent = max(self._newest_sent, upload.name)

@@ -25,6 +25,7 @@ from infrastructure.backup.replication.copier import Copier
 from infrastructure.backup.replication.folder_upload import Publication
 from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.backup.replication.status import (
+    FENCED,
     FINISHED,
     LEFT,
     LOCK_SUFFIX,
@@ -158,7 +159,8 @@ def serve(
             return
         if is_done or time.monotonic() - ended_at > finish_seconds:
             status = copier.status()
-            file.write(replace(status, state=FINISHED if status.is_safe and is_done else LEFT))
+            is_safe = status.is_safe and is_done and status.state != FENCED
+            file.write(replace(status, state=FINISHED if is_safe else LEFT))
             copier.close()
             return
         time.sleep(wait)

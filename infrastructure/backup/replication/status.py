@@ -16,6 +16,7 @@ from infrastructure.core.lock import is_held
 
 UNKNOWN, OFF, STARTING, GONE = "unknown", "off", "starting", "gone"
 FINISHED, LEFT, DOWN, RETRYING = "finished", "left", "down", "retrying"
+FENCED = "fenced"
 LOCK_SUFFIX = ".lock"  # beside the status: a copier holds it as long as it lives
 SUCCESSOR_SUFFIX = ".next.lock"  # the copier that waits for that one's end holds it
 STATES = {
@@ -27,7 +28,7 @@ STATES = {
     "confirming": "waits for the place to confirm what was copied",
     "doubtful": "the place has confirmed nothing for long; copying goes on, nothing is removed",
     RETRYING: "the place did not answer as it should",
-    "fenced": "another machine goes on with this run; copying has stopped",
+    FENCED: "another training writes under this run's name; copying has stopped",
     DOWN: "the process that copies cannot run: nothing is copied",
     FINISHED: "nobody trains it now, and its last version is confirmed",
     LEFT: "nobody trains it now, and its last version is not confirmed",
@@ -94,7 +95,7 @@ class BackupStatus:
     def problem(self) -> str | None:
         """What went wrong, and what a person can do; None: nothing."""
         if self.error is None:
-            return STATES[self.state] if self.state in ("doubtful", "fenced") else None
+            return STATES[self.state] if self.state in ("doubtful", FENCED) else None
         return f"{self.error}{self._remedy}"
 
     @property
@@ -121,7 +122,7 @@ class BackupStatus:
         if self.error is not None:
             times = f", {self.num_failures} times" if self.num_failures > 1 else ""
             what += f"; {self.error}{times}{self._remedy}"
-        elif self.state in ("doubtful", "fenced", LEFT, GONE, DOWN):
+        elif self.state in ("doubtful", FENCED, LEFT, GONE, DOWN):
             what += f"; {STATES[self.state]}"
         if self.state == FINISHED:
             return PossibleLoss(0.0, f"backup: {what}")
@@ -150,7 +151,7 @@ class BackupStatus:
 
 def short_words(status: BackupStatus, now: float) -> str:
     """`safe: step 120, 45 s old`: the last confirmed version, and how old its state is."""
-    if status.state == "fenced":
+    if status.state == FENCED:
         return "backup: fenced"
     if status.state == DOWN:
         return "backup: nothing is copied"
