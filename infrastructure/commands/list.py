@@ -3,6 +3,7 @@
 import argparse
 import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -59,10 +60,16 @@ def _written_at(path: Path) -> float | None:
     return max((moment for moment in moments if moment is not None), default=None)
 
 
+def _changed_words(steps: Sequence[int]) -> str:
+    """`, changed after step 3`; nothing of a run that kept its settings."""
+    numbers = ", ".join(f"{step:,}" for step in dict.fromkeys(steps))
+    return f", changed after step {numbers}" if steps else ""
+
+
 def _cells(row: RunRow, moment: float | None) -> list[str]:
     return [
         row.name,
-        STATE_WORDS[row.state].lower(),
+        STATE_WORDS[row.state].lower() + _changed_words(row.changed_after),
         UNKNOWN if row.step is None else f"{row.step:,}",
         UNKNOWN if row.held_out_loss is None else format_number(row.held_out_loss),
         UNKNOWN if moment is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(moment)),

@@ -7,8 +7,9 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from infrastructure.backup.format.store import Store
@@ -60,13 +61,19 @@ from infrastructure.evaluation.held_out import (
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_reader import data_words, model_words
 from infrastructure.run.checkpoint_paths import verify
+from infrastructure.run.compatibility import Difference, Verdict
 from infrastructure.run.configuration_judge import canonical_name
 from infrastructure.run.directory import RunDirectory, default_name, is_called, plan_run
 from infrastructure.run.finalize import complete_finished, record_running
-from infrastructure.run.find import Beginning, newest_of_this_purpose, unfinished_beside
+from infrastructure.run.find import (
+    Beginning,
+    changed_under_way,
+    newest_of_this_purpose,
+    unfinished_beside,
+)
+from infrastructure.run.history import HISTORY, brought_other_data, extend_history
 from infrastructure.run.lock import only_trainer_of, refuse_trained_elsewhere, waited_for
 from infrastructure.run.output_dir import check_spelling, no_empty_folder_left
-from infrastructure.run.record import record_accepted
 from infrastructure.run.record_types import Summary
 from infrastructure.run.repair import repair_records, repair_run
 from infrastructure.run.replication import RunReplication
@@ -197,7 +204,7 @@ class TrainingDeployment:
     def _begin_or_go_on(self) -> Summary:
         run = None if self.config.new_run else self._run_of_this_purpose()
         if run is None:
-            if not self.config.new_run:
+            if not self.config.new_run and not self._name_changed():
                 self._name_unfinished()
             training, model = self.config.training, self.config.model
             name = self.config.run_name or default_name(model.name, training.method)
@@ -309,6 +316,20 @@ class TrainingDeployment:
             )
             return None
         return run or self._run_from_place()
+
+    def _name_changed(self) -> bool:
+        """A new run begins although one has these settings, which was changed under way; whether
+        there is one."""
+        changed = changed_under_way(self.config, self.accepted)
+        if changed is None:
+            return False
+        run, words = changed
+        self.report(
+            f"note: run {run.run_id} was changed under way ({'; '.join(words[:MOST_NAMED])}), so it"
+            " is not what this command trains: a new run begins, and temper train-resume"
+            f" {run.path} resumes or shows that one"
+        )
+        return True
 
     def _name_unfinished(self) -> None:
         """A new run begins beside one that may have been meant: another setting is another run."""
@@ -628,9 +649,22 @@ class TrainingDeployment:
         self.report(f"Run {run.run_id}: going on from step {step}{self._how_to_begin_anew}")
         for line in describe_differences(agreed):
             self.report(line)
-        is_other = record_accepted(run, agreed, step, lambda: describe_data(self.config, trainer))
+        if step >= trainer.state.total_steps:
+            self._note_without_effect(agreed)
+            agreed = []
+        saves = trainer.prepare().checkpointer
+        describe = partial(describe_data, self.config, trainer)
+        before = saves.history
+        saves.history = extend_history(run, {HISTORY: before}, agreed, step, describe)
+        is_other = brought_other_data(saves.history[len(before) :])
         if is_other or trained_rows(run) is None:  # no version holds them: they can be made anew
             record_rows(run, trainer, self.config)
+
+    def _note_without_effect(self, agreed: Sequence[Difference]) -> None:
+        """What was accepted changes nothing where no step is left, and is not recorded."""
+        names = [d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT]
+        if names:
+            self.report(f"note: no step is left to train, so {', '.join(names)} changes nothing")
 
     def _observers(self, run: RunDirectory, copies: RunReplication) -> list[Hook]:
         training = self.config.training

@@ -37,6 +37,7 @@ from infrastructure.deployment.recorded_model import base_is_recorded, recorded_
 from infrastructure.deployment.resuming import commit_of_base, configuration_of
 from infrastructure.run.checkpoint_paths import verify
 from infrastructure.run.directory import RunDirectory
+from infrastructure.run.history import history_of, public_history
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
@@ -128,6 +129,7 @@ def export_model(
             **{"run": run.run_id, "step": trained.step, "checkpoint": str(trained.checkpoint)},
             **request.facts(),
             "compared": [one.facts() for one in compare.made],
+            "history": public_history(history_of(run, trained.step)),
         }
         lines = [one.words() for one in compare.made]
         _write_card(run, part, folder.name, trained.step, [request.words(), *lines])

@@ -26,7 +26,7 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.hf_bridge import TemperCallback
 from infrastructure.training.hf_bridge.trainer_facts import NAMES
 from infrastructure.training.methods.check import check_method
-from infrastructure.training.methods.settings_table import Use, treatment_of
+from infrastructure.training.methods.settings_table import Use, setting_names, treatment_of
 from infrastructure.training.methods.trl_training import TrlTraining
 from infrastructure.training.metrics.progress import MakeProgress
 from infrastructure.training.models.progress_bars import without_progress_bars
@@ -143,6 +143,7 @@ class MethodTraining:
 
         callback.run.describe_model = training.describe_model
         callback.run.more_of_summary = more_of_summary
+        callback.run.setting_names = setting_names()
         callback.run.how_to_begin_anew = self.how_to_begin_anew
         short = copies.short
         callback.hooks = [

@@ -19,19 +19,28 @@ from infrastructure.backup.backends.base import Content
 from infrastructure.backup.backends.hub import HubPlace
 from infrastructure.config.auto import learning_rate_for
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.field_help import plain
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.checksums import SUMS, damaged_files, files_in, read_record
 from infrastructure.core.errors import DamagedFileError, NoAnswerError, StorageError
-from infrastructure.core.json_text import JsonObject, as_object, as_text, parse_json
+from infrastructure.core.json_text import JsonObject, JsonValue, as_object, as_text, parse_json
 from infrastructure.core.optional import DISTRIBUTION, require
 from infrastructure.core.redact import redact
 from infrastructure.deployment.recorded_model import recorded_model
 from infrastructure.monitoring.drawing.tables import before_after_rows
 from infrastructure.run.directory import RunDirectory
+from infrastructure.run.history import (
+    History,
+    history_of,
+    public_history,
+    stretch_words,
+    stretches,
+)
 from infrastructure.run.record_types import RunRecord
 from infrastructure.training.methods.method_table import METHODS
+from infrastructure.training.methods.settings_table import setting_names
 from infrastructure.training.models.answer_end import GENERATION_FILE
 
 CARD = "README.md"
@@ -272,7 +281,9 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
     summary = _summary(run)
     total = summary.get("total_steps")
     is_sft = config.training.method == SFT
+    history = history_of(run, step)
     settings = _settings(record, config, total) if is_sft else _settings_of_method(record)
+    settings |= _by_stretch(settings, history, step, {} if is_sft else setting_names())
     method = [] if is_sft else [("method", f"{METHODS[config.training.method].title} of TRL")]
     rows = [
         ("base model", _base_words(model)),
@@ -286,7 +297,8 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
         ("begun", str(record.get("created", "–"))),
         ("made with", _versions(record.get("versions", {}))),
     ]
-    lines = ["## How it was trained", "", *_markdown(("", ""), rows), "", "## Measured", ""]
+    lines = ["## How it was trained", "", *_markdown(("", ""), rows), *_changed(history), ""]
+    lines += ["## Measured", ""]
     before, after = as_object(summary.get("before") or {}), as_object(summary.get("after") or {})
     measured = before_after_rows(before, after, summary.get("loss_function"))
     rounding = config.model.quantization_aware
@@ -302,6 +314,36 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
     return "\n".join(
         [*lines, "", f"## Use it\n\n{where}```python", _loading(run, name, folder), "```"]
     )
+
+
+def _by_stretch(
+    settings: Mapping[str, JsonValue], history: History, step: int, names: Mapping[str, str]
+) -> JsonObject:
+    """The settings that changed under way, each with the steps for which it had a value.
+
+    Args:
+        names: of settings as the history calls them, where they are others.
+    """
+    parts = {key: stretches(history, names.get(key, key), step) for key in settings}
+    return {key: stretch_words(stretch) for key, stretch in parts.items() if len(stretch) > 1}
+
+
+def _changed(history: History) -> list[str]:
+    """What changed under way, in a table; nothing where nothing did."""
+    rows = [
+        (
+            f"{one['after_step']}",
+            str(one["name"]),
+            plain(one["was"]) if "was" in one else "–",
+            plain(one["is"]) if "is" in one else "–",
+            str(one["effect"]),
+        )
+        for one in public_history(history)
+    ]
+    if not rows:
+        return []
+    heading = ("after step", "what changed", "was", "is", "effect")
+    return ["", "Changed under way:", "", *_markdown(heading, rows)]
 
 
 def _settings(record: RunRecord, config: DeploymentConfig, total: object) -> JsonObject:

@@ -15,6 +15,7 @@ from infrastructure.core.stop_signals import StopSignal
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.report.report import write_report
 from infrastructure.run.directory import RunDirectory, RunStatus
+from infrastructure.run.history import history_of
 from infrastructure.run.record import read_run_record
 from infrastructure.run.record_types import BaseRunRecord, Continuation, Summary
 from infrastructure.run.repair import hash_or_none
@@ -54,6 +55,7 @@ def summary_of(
     """
     is_interrupted = isinstance(error, KeyboardInterrupt)
     is_failed = error is not None and not is_interrupted
+    history = history_of(run)
     ended = RunStatus.FINISHED if is_finished else RunStatus.STOPPED
     interruption = (str(error) or "interrupted") if is_interrupted else None
     signal = error.name if isinstance(error, StopSignal) else None
@@ -70,6 +72,7 @@ def summary_of(
         "recoveries": progress.recoveries,
         "peak_memory_bytes": progress.metrics.get("memory_bytes"),
         "paths": paths_of(run.path),
+        **({"history": cast(list[JsonObject], history)} if history else {}),
     }
 
 

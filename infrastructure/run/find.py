@@ -29,6 +29,7 @@ from infrastructure.monitoring.records.run_list import run_folders
 from infrastructure.monitoring.records.run_owner import read_trainer, this_process
 from infrastructure.run.configuration_judge import shown_name
 from infrastructure.run.directory import RunDirectory
+from infrastructure.run.history import Change, change_words, history_of, not_accepted
 
 MODEL, DATA = "model.name", "data.path"
 BEGINNING = ".beginning"  # in the output folder: a file for each training that begins now
@@ -92,11 +93,30 @@ class Beginning:
 def newest_of_this_purpose(
     config: DeploymentConfig, accepted: Collection[str]
 ) -> RunDirectory | None:
-    """The newest run in `config.output_dir` that trains what `config` asks for.
+    """The newest run in `config.output_dir` that trains what `config` asks for. One that was
+    changed under way is none of these, whichever of its settings are asked for, unless what
+    changed is accepted.
 
     Args:
         accepted: names of settings that may differ; see `configuration_judge.names`.
     """
+    return next((run for run, changes in _of_these_settings(config, accepted) if not changes), None)
+
+
+def changed_under_way(
+    config: DeploymentConfig, accepted: Collection[str]
+) -> tuple[RunDirectory, list[str]] | None:
+    """The newest run that began, or ended, with the settings of `config`, and was changed between;
+    and what changed, in words."""
+    found = next(((run, c) for run, c in _of_these_settings(config, accepted) if c), None)
+    return found and (found[0], [change_words(step, change) for step, change in found[1]])
+
+
+def _of_these_settings(
+    config: DeploymentConfig, accepted: Collection[str]
+) -> Iterator[tuple[RunDirectory, list[tuple[int, Change]]]]:
+    """The runs that began with the settings of `config`, or have them now, the newest first; each
+    with the changes under way that are not accepted."""
     for path in reversed(run_folders(Path(config.output_dir))):
         run = RunDirectory(path)
         if run.is_of_a_trainer():
@@ -114,8 +134,7 @@ def newest_of_this_purpose(
             is_same(was, wanted_beside(was, config), accepted, loaded_by) for was in (recorded, now)
         )
         if trains_this and not has_met_bad_losses_otherwise(run, config):
-            return run
-    return None
+            yield run, not_accepted(history_of(run), accepted)
 
 
 def unfinished_beside(config: DeploymentConfig) -> tuple[RunDirectory, list[str]] | None:
@@ -137,7 +156,7 @@ def unfinished_beside(config: DeploymentConfig) -> tuple[RunDirectory, list[str]
         wanted = wanted_beside(recorded, config)
         loaded_by = Loading(configured, backend_taken(recorded))
         differing = [*_differing(recorded, wanted, loaded_by)]
-        if not {MODEL, DATA} & {*differing}:
+        if differing and not {MODEL, DATA} & {*differing}:
             there = current_keys(recorded)
             both = ((key, there.get(key), wanted.get(key)) for key in differing)
             return run, [

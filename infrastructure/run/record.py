@@ -4,7 +4,7 @@ runs."""
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from typing import cast
@@ -14,12 +14,8 @@ from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.hardware import detect
 from infrastructure.core.json_text import JsonValue
 from infrastructure.core.redact import redact, redact_urls
-from infrastructure.monitoring.records.run_reader import objects_in
-from infrastructure.run.compatibility import Difference, Verdict
 from infrastructure.run.directory import RunDirectory
-from infrastructure.run.record_types import AcceptedRecord, BaseRunRecord, BroughtBack
-
-DATA = "data"  # the name of the difference that is other data
+from infrastructure.run.record_types import BaseRunRecord, BroughtBack
 
 
 def base_record(
@@ -46,39 +42,6 @@ def base_record(
         "versions": dict(versions),
         "hardware": {**asdict(detect(run.path)), "device": device, "processes": num_processes},
     }
-
-
-def record_accepted(
-    run: RunDirectory,
-    agreed: Sequence[Difference],
-    step: int,
-    describe_data: Callable[[], dict[str, object]],
-) -> bool:
-    """Add what was accepted, or rounds otherwise, to run.json; what the run began with stays there
-    as it is.
-
-    Args:
-        step: of the checkpoint that the run goes on from.
-        describe_data: gives what run.json says of the data that it goes on with.
-
-    Returns:
-        Whether that is other data.
-    """
-    accepted = [d for d in agreed if d.verdict is not Verdict.HARMLESS]
-    if not accepted or not run.has_record():
-        return False
-    record = read_record(run.run_file)
-    entry: AcceptedRecord = {
-        "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "step": step,
-        "changes": [{"name": d.name, "was": d.was, "is": d.current} for d in accepted],
-    }
-    is_other_data = any(d.name == DATA for d in accepted)
-    if is_other_data:
-        entry["data"] = describe_data()
-    earlier = objects_in(record.get("accepted"))
-    write_record(run.run_file, {**record, "accepted": [*earlier, entry]})
-    return is_other_data
 
 
 def read_run_record(run: RunDirectory) -> BaseRunRecord:

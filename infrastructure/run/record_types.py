@@ -51,6 +51,7 @@ class BaseRunRecord(TypedDict, total=False):
         hardware: of the machine, with `device` and `processes` of the run.
         went_on: as in summary.json, and travels with the versions.
         brought_back: until it goes on.
+        history: what changed under way, oldest first; see `run.history`.
     """
 
     run_id: str
@@ -61,23 +62,7 @@ class BaseRunRecord(TypedDict, total=False):
     hardware: dict[str, object]
     went_on: list[Continuation]
     brought_back: BroughtBack
-
-
-AcceptedChange = TypedDict("AcceptedChange", {"name": str, "was": object, "is": object})
-
-
-class AcceptedRecord(TypedDict):
-    """What was accepted, or rounds otherwise, when a run went on.
-
-    Attributes:
-        step: of the checkpoint that it went on from.
-        data: described as in `RunRecord`, where it went on with other data.
-    """
-
-    when: str
-    step: int
-    changes: list[AcceptedChange]
-    data: NotRequired[dict[str, object]]
+    history: list[JsonObject]
 
 
 class DecidedSetting(TypedDict):
@@ -98,7 +83,6 @@ class RunRecord(BaseRunRecord, total=False):
         last_mlp: at which tokens the last layer's MLP is computed.
         model: as the model's adapter describes it.
         data: fingerprint, numbers of examples, hash of the files, and how rows became tokens.
-        accepted: oldest first.
     """
 
     configuration: Required[JsonObject]
@@ -109,7 +93,6 @@ class RunRecord(BaseRunRecord, total=False):
     last_mlp: str
     model: JsonObject
     data: dict[str, object]
-    accepted: list[AcceptedRecord]
 
 
 class TrainerRunRecord(BaseRunRecord, total=False):
@@ -236,6 +219,7 @@ class Summary(TypedDict, total=False):
         num_pairs: held-out pairs of a better and a worse answer that were ranked.
         trainer_metrics: what `Trainer.train` gives back.
         went_on: where it went on after it had ended too early, the first time first.
+        history: what changed under way, as in run.json; missing where nothing did.
         files: the seal: the hash of each file that nothing writes to any more.
     """
 
@@ -270,4 +254,5 @@ class Summary(TypedDict, total=False):
     stages: list[StageRecord]
     trainer_metrics: dict[str, float]
     went_on: list[Continuation]
+    history: list[JsonObject]
     files: dict[str, str]

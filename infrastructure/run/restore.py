@@ -26,6 +26,7 @@ from infrastructure.monitoring.records.run_list import FINAL, MAX_NAMED, RUN_FIL
 from infrastructure.run.checkpoint_paths import best_of, by_step
 from infrastructure.run.directory import BEST, RunDirectory, RunStatus, is_named_in_id
 from infrastructure.run.find import is_same, settings_in, wanted_beside
+from infrastructure.run.history import history_in, not_accepted
 from infrastructure.run.output_dir import writable
 from infrastructure.run.progress_bar import byte_bar
 from infrastructure.run.record import record_brought_back
@@ -44,8 +45,12 @@ def run_at_place(config: DeploymentConfig, accepted: Collection[str]) -> str | N
     """
     place = open_place(str(config.backup.place))
     for run_id in reversed(answer_of(place, lambda: runs_at(place))):
-        settings = answer_of(place, partial(newest_settings, place, run_id))
-        if settings and is_same(settings, wanted_beside(settings, config), accepted):
+        values = answer_of(place, partial(newest_values, place, run_id))
+        settings = settings_in(values)
+        is_changed = bool(not_accepted(history_in(values), accepted))
+        if is_changed or not settings:
+            continue
+        if is_same(settings, wanted_beside(settings, config), accepted):
             return run_id
     return None
 
@@ -60,10 +65,10 @@ def runs_at_place(options: BackupConfig) -> list[str]:
     return answer_of(place, lambda: runs_at(place))
 
 
-def newest_settings(place: Place, run_id: str) -> Mapping[str, object]:
-    """The settings of the newest version whose manifest can be read; empty: there is none."""
+def newest_values(place: Place, run_id: str) -> Mapping[str, object]:
+    """The values of the newest version whose manifest can be read; empty: there is none."""
     for manifest in readable(Store(Path(run_id), place)):
-        return settings_in(manifest.values)
+        return manifest.values
     return {}
 
 

@@ -14,6 +14,7 @@ from infrastructure.monitoring.drawing.tables import before_after_table
 from infrastructure.monitoring.records.run_list import ROUNDED
 from infrastructure.monitoring.records.status_text import question_command, writes_text
 from infrastructure.run.directory import RunStatus
+from infrastructure.run.history import history_in, history_lines
 from infrastructure.run.record_types import Summary
 
 MAX_EXAMPLE_LINES, MAX_LINE_CHARACTERS = 8, 400
@@ -58,6 +59,7 @@ def _result_lines(summary: Summary) -> list[str]:
     table = before_after_table(summary.get("before") or {}, summary.get("after") or {}, loss)
     lines = [
         *early,
+        *changed_lines(summary),
         "",
         table or "Nothing is held out, so nothing was measured; see data.validation_split",
     ]
@@ -70,6 +72,12 @@ def _result_lines(summary: Summary) -> list[str]:
         lines += _indented("expected", example["expected"])
         lines += _indented("before", example["before"]) + _indented("after", example["after"])
     return lines + (["", *costs] if (costs := cost_lines(summary)) else [])
+
+
+def changed_lines(summary: Summary) -> list[str]:
+    """What changed under way, a line each; none where nothing did."""
+    lines = history_lines(history_in(summary))
+    return ["Changed under way:", *(f"  {line}" for line in lines)] if lines else []
 
 
 def early_lines(summary: Summary) -> list[str]:

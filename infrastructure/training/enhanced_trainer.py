@@ -50,6 +50,7 @@ from infrastructure.run.configuration_judge import (
     canonical_name,
     recorded_grid,
 )
+from infrastructure.run.history import history_in
 from infrastructure.training import quantum
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
@@ -908,8 +909,10 @@ class EnhancedTrainer:
                 snapshot.tensors = load_checkpoint(checkpoint).tensors
             restore(snapshot)
         state.checkpoint = checkpoint
+        loop.checkpointer.history = history_in(snapshot.values)
         saved = self.checkpoints.checkpoints() if self.checkpoints is not None else []
-        loop.checkpointer.start_is_saved = saved[-1:] == [checkpoint] and not accepted
+        is_changed = bool(accepted) and state.step < loop.total_steps
+        loop.checkpointer.start_is_saved = saved[-1:] == [checkpoint] and not is_changed
         return agreed
 
     def follow_length(self, total_steps: int) -> None:

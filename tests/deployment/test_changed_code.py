@@ -79,7 +79,7 @@ def test_changed_code_is_refused_by_name_and_accepted(
     assert main([*TRAIN, "--accept", "code"]) == ExitCode.DONE
     assert "accepted: code of turns:ByTurns (order.py) has changed" in capsys.readouterr().out
     [run] = runs_of(killed)
-    [accepted] = json.loads((run / "run.json").read_text())["accepted"]
+    [accepted] = json.loads((run / "run.json").read_text())["history"]
     [change] = accepted["changes"]
     assert change["name"] == "code"
     assert list(change["was"]["turns:ByTurns"]) == ["order.py"]

@@ -138,8 +138,10 @@ def test_a_killed_run_leaves_nobody_and_goes_on_bit_for_bit(
     path, lines = deploy(DeploymentConfig(**settings))
     message = "world_size: was 2, is 1; from here on sums round, and dropout is drawn, otherwise"
     assert f"note: {message}" in lines
-    accepted = json.loads((path / "run.json").read_text())["accepted"]
-    assert accepted[0]["changes"] == [{"name": "world_size", "was": 2, "is": 1}]
+    accepted = json.loads((path / "run.json").read_text())["history"]
+    assert accepted[0]["changes"] == [
+        {"name": "world_size", "was": 2, "is": 1, "effect": "rounds otherwise"}
+    ]
     assert losses(path)[:at_step] == losses(run)[:at_step]
 
 

@@ -15,6 +15,7 @@ from infrastructure.monitoring.records.run_reader import (
     config_of,
     model_words,
     numbers_of,
+    objects_in,
     read_small_files,
     title_of,
     training_words,
@@ -31,6 +32,7 @@ class RunRow:
     Attributes:
         title: what people call it; the name if nothing better is known.
         training: what is trained on what; "" where nobody has written it.
+        changed_after: the steps after which something changed under way.
     """
 
     name: str
@@ -40,6 +42,7 @@ class RunRow:
     loss: float | None
     held_out_loss: float | None
     training: str = ""
+    changed_after: tuple[int, ...] = ()
 
 
 class RunRows:
@@ -78,6 +81,11 @@ def _row(path: Path, trainer: TrainerProcess | None) -> RunRow:
         _newest("loss", records),
         _newest("eval_loss", [*records, numbers_of(facts.summary.get("after"))]),
         training_words(config_of(facts.run)) or _model_of_trainer(facts.run),
+        tuple(
+            after
+            for entry in objects_in(facts.run.get("history"))
+            if isinstance(after := entry.get("step"), int)
+        ),
     )
 
 

@@ -162,7 +162,7 @@ class RunView(TypedDict):
         config: key → value, and where that came from.
         paths: name, path, and what lies there.
         data: what it trains on now; earlier_data: the last step with other data, and that data.
-        accepted: what was accepted when it went on, or rounds otherwise since.
+        history: what changed under way, or rounds otherwise since, oldest first.
         stages: of the last of its sessions; num_sessions: one more than it went on.
         next_steps: what to do, and the command for it; "" where it is no command.
     """
@@ -197,7 +197,7 @@ class RunView(TypedDict):
     machine: Machine
     data: dict[str, object]
     earlier_data: list[tuple[object, dict[str, object]]]
-    accepted: list[JsonObject]
+    history: list[JsonObject]
     quantum: list[JsonObject]
     comparison: JsonObject
     stackwise: JsonObject
@@ -231,8 +231,8 @@ def view_of(run: LiveRun) -> RunView:
     config = config_of(record)
     loss = summary.get("loss_function") or config.get("training.loss", (None, ""))[0]
     before, after = (numbers_of(summary.get(name)) for name in ("before", "after"))
-    accepted = objects_in(record.get("accepted"))
-    replaced = [entry for entry in accepted if mapping_of(entry.get("data"))]
+    history = objects_in(record.get("history"))
+    replaced = [entry for entry in history if mapping_of(entry.get("data"))]
     began_with = {**mapping_of(record.get("data")), **facts.object_in("data_report.json")}
     datasets = [began_with, *(mapping_of(entry.get("data")) for entry in replaced)]
     hardware = mapping_of(record.get("hardware"))
@@ -279,7 +279,7 @@ def view_of(run: LiveRun) -> RunView:
             (entry.get("step"), earlier)
             for entry, earlier in zip(replaced, datasets[:-1], strict=True)
         ],
-        "accepted": accepted,
+        "history": history,
         "quantum": objects_in(facts.object_in(QUANTUM_FILE).get("records")),
         "comparison": facts.object_in(COMPARISON_FILE),
         "stackwise": facts.object_in(STACKWISE_FILE),

@@ -17,9 +17,9 @@ from infrastructure.monitoring.report.quantum_section import quantum_steps
 from infrastructure.monitoring.report.report_forecast import forecast
 from infrastructure.monitoring.report.report_machine import machine_use
 from infrastructure.monitoring.report.report_sections import (
-    accepted,
     alerts,
     before_after,
+    changed_under_way,
     configuration,
     contents_of,
     curve_section,
@@ -41,7 +41,7 @@ REPORT_FILE = "report.html"
 RESULT = (before_after, example, curve_section)
 TROUBLE = (alerts, errors)
 REST = (
-    *(stack_section, quantum_steps, machine_use, checks, accepted, data, next_steps),
+    *(stack_section, quantum_steps, machine_use, checks, changed_under_way, data, next_steps),
     *(safety, places, forecast, configuration, software, stages),
 )
 

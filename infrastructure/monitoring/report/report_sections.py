@@ -231,17 +231,23 @@ def curve_section(view: RunView, num_buckets: int = NUM_BUCKETS) -> Markup:
     return section("Curves", *figures[:1], small, numbers)
 
 
-def accepted(view: RunView) -> Markup:
-    """What was not as it had been when the run went on; nothing where all was."""
+def changed_under_way(view: RunView) -> Markup:
+    """What was not as before when the run resumed, and from which step on; nothing where all was
+    as before."""
     rows = [
-        (f"{entry.get('step')}", str(change.get("name")), *_before_and_now(change))
-        for entry in view["accepted"]
+        (
+            f"{entry.get('step')}",
+            str(change.get("name")),
+            *_before_and_now(change),
+            str(change.get("effect", "")),
+        )
+        for entry in view["history"]
         for change in objects_in(entry.get("changes"))
     ]
     if not rows:
         return NOTHING
-    headings = ("after step", "what changed", "was", "is")
-    return section("Changed on the way", _limited(headings, rows, "stack"))
+    headings = ("after step", "what changed", "was", "is", "effect")
+    return section("Changed under way", _limited(headings, rows, "stack"))
 
 
 def _before_and_now(change: Mapping[str, object]) -> Iterator[str]:

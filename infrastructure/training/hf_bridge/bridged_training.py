@@ -2,19 +2,25 @@
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Collection, Iterable, Mapping, Sized
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.config.fingerprint import result_settings
-from infrastructure.core.errors import CopyNotConfirmedError, TemperError
+from infrastructure.core.errors import CheckpointError, CopyNotConfirmedError, TemperError
 from infrastructure.core.redact import redact_urls
 from infrastructure.run.compatibility import check_compatible
 from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
-from infrastructure.run.record import record_accepted
+from infrastructure.run.history import (
+    History,
+    change_words,
+    extend_history,
+    history_in,
+    not_accepted,
+)
 from infrastructure.run.record_types import Summary
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
 from infrastructure.training.core.state import TrainingState
@@ -195,7 +201,7 @@ def begin_training(
         facts = facts_of(parts, getattr(loader, "dataset", None))
         state = TrainingState(parts.model, parts.optimizer, step=parts.state.global_step)
         state.total_steps = parts.state.max_steps
-        saved = _restored(run, parts, state, facts, resumed)
+        saved, history = _restored(run, parts, state, facts, resumed)
         if saved.get("finished") == state.total_steps:
             run.report(f"Run {run.name} was finished before: nothing is trained")
             return FinishedTraining(run, parts, resumed.checkpoint, stack.pop_all())
@@ -208,7 +214,7 @@ def begin_training(
         hooks.load_state_dict(saved.get("hooks", {}))
         record_running(run.files, state.total_steps, state.step)
         settings = result_settings(run.config) if run.is_whole else None
-        snapshots = TrainerSnapshots(parts, files, facts, state, hooks, settings)
+        snapshots = TrainerSnapshots(parts, files, facts, state, hooks, settings, history)
         saves = _save_timing(run, snapshots, resumed.checkpoint)
         events = TrainerEvents(parts, loader, state, hooks, saves)
         for line in run.notes():
@@ -239,16 +245,19 @@ def _restored(
     state: TrainingState,
     facts: TrainerFacts,
     resumed: ResumeRequest,
-) -> Mapping[str, Any]:
+) -> tuple[Mapping[str, Any], History]:
     """Take over what a version holds besides what the Trainer has loaded from its folder; the
     weights too, since a Trainer loads only those of them that it knows.
 
     Returns:
-        The values of the version; empty: the training begins.
+        The values of the version, empty where the training begins; and what changed under way.
+
+    Raises:
+        CheckpointError: something differs, or was changed under way, and is not accepted.
     """
     if resumed.checkpoint is None:
         _refuse_to_begin_again(run)
-        return {}
+        return {}, []
     snapshot = read_version(resumed.checkpoint)
     values = snapshot.values
     if values["step"] != state.step:
@@ -261,13 +270,33 @@ def _restored(
     differences = check_compatible(values["facts"], facts, judge, resumed.accepted)
     for difference in differences:
         run.report(f"note: {difference}: {difference.verdict.value}")
-    record_accepted(run.files, differences, state.step, lambda: dict(facts["data"]))
+    if not run.is_whole:
+        _refuse_changed(run, history_in(values), resumed.accepted)
+    named = [replace(d, name=run.setting_names.get(d.name, d.name)) for d in differences]
+    taken = named if state.step < state.total_steps else []  # else they have no effect
+    history = extend_history(run.files, values, taken, state.step, lambda: dict(facts["data"]))
     restore_model(parts.model, snapshot)
     if resumed.is_another_try:
         restore_optimizer(parts, snapshot)
     restore_counts(state, values)
     state.checkpoint = resumed.checkpoint
-    return values
+    return values, history
+
+
+def _refuse_changed(run: TrainerRun, history: History, accepted: Collection[str]) -> None:
+    """A run that was changed under way is not what a script without these changes trains, though
+    its last settings are the same.
+
+    Raises:
+        CheckpointError: says what changed, and how to take the run as it is.
+    """
+    if changes := not_accepted(history, accepted):
+        names = [*dict.fromkeys([*accepted, *(change["name"] for _, change in changes)])]
+        words = "; ".join(change_words(step, change) for step, change in changes)
+        raise CheckpointError(
+            f"run {run.name} was changed under way ({words}): to take it as it is, give"
+            f" TemperCallback(..., accept={sorted(names)!r}); another name begins a new training"
+        )
 
 
 def _save_timing(run: TrainerRun, snapshots: TrainerSnapshots, first: Path | None) -> SaveTiming:

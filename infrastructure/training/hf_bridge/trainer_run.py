@@ -115,6 +115,7 @@ class TrainerRun:
         self.describe_model: Callable[[torch.nn.Module], JsonObject] = name_and_size
         self.more_of_summary: Callable[[], Summary] = no_more
         self.how_to_begin_anew = ""
+        self.setting_names: Mapping[str, str] = {}  # of a whole run: argument → Temper's setting
         self.decided: dict[str, DecidedSetting] = {}
         self._is_place_checked = False
 

@@ -17,6 +17,7 @@ from infrastructure.core.errors import CheckpointError
 from infrastructure.core.exact_json import from_json, to_json
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.core.optional import is_installed, require
+from infrastructure.run.history import HISTORY, History
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import TrainingState
@@ -187,6 +188,7 @@ class TrainerSnapshots:
         facts: what decides its result; see `trainer_facts`.
         hooks: their states go along.
         settings: by which the same command finds the run, at its place too; None: its name does.
+        history: what changed under way.
     """
 
     parts: TrainerParts
@@ -195,6 +197,7 @@ class TrainerSnapshots:
     state: TrainingState
     hooks: HookRunner
     settings: Mapping[str, object] | None = None
+    history: History = ()
 
     def take(self, is_finished: bool) -> Snapshot:
         """The whole state now, sharing memory with the training."""
@@ -208,6 +211,7 @@ class TrainerSnapshots:
             "best_evaluation_loss": best if math.isfinite(best) else None,
             "recoveries": list(state.recoveries),
             "hooks": self.hooks.state_dict(),
+            HISTORY: [*self.history],
         }
         if self.settings is not None:
             values["identity"] = {"settings": self.settings}

@@ -13,6 +13,7 @@ from infrastructure.backup.state.random_state import capture_random
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.run.checkpoint_paths import step_of
+from infrastructure.run.history import HISTORY, History
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
@@ -67,6 +68,7 @@ class Checkpointer:
         self.identity = identity
         self.schedule = schedule
         self.failures = failures
+        self.history: History = ()  # of what is saved from now on
         self.start_is_saved = False
         self.is_saving = False
         self.others_wait = False
@@ -76,6 +78,7 @@ class Checkpointer:
         snapshot = take_snapshot(state, self.optimizer_step)
         if self.optimizer_step.group.is_first:
             snapshot.values["identity"] = self.identity()
+            snapshot.values[HISTORY] = [*self.history]
         return snapshot
 
     def begin(self, state: TrainingState, kind: SaveKind) -> None:

@@ -13,6 +13,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import format_value
 from infrastructure.config.merging.precedence import Source
 from infrastructure.config.schema import schema_of
+from infrastructure.run.configuration_judge import shown_name
 
 
 class Use(Enum):
@@ -195,6 +196,15 @@ def treatment_of(key: str) -> Treatment | None:
     parts = key.split(".")
     names = [key, *[".".join(parts[:n]) + "." for n in range(len(parts) - 1, 0, -1)]]
     return next((SETTINGS[name] for name in names if name in SETTINGS), None)
+
+
+def setting_names() -> dict[str, str]:
+    """What `--accept` calls each argument of a Trainer that a setting becomes."""
+    return {
+        treatment.words: shown_name(key)
+        for key, treatment in SETTINGS.items()
+        if treatment.use is Use.ARGUMENT and key in schema_of(DeploymentConfig).fields
+    }
 
 
 def refused_settings(

@@ -96,7 +96,7 @@ def test_a_damaged_file_comes_back(
 
 def test_notes_that_were_added_to_a_record_are_no_damage(run: Path) -> None:
     record = read_record(run / "run.json")
-    write_record(run / "run.json", {**record, "accepted": [{"step": 3}]})
+    write_record(run / "run.json", {**record, "history": [{"step": 3}]})
     assert repairs(run) == []
 
 

@@ -330,9 +330,10 @@ def test_other_data_on_the_way_is_shown_with_what_was_accepted(tmp_path: Path) -
     ]
     data = {"lines": ["104 rows to train on"], "num_rows": 104}
     entry = {"when": "2026-11-25T10:54:51+0000", "step": 6, "changes": changes, "data": data}
-    write_run(tmp_path, run={**RUN, "accepted": [entry]}, summary=SUMMARY)
+    write_run(tmp_path, run={**RUN, "history": [entry]}, summary=SUMMARY)
     shown = page_of(tmp_path).all_text
-    assert f"6 data {'a' * 12}… {'b' * 12}… 6 learning_rate 0.1 0.2" in shown
+    assert f"6 data {'a' * 12}… {'b' * 12}…" in shown
+    assert "6 learning_rate 0.1 0.2" in shown
     assert "Since step 6: 104 rows to train on" in shown
     assert "What it was trained on until step 6 4,000 rows read" in shown
 

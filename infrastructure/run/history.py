@@ -1,0 +1,240 @@
+"""What changed in a run under way, and from which step on.
+
+A run that resumed with another learning rate, other rows or another library is not the run that its
+first or its last settings describe. Each version holds the history of the state in it, so that a
+run that is restored elsewhere keeps it; run.json holds the same for people, and is on the disk
+before the first step after a change. What leads to no step is no part of it: a version that the run
+goes back behind takes its changes along. Loads no torch.
+"""
+
+import re
+import shlex
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NotRequired, TypedDict, cast
+
+from infrastructure.backup.format.store import Store
+from infrastructure.config.field_help import plain
+from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.errors import CheckpointError, DamagedFileError
+from infrastructure.core.json_text import JsonObject, JsonValue
+from infrastructure.core.redact import is_secret_key, redact
+from infrastructure.monitoring.records.run_reader import objects_in
+from infrastructure.run.checkpoint_paths import by_step
+from infrastructure.run.compatibility import Difference, Verdict
+from infrastructure.run.directory import RunDirectory
+
+HISTORY = "history"  # in run.json, in summary.json, and among the values of a version
+DATA = "data"  # the name of the difference that is other data
+HASH = re.compile(r"[0-9a-f]{32,}")
+HASH_CHARACTERS = 12
+HIDDEN = "***"
+
+
+Change = TypedDict(
+    "Change",
+    {"name": str, "was": JsonValue, "is": JsonValue, "effect": str, "text": NotRequired[str]},
+)
+
+
+class HistoryEntry(TypedDict):
+    """What was not as before when a run resumed.
+
+    Attributes:
+        step: of the version that it resumed from.
+        command: without secrets.
+        data: described as in `RunRecord`, where it resumed with other data.
+    """
+
+    when: str
+    step: int
+    command: str
+    changes: list[Change]
+    data: NotRequired[dict[str, object]]
+
+
+History = Sequence[HistoryEntry]
+
+
+def history_in(values: Mapping[str, object]) -> list[HistoryEntry]:
+    """The history in a record: the values of a version, run.json or summary.json."""
+    entries = [one for one in objects_in(values.get(HISTORY)) if isinstance(one.get("step"), int)]
+    return cast(list[HistoryEntry], entries)
+
+
+def history_of(run: RunDirectory, step: int | None = None) -> list[HistoryEntry]:
+    """The history of the newest version of a run, or of the newest one of `step`; of a run without
+    versions, what run.json says.
+
+    Raises:
+        OSError: the run cannot be read.
+    """
+    store = Store(run.checkpoints)
+    names = store.versions()
+    if step is not None:
+        at_step = by_step(store).get(step)
+        names = [] if at_step is None else [at_step.stem]
+    for name in names:
+        try:
+            values = store.read(name).values
+        except CheckpointError:
+            continue
+        if HISTORY in values:
+            return history_in(values)
+    try:
+        recorded = history_in(read_record(run.run_file))
+    except (OSError, DamagedFileError):
+        return []
+    return [entry for entry in recorded if step is None or entry["step"] < step]
+
+
+def extend_history(
+    run: RunDirectory,
+    values: Mapping[str, object],
+    agreed: Sequence[Difference],
+    step: int,
+    describe_data: Callable[[], dict[str, object]],
+) -> list[HistoryEntry]:
+    """The history of a run that resumes from a version with these values, on the disk in run.json
+    when this returns.
+
+    Args:
+        agreed: what is not as it was; what is harmless is left out.
+        describe_data: what run.json says of the data that the run resumes with.
+    """
+    history = history_in(values)
+    changes = [_change(d) for d in agreed if d.verdict is not Verdict.HARMLESS]
+    if changes:
+        entry: HistoryEntry = {
+            "when": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "step": step,
+            "command": redact(shlex.join(sys.argv)),
+            "changes": changes,
+        }
+        if brought_other_data([entry]):
+            entry["data"] = describe_data()
+        history.append(entry)
+    if run.has_record():
+        record = read_record(run.run_file)
+        if history_in(record) != history:
+            write_record(run.run_file, {**record, HISTORY: history})
+    return history
+
+
+def brought_other_data(history: History) -> bool:
+    """Whether one of the changes was one of the data."""
+    return any(change["name"] == DATA for entry in history for change in entry["changes"])
+
+
+def _change(difference: Difference) -> Change:
+    secret = is_secret_key(difference.name)
+    change: Change = {
+        "name": difference.name,
+        "was": HIDDEN if secret else _recordable(difference.was),
+        "is": HIDDEN if secret else _recordable(difference.current),
+        "effect": difference.verdict.value,
+    }
+    if difference.text:
+        change["text"] = redact(difference.text)
+    return change
+
+
+def _recordable(value: object) -> JsonValue:
+    """A value as JSON without secrets, and of a hash what tells it from another one: a whole hash
+    of a short row can be guessed."""
+    if isinstance(value, Mapping):
+        hidden = {str(key) for key in value if is_secret_key(str(key))}
+        return {
+            str(k): HIDDEN if str(k) in hidden else _recordable(one) for k, one in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_recordable(one) for one in value]
+    if isinstance(value, int | float | bool | None):
+        return value
+    text = str(value)
+    return text[:HASH_CHARACTERS] if HASH.fullmatch(text) else redact(text)
+
+
+def deciding(history: History) -> Iterator[tuple[int, Change]]:
+    """The changes that have changed the result, each with the step after which it did; what only
+    rounds otherwise is left out."""
+    for entry in history:
+        for change in entry["changes"]:
+            if change.get("effect") != Verdict.ROUNDS_OTHERWISE.value:
+                yield entry["step"], change
+
+
+def not_accepted(history: History, accepted: Collection[str]) -> list[tuple[int, Change]]:
+    """The changes for which a run is none of those that a command without them would give."""
+    return [(step, change) for step, change in deciding(history) if change["name"] not in accepted]
+
+
+def change_words(step: int, change: Change) -> str:
+    """`learning_rate was 0.001 until step 3, and is 0.0001 since`."""
+    if text := change.get("text"):
+        return f"{text} after step {step}"
+    if _is_shown(change["was"]) and _is_shown(change["is"]):
+        was, now = plain(change["was"]), plain(change["is"])
+        return f"{change['name']} was {was} until step {step}, and is {now} since"
+    return f"{change['name']} changed after step {step}"
+
+
+def history_lines(history: History) -> list[str]:
+    """A line for people on each change."""
+    return [
+        change_words(entry["step"], change)
+        + (" (sums round otherwise)" if change.get("effect") == Verdict.ROUNDS_OTHERWISE else "")
+        for entry in history
+        for change in entry["changes"]
+    ]
+
+
+def public_history(history: History) -> list[JsonObject]:
+    """What a card and an export say of it: no command, no data, no hash, no path."""
+    lines: list[JsonObject] = []
+    for entry in history:
+        for change in entry["changes"]:
+            line: JsonObject = {
+                "after_step": entry["step"],
+                "name": change["name"],
+                "effect": change["effect"],
+            }
+            if all(
+                _is_shown(each) and not _is_path(each) for each in (change["was"], change["is"])
+            ):
+                line |= {"was": change["was"], "is": change["is"]}
+            lines.append(line)
+    return lines
+
+
+def _is_path(value: JsonValue) -> bool:
+    """Whether a value names a file of whoever trained."""
+    return isinstance(value, str) and value.startswith(("/", "~", "."))
+
+
+def _is_shown(value: JsonValue) -> bool:
+    """Whether a value says something to a person."""
+    is_hash = isinstance(value, str) and re.fullmatch(r"[0-9a-f]{12,}", value) is not None
+    return isinstance(value, str | int | float | None) and not is_hash
+
+
+def stretches(history: History, name: str, last_step: int) -> list[tuple[int, int, JsonValue]]:
+    """What a setting was from which step to which, first and last one included; empty: it was one
+    value throughout."""
+    changes = [(step, change) for step, change in deciding(history) if change["name"] == name]
+    if not changes:
+        return []
+    starts = [0, *(step for step, _ in changes)]
+    ends = [*(step for step, _ in changes), last_step]
+    values = [changes[0][1]["was"], *(change["is"] for _, change in changes)]
+    parts = zip(starts, ends, values, strict=True)
+    return [(start + 1, stop, value) for start, stop, value in parts if start < stop]
+
+
+def stretch_words(parts: Iterable[tuple[int, int, JsonValue]]) -> str:
+    """`0.001 (steps 1 to 3), 0.0001 (steps 4 to 8)`."""
+    return ", ".join(
+        f"{plain(value)} ({f'step {first}' if first == last else f'steps {first} to {last}'})"
+        for first, last, value in parts
+    )
