@@ -278,7 +278,7 @@ class TrainingDeployment:
             elif trainer.adapter.tokenizer is not None and not run.tokenizer.is_dir():
                 save_tokenizer(run, trainer)
             with with_ranks(trainer), errors_and_output_kept(run):
-                return self._train(run, trainer, measured_before(run), checkpoint)
+                return self._train(run, trainer, self._before(run, trainer), checkpoint)
 
     def _newest(self, run: RunDirectory) -> Path:
         """The newest version that is whole: here, or else at the place."""
@@ -456,6 +456,20 @@ class TrainingDeployment:
                 how_to_begin_anew=self._how_to_begin_anew,
             ).train()
 
+    def _before(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
+        """What was measured before the first step of a run that resumes, on the rows that are held
+        out now: `trainer` still has the model that the run began with."""
+        before, rows = measured_before(run), trainer.held_out_identity()
+        if before.measured_on == rows or None in (before.measured_on, rows):
+            return before
+        self.report(
+            "note: other rows are held out than before: the model that the run began with is"
+            " measured on them, too"
+        )
+        if trainer.adapter.on_disk:  # no process holds it; nothing is compared
+            return HeldOut({})
+        return self._measured(run, trainer)
+
     def _measure(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
         """What the model can do before the first step, kept in the run; nothing yet of one
         that no process can hold."""
@@ -463,12 +477,15 @@ class TrainingDeployment:
             return measure(trainer)
         self.report(f"Run {run.run_id}: measuring the model before the training")
         try:
-            count = Count("measuring the model", "answers")
-            with self._stage("measure", count.words):
-                before = measure(trainer, count)
+            return self._measured(run, trainer)
         except KeyboardInterrupt:
             shutil.rmtree(run.path)  # nothing was trained, and there is nothing to go on with
             raise
+
+    def _measured(self, run: RunDirectory, trainer: EnhancedTrainer) -> HeldOut:
+        count = Count("measuring the model", "answers")
+        with self._stage("measure", count.words):
+            before = measure(trainer, count)
         write_record(run.before_file, before.to_dict())
         return before
 

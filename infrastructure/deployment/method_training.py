@@ -180,13 +180,19 @@ class _Measured(Observer):
         self.state: TrainingState | None = None
         self.before: dict[str, object] = {}
         self.after: dict[str, object] = {}
+        self.measured_on: str | None = None
+        self.resumed_step = 0
+        self.changed_after: int | None = None  # the step after which other rows were held out
 
     def train_start(self, state: TrainingState) -> None:
-        self.state = state
+        self.state, self.resumed_step = state, state.step
         self.begun(self.run.path)
 
     def eval_end(self, state: TrainingState) -> None:
         numbers = {name: n for name, n in state.evaluation.items() if name not in NO_MEASURES}
+        if self.measured_on is not None and state.measured_on not in (None, self.measured_on):
+            self.before, self.changed_after = {}, self.resumed_step
+        self.measured_on = state.measured_on or self.measured_on
         if state.step == 0:
             self.before = spell_numbers(numbers)
         else:
@@ -201,6 +207,8 @@ class _Measured(Observer):
     def summary(self) -> Summary:
         """What summary.json says of it; nothing of a training that measured nothing."""
         measured: Summary = {"before": self.before, "after": self.after} if self.after else {}
+        if self.changed_after is not None:
+            measured["held_out_changed_after"] = self.changed_after
         return measured | self._advice()
 
     def _advice(self) -> Summary:
@@ -222,10 +230,16 @@ class _Measured(Observer):
         return {"advice": advice} if advice else {}
 
     def state_dict(self) -> dict[str, object]:
-        return {"before": self.before, "after": self.after}
+        return {
+            "before": self.before,
+            "after": self.after,
+            "measured_on": self.measured_on,
+            "changed_after": self.changed_after,
+        }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.before, self.after = saved["before"], saved["after"]
+        self.measured_on, self.changed_after = saved["measured_on"], saved["changed_after"]
 
 
 def _of_data(after: Mapping[str, object], training: TrlTraining) -> Summary:

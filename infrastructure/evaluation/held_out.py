@@ -36,12 +36,14 @@ class HeldOut:
             has no prompts and answers.
         num_questions: held-out prompts that were answered.
         example: one prompt, its expected answer and what was written.
+        measured_on: which rows these were; None: nobody knows.
     """
 
     metrics: dict[str, float]
     exact_match: dict[str, float] = field(default_factory=dict)
     num_questions: int = 0
     example: dict[str, str] = field(default_factory=dict)
+    measured_on: str | None = None
 
     def to_dict(self) -> dict[str, object]:
         """As JSON values; a number that is not finite is its name."""
@@ -70,7 +72,8 @@ class MeasuredBefore(Observer):
         self.trainer, self.keep = trainer, keep
 
     def train_start(self, state: TrainingState) -> None:
-        self.keep(HeldOut(self.trainer.before))
+        rows = self.trainer.held_out_identity()
+        self.keep(HeldOut(self.trainer.before, measured_on=rows))
 
 
 def measure(trainer: EnhancedTrainer, count: Callable[[int, int], None] = do_nothing) -> HeldOut:
@@ -92,6 +95,7 @@ def measure(trainer: EnhancedTrainer, count: Callable[[int, int], None] = do_not
     if training.best_needs_answers and training.best_metric != EXACT_MATCH:  # which comes anyway
         metrics |= best_of_answers(trainer, answers)
     held_out = HeldOut(metrics, exact_match_by_task(answers), len(answers))
+    held_out.measured_on = trainer.held_out_identity()
     if answers:
         shown = answers[0]
         held_out.example = {

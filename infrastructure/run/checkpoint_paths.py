@@ -3,7 +3,7 @@
 import logging
 from pathlib import Path
 
-from infrastructure.backup.format.manifest import VersionName
+from infrastructure.backup.format.manifest import VersionName, scores_of
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
 
@@ -36,14 +36,11 @@ def by_step(store: Store) -> dict[int, Path]:
 
 
 def best_of(store: Store) -> Path | None:
-    """The healthy checkpoint with the lowest score (see `training.best_metric`); None: none has
-    one."""
-    scored: list[tuple[float, Path]] = []
-    for path in by_step(store).values():
-        manifest = store.read(path.stem)
-        if manifest.healthy and manifest.score is not None:
-            scored.append((manifest.score, path))
-    return min(scored)[1] if scored else None
+    """The healthy checkpoint with the lowest score (see `training.best_metric`), of those that were
+    measured on the held-out rows of the newest one; None: none has a score."""
+    paths = by_step(store).values()
+    scores = scores_of({path.stem: store.outline(path.stem) for path in paths})
+    return min(((scores[p.stem], p) for p in paths if p.stem in scores), default=(0.0, None))[1]
 
 
 def verify(checkpoint: Path) -> None:

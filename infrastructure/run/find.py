@@ -108,8 +108,10 @@ def changed_under_way(
 ) -> tuple[RunDirectory, list[str]] | None:
     """The newest run that began, or ended, with the settings of `config`, and was changed between;
     and what changed, in words."""
-    found = next(((run, c) for run, c in _of_these_settings(config, accepted) if c), None)
-    return found and (found[0], [change_words(step, change) for step, change in found[1]])
+    for run, changes in _of_these_settings(config, accepted):
+        if changes:
+            return run, [change_words(step, change) for step, change in changes]
+    return None
 
 
 def _of_these_settings(

@@ -213,6 +213,8 @@ class Summary(TypedDict, total=False):
         status: a `RunStatus`; every file has it.
         reason, signal, error: why it stopped, or what ended it.
         before, after: numbers on held-out data, by name.
+        held_out_changed_after: the step after which other rows were held out, so that what was
+            measured before is not comparable, and left out; missing where they stayed.
         loss_function: which loss theirs is, where that is none of ours.
         system_prompt: of every row of the data; missing where they have none, or several.
         has_context: the rows say what their questions are about; missing where they do not.
@@ -240,6 +242,7 @@ class Summary(TypedDict, total=False):
     memory: dict[str, object] | None
     before: dict[str, object]
     after: dict[str, object] | None
+    held_out_changed_after: int
     loss_function: str
     example: ExampleRecord | None
     num_questions: int

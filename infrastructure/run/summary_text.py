@@ -63,6 +63,8 @@ def _result_lines(summary: Summary) -> list[str]:
         "",
         table or "Nothing is held out, so nothing was measured; see data.validation_split",
     ]
+    if (step := summary.get("held_out_changed_after")) is not None:
+        lines.append(f"(before is not comparable: other rows are held out since step {step:,})")
     if num_questions := summary.get("num_questions"):
         lines.append(f"(exact match over {_of_held_out(num_questions, summary)})")
     if num_pairs := summary.get("num_pairs"):

@@ -446,6 +446,7 @@ class EnhancedTrainer:
                 ),
                 best_metric=self.training_config.best_metric_key,
                 best_is_greater=self.training_config.best_is_greater,
+                measured_on=self.held_out_identity(),
             )
             self.state.optimizer = self.create_optimizer(model)
             self.loop = self._build_loop(model, data, self.state.optimizer)
@@ -832,6 +833,11 @@ class EnhancedTrainer:
             "total_steps": loop.total_steps,
         }
         return {**self._identity, **of_now}
+
+    def held_out_identity(self) -> str | None:
+        """Which rows are held out; None of a source that cannot tell."""
+        identity: str | None = getattr(self.initialize_data(), "held_out_identity", None)
+        return identity
 
     def attention_form(self) -> str:
         """How the model attends, as far as that decides the last digits."""

@@ -74,14 +74,14 @@ def test_no_secret_and_no_hash_is_written(tmp_path: Path) -> None:
     assert not any({"was", "is", "command"} & one.keys() for one in public_history(history)[:1])
 
 
-def test_what_rounds_otherwise_is_told_and_is_the_same_training(tmp_path: Path) -> None:
+def test_what_rounds_otherwise_is_shown_and_is_the_same_training(tmp_path: Path) -> None:
     history = extended(made(tmp_path), [], THREADS, RATE, step=4)
     assert [change["name"] for _, change in not_accepted(history, [])] == ["learning_rate"]
     assert not_accepted(history, ["learning_rate"]) == []
     assert [one["name"] for one in public_history(history)] == ["num_threads", "learning_rate"]
 
 
-def test_a_setting_is_told_by_stretches(tmp_path: Path) -> None:
+def test_a_setting_is_shown_by_stretches(tmp_path: Path) -> None:
     run = made(tmp_path)
     back = Difference("learning_rate", 0.2, 0.1, Verdict.CHANGES_THE_RESULT)
     history = extended(run, extended(run, [], RATE, step=3), back, step=4)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Self, TypeGuard
+from typing import Any, Self, TypeGuard, TypeVar
 
 from infrastructure.backup.format.hashing import HEX_HASH
 from infrastructure.core.errors import CheckpointError
@@ -23,6 +23,7 @@ HELD_ANEW = ("random/", f"{FILES}/run.json@")
 # In a version's values: objects that other machines have written straight to the place of its
 # copies, each confirmed there, before its manifest was; see FORMAT.md.
 COPIED_APART = "copied_apart"
+MEASURED_ON = "measured_on"  # among the values: which held-out rows gave the score
 VERSION_NAME = re.compile(r"(\d{12})-([a-z0-9]{1,16})-([0-9a-f]{64})")
 
 
@@ -93,6 +94,7 @@ class Outline:
     healthy: bool
     step: int
     score: float | None
+    measured_on: str | None
     packs: tuple[Pack, ...]
     needed_packs: tuple[Pack, ...]
 
@@ -142,6 +144,12 @@ class Manifest:
         return tuple(pack for index, pack in enumerate(self.packs) if index in needed)
 
     @property
+    def measured_on(self) -> str | None:
+        """Which held-out rows gave `score`; None: nobody has recorded that."""
+        rows = self.values.get(MEASURED_ON)
+        return rows if isinstance(rows, str) else None
+
+    @property
     def copied_apart(self) -> frozenset[str]:
         """Hashes of objects that the machine of this version's writer never had: others have
         copied them to its place."""
@@ -157,6 +165,7 @@ class Manifest:
             healthy=self.healthy,
             step=self.step,
             score=self.score,
+            measured_on=self.measured_on,
             packs=self.packs,
             needed_packs=self.needed_packs,
         )
@@ -178,6 +187,19 @@ class Manifest:
         }
         text = json.dumps(contents, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return text.encode("ascii")
+
+
+Version = TypeVar("Version", Manifest, Outline)
+
+
+def scores_of(versions: Mapping[str, Version]) -> dict[str, float]:
+    """The scores of healthy versions that may be compared, by name: those on the held-out rows of
+    the newest one that has a score."""
+    scored = {n: v for n, v in versions.items() if v.healthy and v.score is not None}
+    if not scored:
+        return {}
+    rows = scored[max(scored)].measured_on
+    return {n: v.score for n, v in scored.items() if v.score is not None and v.measured_on == rows}
 
 
 def parse_manifest(data: bytes, name: VersionName) -> Manifest:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from infrastructure.backup.format.manifest import Outline
+from infrastructure.backup.format.manifest import Outline, scores_of
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
 
@@ -75,7 +75,7 @@ def _worth_keeping(
     store: Store, retention: Retention, manifests: dict[str, Outline]
 ) -> Iterable[str]:
     healthy = {name: manifest for name, manifest in manifests.items() if manifest.healthy}
-    scored = {name: m.score for name, m in healthy.items() if m.score is not None}
+    scored = scores_of(manifests)
     best = (name for name in sorted(scored, key=lambda n: (scored[n], n)) if is_good(store, name))
     yield from itertools.islice(best, retention.keep_best)  # each one asked for is read whole
     if retention.keep_every is not None:

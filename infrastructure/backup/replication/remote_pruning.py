@@ -14,7 +14,7 @@ from pathlib import Path
 
 from infrastructure.backup.backends.base import Content
 from infrastructure.backup.format.codec import SUFFIX
-from infrastructure.backup.format.manifest import Manifest
+from infrastructure.backup.format.manifest import Manifest, scores_of
 from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.core.errors import CheckpointError, StorageError
@@ -108,7 +108,7 @@ class PlacePruning:
     def _special(self, manifests: dict[str, Manifest]) -> Iterator[str]:
         """The best, each n-th, and the newest emergency version."""
         healthy = {n: m for n, m in sorted(manifests.items(), reverse=True) if m.healthy}
-        scored = {name: m.score for name, m in healthy.items() if m.score is not None}
+        scored = scores_of(manifests)
         yield from sorted(scored, key=lambda name: (scored[name], name))[: self.retention.keep_best]
         if every := self.retention.keep_every:
             of_step = {m.step: name for name, m in reversed(healthy.items())}

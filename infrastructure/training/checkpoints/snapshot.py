@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypedDict
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from infrastructure.backup.format.manifest import MEASURED_ON
 from infrastructure.backup.state.optimizer_state import Tensors, merge_optimizer, split_optimizer
 from infrastructure.backup.state.random_state import capture_random, restore_random
 from infrastructure.core.errors import CheckpointError
@@ -76,6 +77,7 @@ def take_snapshot(state: TrainingState, parts: Participants) -> Snapshot:
         },
         "evaluated_step": state.evaluated_step,
         "best_evaluation_loss": _finite_or_none(state.best_evaluation_loss),
+        MEASURED_ON: state.measured_on,
         "loss": _finite_or_none(state.loss),
         "optimizer": optimizer_values,
         "scheduler": parts.scheduler.state_dict() if parts.scheduler else None,
@@ -122,6 +124,8 @@ def restore_progress(values: dict[str, Any], state: TrainingState) -> None:
     state.evaluation = {n: _or(v, float("nan")) for n, v in values["evaluation"].items()}
     state.evaluated_step = values["evaluated_step"]
     state.best_evaluation_loss = _or(values["best_evaluation_loss"], float("inf"))
+    rows_now, state.measured_on = state.measured_on, values.get(MEASURED_ON)
+    state.measure_on(rows_now)
     state.loss = _or(values["loss"], float("nan"))
     state.skipped = [SkippedBatch(**_rows_fixed(saved)) for saved in values.get("skipped", [])]
     state.recoveries = list(values.get("recoveries", []))

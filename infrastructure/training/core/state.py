@@ -119,6 +119,8 @@ class TrainingState:
         step_is_ending: the last step's weights are there, and its end (events, evaluation, next
             epoch) is not done yet; whoever goes on from here does it first.
         evaluated_step: the step whose weights `evaluation` measured; -1 before the first.
+        measured_on: which held-out rows `evaluation` and `best_evaluation_loss` are of; None:
+            nobody knows.
         skipped: batches that are passed over.
         recoveries: one JSON object for each error that the training got over: time, step, kind,
             action, message, rows.
@@ -153,6 +155,7 @@ class TrainingState:
     error: BaseException | None = None
     step_is_ending: bool = False
     evaluated_step: int = -1
+    measured_on: str | None = None
     skipped: list[SkippedBatch] = field(default_factory=list)
     recoveries: list[JsonObject] = field(default_factory=list)
     must_save: bool = False
@@ -177,6 +180,16 @@ class TrainingState:
             self.stop_signal = signal.Signals(signal_number).name
         self.stop(message, reason)
         self.is_interrupted = True
+
+    def measure_on(self, rows: str | None) -> None:
+        """From now on it is these held-out rows that are measured; numbers of other rows are no
+        measure for what comes. None: nobody knows which they are."""
+        if rows is None:
+            return
+        if self.measured_on not in (None, rows):
+            self.evaluation, self.evaluated_step = {}, -1
+            self.best_evaluation_loss = math.inf
+        self.measured_on = rows
 
     @property
     def score(self) -> float | None:

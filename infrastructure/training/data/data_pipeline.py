@@ -66,7 +66,7 @@ from infrastructure.training.data.store.examples import (
     Picture,
     TokenizedExample,
 )
-from infrastructure.training.data.store.fingerprints import text_hash
+from infrastructure.training.data.store.fingerprints import ExampleHash, text_hash
 from infrastructure.training.data.store.stream_index import WindowIndex
 from infrastructure.training.data.store.token_cache import CacheEntry
 from infrastructure.training.data.store.token_store import CONVERSATIONS_FILE, TokenStore
@@ -124,6 +124,7 @@ class DataPipeline:
         self.seed = seed
         self._prepared: _Prepared | None = None
         self._num_selected: int | None = None
+        self._held_out_identity: str | None = None
         if data_config.chat_template is not None:
             tokenizer.chat_template = read_chat_template(data_config.chat_template)
 
@@ -176,6 +177,16 @@ class DataPipeline:
         changes = [self.config.balance_by, self.config.augmentation, *limit]
         fingerprint = self.report.fingerprint
         return text_hash([fingerprint, *changes]) if any(changes) else fingerprint
+
+    @property
+    def held_out_identity(self) -> str | None:
+        """Hash of the held-out examples in their order; None: there are none."""
+        if self._held_out_identity is None and len(self._ready().held_out):
+            examples = ExampleHash()
+            for row in self._ready().held_out:
+                examples.add(self.store.example(int(row)))
+            self._held_out_identity = examples.hexdigest()
+        return self._held_out_identity
 
     @property
     def stop_token_ids(self) -> list[int]:

@@ -250,7 +250,8 @@ class TemperCallback:
     ) -> None:
         """See `TrainerEvents.evaluated`."""
         if (events := self._events()) is not None:
-            events.evaluated(metrics or {}, control)
+            loader = parts.get("eval_dataloader")
+            events.evaluated(metrics or {}, control, getattr(loader, "dataset", None))
 
     def on_save(self, args: object, state: object, control: object, **parts: object) -> None:
         """See `TrainerEvents.own_checkpoint_saved`."""

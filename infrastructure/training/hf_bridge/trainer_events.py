@@ -17,6 +17,7 @@ from infrastructure.core.json_text import JsonValue
 from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
 from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner
+from infrastructure.training.hf_bridge.evaluated_rows import EvaluatedRows
 from infrastructure.training.hf_bridge.save_timing import SaveTiming
 from infrastructure.training.hf_bridge.trainer_metrics import StepClock, evaluation_of, numbers_of
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
@@ -59,6 +60,7 @@ class TrainerEvents:
         self._tokens_before = self._tokens_logged = state.num_tokens
         self._is_open = False  # a step has ended, and its numbers are still to come
         self._logged_evaluation: dict[str, float] = {}
+        self._evaluated_rows = EvaluatedRows(parts.device)
 
     def epoch_begins(self) -> None:
         """The order of an epoch is not drawn yet."""
@@ -152,12 +154,19 @@ class TrainerEvents:
             self._is_open = False
             self._fire(Event.STEP_END)
 
-    def evaluated(self, metrics: Mapping[str, JsonValue], control: "TrainerControl") -> None:
+    def evaluated(
+        self,
+        metrics: Mapping[str, JsonValue],
+        control: "TrainerControl",
+        dataset: object = None,
+    ) -> None:
         """The Trainer has evaluated one of its data sets."""
         self._close_step()
         # It is logged just before; TRL before 1.0 has its own measures in what it logs alone.
         logged, self._logged_evaluation = self._logged_evaluation, {}
         state, evaluation = self.state, evaluation_of({**logged, **metrics})
+        if HELD_OUT in evaluation:
+            state.measure_on(self._evaluated_rows.identity_of(dataset))
         is_more = state.evaluated_step == state.step  # of several data sets
         state.evaluation = {**state.evaluation, **evaluation} if is_more else evaluation
         state.evaluated_step = state.step

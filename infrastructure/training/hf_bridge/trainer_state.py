@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard
 
 import torch
 
+from infrastructure.backup.format.manifest import MEASURED_ON
 from infrastructure.backup.state.optimizer_state import merge_optimizer, split_optimizer
 from infrastructure.backup.state.random_state import capture_random, restore_random
 from infrastructure.core.errors import CheckpointError
@@ -212,6 +213,7 @@ class TrainerSnapshots:
             "recoveries": list(state.recoveries),
             "hooks": self.hooks.state_dict(),
             HISTORY: [*self.history],
+            MEASURED_ON: state.measured_on,
         }
         if self.settings is not None:
             values["identity"] = {"settings": self.settings}
@@ -224,6 +226,7 @@ def restore_counts(state: TrainingState, values: Mapping[str, Any]) -> None:
     state.recoveries = list(values["recoveries"])
     best = values["best_evaluation_loss"]
     state.best_evaluation_loss = math.inf if best is None else best
+    state.measured_on = values.get(MEASURED_ON)
 
 
 def _as_tensor(text: str) -> torch.Tensor:

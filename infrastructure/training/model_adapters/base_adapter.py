@@ -39,7 +39,8 @@ class DataSource(Protocol):
     """Where examples come from. The order is a pure function of (seed, epoch).
 
     A source that knows the rows its examples are made of names them by a further method,
-    `places(epoch, start_example, num_examples)`; else examples are named by their positions.
+    `places(epoch, start_example, num_examples)`; else examples are named by their positions. One
+    that knows which rows it holds out names them by an attribute, `held_out_identity`.
     """
 
     @property

@@ -42,13 +42,25 @@ class EarlyStopping(Observer):
         self.greater_is_better = greater_is_better
         self.best: float | None = None
         self.num_without_improvement = 0
+        self.measured_on: str | None = None
 
     def train_start(self, state: TrainingState) -> None:
-        """A run that was killed between the decision to stop and its end stops again."""
+        """A run that was killed between the decision to stop and its end stops again, unless it is
+        measured on other rows since."""
+        self._measure_on(state)
         if self.num_without_improvement >= self.patience:
             state.stop(f"{self._name} had stopped improving (best {_shown(self.best)})")
 
+    def _measure_on(self, state: TrainingState) -> None:
+        """What was best on other held-out rows says nothing of these."""
+        if state.measured_on is None:
+            return
+        if self.measured_on not in (None, state.measured_on):
+            self.best, self.num_without_improvement = None, 0
+        self.measured_on = state.measured_on
+
     def eval_end(self, state: TrainingState) -> None:
+        self._measure_on(state)
         value = state.evaluation.get(self.metric)
         if value is None:
             known = ", ".join(state.evaluation) or "nothing"
@@ -75,11 +87,16 @@ class EarlyStopping(Observer):
         return f"held-out {name_of(self.metric).title}"
 
     def state_dict(self) -> dict[str, object]:
-        return {"best": self.best, "num_without_improvement": self.num_without_improvement}
+        return {
+            "best": self.best,
+            "num_without_improvement": self.num_without_improvement,
+            "measured_on": self.measured_on,
+        }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.best = saved["best"]
         self.num_without_improvement = saved["num_without_improvement"]
+        self.measured_on = saved.get("measured_on")
 
 
 def _shown(value: float | None) -> str:

@@ -43,6 +43,7 @@ def remarkable(training: Training) -> TrainingState:
     state.num_examples, state.num_tokens, state.micro_batch_size = 70, 700, 5
     state.evaluation = {"eval_loss": 1.5, "accuracy": 0.25}
     state.best_evaluation_loss, state.loss = 1.25, 2.5
+    state.measured_on = "rows"
     state.skipped = [SkippedBatch(3, 0, 12, 6, "not_finite", ("a:1", "a:2"), True)]
     state.recoveries = [{"step": 3, "kind": "not_finite"}]
     return state

@@ -1,0 +1,57 @@
+"""Which rows a Trainer evaluates on, as far as that can be seen."""
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from infrastructure.training.core.preserve import preserve
+from infrastructure.training.hf_bridge.trainer_facts import spelt
+
+BATCH_ROWS = 1000
+FIRST_ROWS = 16
+
+
+class EvaluatedRows:
+    """Names the data sets that a Trainer evaluates on by what their rows say; each is read once.
+
+    Args:
+        device: of the training, whose random state stays as it is.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._dataset: object = None
+        self._identity: str | None = None
+
+    def identity_of(self, dataset: Any) -> str | None:
+        """A hash of all rows in their order; None of what cannot be known, such as a stream, or a
+        data set that gives a row another way each time."""
+        if dataset is not None and dataset is not self._dataset:
+            with preserve(random=self.device):
+                self._identity = _identity_of(dataset)
+            self._dataset = dataset
+        return self._identity if dataset is not None else None
+
+
+def _identity_of(dataset: Any) -> str | None:
+    try:
+        num_rows = len(dataset)
+    except TypeError:
+        return None
+    first = [spelt(dataset[index]) for index in range(min(FIRST_ROWS, num_rows))]
+    if first != [spelt(dataset[index]) for index in range(len(first))]:
+        return None
+    digest = hashlib.sha256()
+    for text in _texts(dataset, num_rows):
+        digest.update(text.encode())
+    return digest.hexdigest()
+
+
+def _texts(dataset: Any, num_rows: int) -> Iterator[str]:
+    """All rows as text; those of a table many at once."""
+    if hasattr(dataset, "iter"):
+        yield from map(spelt, dataset.iter(BATCH_ROWS))
+    else:
+        yield from (spelt(dataset[index]) for index in range(num_rows))
