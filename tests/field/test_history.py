@@ -333,7 +333,7 @@ def test_d10_a_run_restored_at_an_earlier_step_is_the_newest_at_its_place(
     assert rig.copier.status().state == "fenced", "it does not know the version of step 9"
 
 
-def test_d10_no_wait_is_negative_whatever_the_clock_says(tmp_path: Path) -> None:
+def test_d10_no_wait_is_negative_whatever_the_clock_does(tmp_path: Path) -> None:
     rig, other = Rig(tmp_path / "one"), Rig(tmp_path / "two")
     other.place, other.remote = rig.place, rig.remote
     other.copier = other.new_copier()
