@@ -68,6 +68,7 @@ from infrastructure.run.finalize import complete_finished, record_running
 from infrastructure.run.find import (
     Beginning,
     changed_under_way,
+    has_other_settings,
     newest_of_this_purpose,
     unfinished_beside,
 )
@@ -229,7 +230,7 @@ class TrainingDeployment:
         options = place_options(self.config)
         if run.is_finished():
             repair_finished(run, options, self.report)
-        if run.is_finished():
+        if run.is_finished() and not has_other_settings(run, self.config):
             return self.complete(run)
         refuse_trained_elsewhere(run.path)
         if not self._has_version(run):

@@ -139,6 +139,18 @@ def _of_these_settings(
             yield run, not_accepted(history_of(run), accepted)
 
 
+def has_other_settings(run: RunDirectory, config: DeploymentConfig) -> bool:
+    """Whether a run has come to its state with other settings than those of `config`; what was
+    accepted does not make them the same."""
+    try:
+        recorded: Mapping[str, object] = result_settings(run.read_configuration())
+    except ValueError:
+        recorded = {}
+    now = settings_now(run, recorded)
+    loaded_by = Loading(recorded.get(BACKEND), backend_taken(now))
+    return bool(now) and any(_differing(now, wanted_beside(now, config), loaded_by))
+
+
 def unfinished_beside(config: DeploymentConfig) -> tuple[RunDirectory, list[str]] | None:
     """The newest run of the same data and model that is not finished, is trained by nobody, and
     differs in other settings; and those, in words."""

@@ -18,22 +18,27 @@ from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.export import EXPORT_FILE, export_model
 from infrastructure.deployment.export_request import ExportRequest
 from infrastructure.deployment.method_training import _Measured
 from infrastructure.deployment.one_call import train as train_from_python
 from infrastructure.run.checkpoint_paths import best_of, by_step, step_of
+from infrastructure.run.configuration_judge import names as known_names
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.history import history_of
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.methods.settings_table import setting_names
 from infrastructure.training.observers.early_stopping import EarlyStopping
 from tests.backup.memory_place import RUN, MemoryPlace, save
 from tests.backup.replication.test_copier import Rig
 from tests.deployment.runs import runs_of, write_settings
+from tests.slow import slow
 from tests.training.hf_bridge import tiny_trainer
 from tests.training.hf_bridge.tiny_trainer import Rows
 from tests.training.hf_bridge.tiny_trainer import train as train_trainer
+from tests.training.methods.method_runs import configuration, in_fork
 
 CHANGED = ["--max-steps", "8", "--learning-rate", "1e-4"]
 
@@ -353,3 +358,32 @@ def test_d10_no_wait_is_negative_whatever_the_clock_does(tmp_path: Path) -> None
     again.settle()
     assert again.copier.status().state == "fenced"
     assert again.copier.status().confirmed_name is None
+
+
+@slow
+def test_d9_a_method_of_trl_that_was_changed_passes_for_no_other(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    def dpo(max_steps: int, *accept: str) -> None:
+        config = configuration("dpo", tmp_path, saved_llama, training={"max_steps": max_steps})
+        assert in_fork(lambda: TrainingDeployment(config, say=print, accept=accept).run()) == 0
+
+    dpo(4)
+    [run] = runs_of(tmp_path)
+    dpo(8, "max_steps")
+    [entry] = record_of(run)["history"]
+    assert (entry["step"], [c["name"] for c in entry["changes"]]) == (4, ["max_steps"])
+    assert summary_of(run)["history"] == [entry]
+    dpo(8, "max_steps")  # the same command finds it again
+    assert [run] == runs_of(tmp_path)
+    dpo(8)
+    [other] = [each for each in runs_of(tmp_path) if each != run]
+    assert summary_of(other)["steps"] == 8
+    assert "history" not in summary_of(other)
+
+
+def test_d9_a_change_of_a_trainer_s_argument_is_called_as_its_setting() -> None:
+    names = setting_names()
+    assert names["num_train_epochs"] == "num_epochs"
+    assert names["per_device_train_batch_size"] == "batch_size"
+    assert {*names.values()} <= {*known_names()}
