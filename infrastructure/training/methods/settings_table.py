@@ -13,7 +13,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import format_value
 from infrastructure.config.merging.precedence import Source
 from infrastructure.config.schema import schema_of
-from infrastructure.run.configuration_judge import shown_name
+from infrastructure.run.configuration_judge import names as accepted_names
 
 
 class Use(Enum):
@@ -200,10 +200,11 @@ def treatment_of(key: str) -> Treatment | None:
 
 def setting_names() -> dict[str, str]:
     """What `--accept` calls each argument of a Trainer that a setting becomes."""
+    known = accepted_names()
     return {
-        treatment.words: shown_name(key)
+        treatment.words: known[key]
         for key, treatment in SETTINGS.items()
-        if treatment.use is Use.ARGUMENT and key in schema_of(DeploymentConfig).fields
+        if treatment.use is Use.ARGUMENT and key in known
     }
 
 
