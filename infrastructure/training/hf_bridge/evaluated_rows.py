@@ -1,13 +1,13 @@
 """Which rows a Trainer evaluates on, as far as that can be seen."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
 from infrastructure.training.core.preserve import preserve
-from infrastructure.training.hf_bridge.trainer_facts import spelt
 
 BATCH_ROWS = 1000
 FIRST_ROWS = 16
@@ -40,8 +40,8 @@ def _identity_of(dataset: Any) -> str | None:
         num_rows = len(dataset)
     except TypeError:
         return None
-    first = [spelt(dataset[index]) for index in range(min(FIRST_ROWS, num_rows))]
-    if first != [spelt(dataset[index]) for index in range(len(first))]:
+    first = [_spelt(dataset[index]) for index in range(min(FIRST_ROWS, num_rows))]
+    if first != [_spelt(dataset[index]) for index in range(len(first))]:
         return None
     digest = hashlib.sha256()
     for text in _texts(dataset, num_rows):
@@ -52,6 +52,17 @@ def _identity_of(dataset: Any) -> str | None:
 def _texts(dataset: Any, num_rows: int) -> Iterator[str]:
     """All rows as text; those of a table many at once."""
     if hasattr(dataset, "iter"):
-        yield from map(spelt, dataset.iter(BATCH_ROWS))
+        yield from map(_spelt, dataset.iter(BATCH_ROWS))
     else:
-        yield from (spelt(dataset[index]) for index in range(num_rows))
+        yield from (_spelt(dataset[index]) for index in range(num_rows))
+
+
+def _spelt(value: object) -> str:
+    """A row, or a part of one, as text that differs where anything in it does."""
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return f"{value.dtype}{value.tolist()}"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key!s}:{_spelt(value[key])}' for key in sorted(value, key=str))}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_spelt, value))}]"
+    return repr(value)

@@ -142,18 +142,17 @@ def _hash_of_rows(dataset: Any, num_examples: int) -> str:
     digest = hashlib.sha256()
     for index in sorted({i * num_examples // NUM_ROWS for i in range(NUM_ROWS)}):
         if index < num_examples:
-            digest.update(spelt(dataset[index]).encode())
+            digest.update(_spelt(dataset[index]).encode())
     return digest.hexdigest()
 
 
-def spelt(value: object) -> str:
-    """A row, or a part of one, as text that is another one where anything differs."""
+def _spelt(value: object) -> str:
     if isinstance(value, torch.Tensor):
         return f"{value.dtype}{value.tolist()}"
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key!s}:{spelt(value[key])}' for key in sorted(value, key=str))}}}"
+        return f"{{{','.join(f'{key!s}:{_spelt(value[key])}' for key in sorted(value, key=str))}}}"
     if isinstance(value, list | tuple):
-        return f"[{','.join(map(spelt, value))}]"
+        return f"[{','.join(map(_spelt, value))}]"
     return repr(value)
 
 
