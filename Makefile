@@ -19,7 +19,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What a target is told on make's command line is for the target, not a variable of the environment,
 # which Temper reads as settings. It reaches the shell as the value of a GIVEN_… variable, never as a
 # piece of its program: a path may hold quotes, spaces and dollars, and nothing of it is executed.
-unexport DATA_PATH CHECKPOINT MODEL DATA FLAGS TEST_FLAGS GPU_PYTHON JOBS
+unexport DATA_PATH CHECKPOINT MODEL DATA FLAGS TEST_FLAGS GPU_PYTHON JOBS OTHER
 export GIVEN_DATA_PATH = $(value DATA_PATH)
 export GIVEN_CHECKPOINT = $(value CHECKPOINT)
 export GIVEN_MODEL = $(value MODEL)
@@ -28,6 +28,7 @@ export GIVEN_FLAGS = $(value FLAGS)
 export GIVEN_TEST_FLAGS = $(value TEST_FLAGS)
 export GIVEN_GPU_PYTHON = $(value GPU_PYTHON)
 export GIVEN_JOBS = $(value JOBS)
+export GIVEN_OTHER = $(value OTHER)
 
 # The words of flags, with a shell's quotes and without its substitutions: xargs knows just these.
 WORDS = words=(); [ -z "$$$(1)" ] || { printf '%s' "$$$(1)" | xargs printf '%s\n' >/dev/null; \
@@ -101,6 +102,15 @@ prove-durability: environment ## kills, power cuts, refusing disks, damage, lies
 .PHONY: storm-ranks
 storm-ranks: environment ## ranks of a training, their agent, or all of them killed 60 times at random; one JSON line
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.rank_kills
+
+.PHONY: field
+field: environment ## the cases from people's bug reports, as a table
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.field.table
+
+.PHONY: same-bits
+same-bits: environment ## weights of healthy trainings beside those of another checkout; OTHER=folder
+	@[ -n "$$GIVEN_OTHER" ] || { echo 'usage: make same-bits OTHER=…' >&2; exit 2; }
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.field.same_bits "$$GIVEN_OTHER"
 
 .PHONY: mutants
 mutants: environment ## which planted defects the quick tests find; hours; goes on where it was; JOBS=processes

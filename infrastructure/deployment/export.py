@@ -239,8 +239,8 @@ def _load(run: RunDirectory, checkpoint: Path | None, *, is_rounded: bool = Fals
     with _form_of_phase(config, loaded.model, snapshot.values):
         load_trainable_state(loaded.model, tensors)
     if loaded.tokenizer is not None:
-        ends = loaded.tokenizer.convert_tokens_to_ids(_ends(run))
-        teach_ends(loaded.model, [end for end in ends if end in special_tokens(loaded.tokenizer)])
+        ends, known = _ends(run), special_tokens(loaded.tokenizer)
+        teach_ends(loaded.model, [number for number, token in known.items() if token in ends])
     if loaded.tokenizer is not None and (template := run.tokenizer / TEMPLATE_FILE).is_file():
         loaded.tokenizer.chat_template = template.read_text(encoding="utf-8")
     if manager.processor is not None and loaded.tokenizer is not None:

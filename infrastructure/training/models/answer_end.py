@@ -1,6 +1,7 @@
 """The tokens that end an answer, where plain `generate` looks for them."""
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
 
@@ -18,8 +19,8 @@ def teach_ends(model: torch.nn.Module, token_ids: Collection[int]) -> None:
         model: of transformers or PEFT, compiled or not; any other module is left alone.
         token_ids: what ends an answer in the training data.
     """
-    model = getattr(model, "_orig_mod", model)
-    base = model.get_base_model() if hasattr(model, "peft_config") else model
+    plain: Any = getattr(model, "_orig_mod", model)
+    base = plain.get_base_model() if hasattr(plain, "peft_config") else plain
     config = getattr(base, "generation_config", None)
     if config is None:
         return
