@@ -117,7 +117,7 @@ def test_a_call_that_the_template_leaves_out_is_refused_though_its_name_is_spell
         ANSWER,
     ]
     data = prepared([{"messages": talk}] * 20, tmp_path, byte_level_tokenizer(DEFAULT_SYSTEM))
-    with pytest.raises(ValueError, match=r"chat template .*message 2 calls tools"):
+    with pytest.raises(ValueError, match=r"message 2 \('capital'\) would not be learned"):
         data.prepare()
 
 
