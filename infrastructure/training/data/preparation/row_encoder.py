@@ -18,7 +18,7 @@ from infrastructure.core.errors import DataError
 from infrastructure.core.helper_process import worker_pool
 from infrastructure.core.importing import do_without_torch
 from infrastructure.core.process_memory import HardLimit, can_limit_hard, resident_bytes
-from infrastructure.training.data.encoding.row_accounting import Account
+from infrastructure.training.data.encoding.row_accounting import REASONING_FIELDS, Account
 from infrastructure.training.data.encoding.row_schema import RowSchema
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
 from infrastructure.training.data.readers.rows import (
@@ -35,6 +35,7 @@ CHUNK_ROWS = 256
 CHUNKS_PER_WORKER = 2
 NUM_DEATHS_OF_A_ROW = 2  # once may be chance
 MAX_DEADLY_ROWS = 20
+ACCOUNTED = frozenset({"content", "tool_calls", *REASONING_FIELDS})  # by their positions
 
 log = logging.getLogger(__name__)
 
@@ -168,9 +169,9 @@ class RowWorker:
         unused: Counter[str] = Counter()
         for conversation in conversations:
             given = json.loads(conversation.inputs) if conversation.inputs else {}
-            names = [*given.get("chat_template_kwargs", {}), *given.keys() & {"tools"}]
+            names = [*given.get("chat_template_kwargs", {})]
             for turn in conversation.turns:
-                names += json.loads(turn.fields).keys() - {"content"} if turn.fields else ()
+                names += json.loads(turn.fields).keys() - ACCOUNTED if turn.fields else ()
             template = self.encoder.template_for(conversation.inputs)
             unused.update(name for name in names if template is None or not template.reads(name))
         return unused
