@@ -1,19 +1,21 @@
 """Where each text of a row stands in what the model reads, and which texts no position holds.
 
-A chat template may leave out a system message, earlier reasoning, or the text beside a tool call. To
-see that, the row is written a second time with a mark in the place of each text: a character of
-Unicode's private planes, which no template knows. What the template does with the mark, it does with
-the text. The texts are then put back into the marked writing, and the result is compared with what
-the model reads: where both are equal, every mark is the position of its text, and a text whose mark
-is nowhere is left out. Nothing is searched for, so short, repeated and escaped texts are told apart.
+A chat template may leave out a system message, earlier reasoning, or the text beside a tool call.
+To see that, the row is written a second time with a mark in the place of each text: a character of
+Unicode's private planes, which no template knows. What the template does with the mark, it does
+with the text. The texts are then put back into the marked writing, and the result is compared with
+what the model reads: where both are equal, every mark is the position of its text, and a text
+whose mark is nowhere is left out. Nothing is searched for, so short, repeated and escaped texts
+are told apart.
 
 Rows of one form (the same roles, fields and tags) share one marked writing. Where the texts do not
 fit back, because the template looks into them, the row gets a marked writing of its own: the marks
-are as long as the texts, and every string that the template itself names stays as it is. Where that
-does not fit either, each text is tried by itself; what fits nowhere is called untold, never missing.
+are as long as the texts, and every string that the template itself names stays as it is. Where
+that does not fit either, each text is tried by itself; what fits nowhere is called untold, never
+missing.
 
-White space at the edges of a text does not count, and neither do values without a text of their own
-(true, false, null). What `max_length` cuts off is no matter of this module.
+White space at the edges of a text does not count, and neither do values without a text of their
+own (true, false, null). What `max_length` cuts off is no matter of this module.
 """
 
 import html

@@ -9,7 +9,7 @@ answer are tokenised apart.
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,9 @@ from infrastructure.training.data.encoding.chat_format import (
     TemplateFormat,
     Written,
     end_of_text,
+    shipped_templates,
     special_tokens,
+    tags_of,
     training_format,
 )
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
@@ -64,6 +66,7 @@ LAST_ANSWER = "last_answer"
 
 PROBES = (("a b\n", "c d"), ("1.\n", "2 3"), ("é:\n", "é è"), ("a\n", "(b)"))
 
+NUM_TEMPLATES_NAMED = 2
 SHORT_TEXT = "a"
 LONGEST_JOINT = 4  # tokens of a prompt's end that may be others before an answer
 
@@ -139,6 +142,7 @@ class ConversationEncoder:
         self.special_tokens = special_tokens(tokenizer)
         self.splits_cleanly = _splits_cleanly(tokenizer)
         self._is_space: dict[int, bool] = {}
+        self._advised: str | None = None
 
     @cached_property
     def template(self) -> TemplateFormat | None:
@@ -165,7 +169,8 @@ class ConversationEncoder:
                 continue
             if lost := whole.account.unlearnable:
                 detail = f"{lost[0]} would not be learned: {self._writer} leaves it out"
-                results[index] = _bad(conversation, LEFT_OUT, detail, self._advice(conversation))
+                advice = self._advice(self._for_writing(conversation))
+                results[index] = _bad(conversation, LEFT_OUT, detail, advice)
             else:
                 accounted[index] = whole
         tokens = self._tokenise([whole.written for whole in accounted.values()])
@@ -179,8 +184,7 @@ class ConversationEncoder:
             else:
                 result = self._finish(conversation, ids, mask, adds_end, pictures)
                 if isinstance(result, Encoded):
-                    more = {"account": whole.account, "is_rewritten": whole.is_rewritten}
-                    result = replace(result, **more)
+                    result = replace(result, account=whole.account, is_rewritten=whole.is_rewritten)
                 results[index] = result
         return [results[index] for index in range(len(conversations))]
 
@@ -289,7 +293,29 @@ class ConversationEncoder:
         return "the chat template" if self.own_template else "the plain format"
 
     def _advice(self, conversation: Conversation) -> str:
-        return "give data.chat_template one that writes it"
+        """What to do about a row of which something would not be learned."""
+        if self._advised is None:  # once: other rows lack the same
+            names = list(itertools.islice(self._writing(conversation), NUM_TEMPLATES_NAMED))
+            some = f", such as {' or '.join(names)}, which TRL ships" if names else ""
+            self._advised = f"give data.chat_template one that writes it{some}"
+        return self._advised
+
+    def _writing(self, conversation: Conversation) -> Iterator[str]:
+        """Names of the templates that TRL ships, in tokens that this tokenizer has, which write all
+        that is to be learned of a conversation."""
+        known = self.tokenizer.get_vocab()
+        for name, path in shipped_templates().items():
+            template = TemplateFormat(self.tokenizer, path.read_text("utf-8"))
+            tags = tags_of(template)
+            if not tags or any(tag not in known for tag in tags):
+                continue
+            accounting = RowAccounting(template.text_of, [template.template])
+            try:
+                account = accounting.account(conversation, template.text_of(conversation))
+            except FormatError:
+                continue
+            if not account.unlearnable and not account.untold:
+                yield name
 
     def template_for(self, inputs: str) -> TemplateFormat | None:
         """What a conversation with these inputs is written with for training; None: no template."""

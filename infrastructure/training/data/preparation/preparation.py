@@ -319,8 +319,8 @@ class Preparation:
             )
         if self.untold:
             report.notes.append(
-                f"whether the chat template writes all of {rows_in_words(report.untold_rows)} cannot"
-                f" be told, such as {self.untold[0]}"
+                f"whether the chat template writes all of {rows_in_words(report.untold_rows)}"
+                f" cannot be told, such as {self.untold[0]}"
             )
         if self.plan.encoder.template and shape.name != TEXT:
             report.notes += self._about_template(self.plan.encoder.template)
