@@ -57,6 +57,7 @@ class Missing:
         text: the whole text.
         is_learnt: it is part of an answer that is trained on.
         is_cut: some of it is read.
+        message: number of its message, from 1; 0: it is of a tool.
     """
 
     kind: str
@@ -64,6 +65,7 @@ class Missing:
     text: str
     is_learnt: bool
     is_cut: bool = False
+    message: int = 0
 
     def __str__(self) -> str:
         return f"{'part of ' if self.is_cut else ''}{self.what} ({excerpt(self.text, 60)!r})"
@@ -248,6 +250,7 @@ class _Text:
     text: str
     is_learnt: bool
     marks: list[int]
+    message: int
 
 
 class _Marker:
@@ -277,6 +280,7 @@ class _Marker:
         self.texts: list[_Text] = []
         self.pieces: list[str | float] = []
         self.lengths: list[int] = []
+        self._message = 0
 
     def conversation(self, conversation: Conversation) -> Conversation:
         inputs = self._inputs(conversation.inputs) if conversation.inputs else ""
@@ -284,6 +288,7 @@ class _Marker:
         last = len(conversation.turns) if is_prompt else conversation.last_answer
         turns = []
         for index, turn in enumerate(conversation.turns):
+            self._message = index + 1
             is_learnt = turn.role in ANSWER_ROLES and conversation.is_learnt(index)
             turns.append(self._turn(turn, index + 1, is_learnt, index > last))
         return replace(conversation, turns=tuple(turns), inputs=inputs)
@@ -403,7 +408,7 @@ class _Marker:
                 self._schema(schema[name], where if name == "parameters" else f"({name}) {where}")
 
     def _text(self, kind: str, what: str, text: str, is_learnt: bool) -> int:
-        self.texts.append(_Text(kind, what, text, is_learnt, []))
+        self.texts.append(_Text(kind, what, text, is_learnt, [], self._message))
         return len(self.texts) - 1
 
     def _marked(self, text: str, owner: int) -> str:
@@ -538,14 +543,17 @@ def _missing(texts: Sequence[_Text], skeleton: _Skeleton) -> tuple[Missing, ...]
     lost = [one for one in texts if not skeleton.whole.issuperset(one.marks)]
     written = {(one.what, one.text.strip()) for one in texts if one.marks and one not in lost}
     return tuple(
-        Missing(one.kind, one.what, one.text.strip(), one.is_learnt, _is_cut(one, skeleton))
+        Missing(
+            one.kind,
+            one.what,
+            one.text.strip(),
+            one.is_learnt,
+            not skeleton.seen.isdisjoint(one.marks),
+            one.message,
+        )
         for one in lost
         if (one.what, one.text.strip()) not in written
     )
-
-
-def _is_cut(text: _Text, skeleton: _Skeleton) -> bool:
-    return not skeleton.seen.isdisjoint(text.marks)
 
 
 def _words_of(sources: Iterable[str]) -> tuple[set[str], set[str]]:

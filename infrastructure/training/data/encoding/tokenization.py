@@ -222,12 +222,30 @@ class ConversationEncoder:
         assert self.pictures is not None
         return self.pictures.in_place(ids, np.zeros(len(ids), dtype=bool), images)[0]
 
-    @staticmethod
-    def prompt_text(turns: Sequence[Turn]) -> str:
-        """For people: a single message as it stands; of several who says it, too."""
+    def prompt_account(self, turns: Sequence[Turn], inputs: str = "") -> Account:
+        """What becomes of the texts of a prompt; raises `FormatError`."""
+        text = self._written_prompt(turns, inputs).text
+        conversation = Conversation(tuple(turns), inputs=inputs, num_given=len(turns))
+        return self._prompt_accounting.account(conversation, text)
+
+    @cached_property
+    def _prompt_accounting(self) -> RowAccounting:
+        return RowAccounting(self._prompt_text, self._template_sources)
+
+    def _prompt_text(self, conversation: Conversation) -> str:
+        return self._written_prompt(conversation.turns, conversation.inputs).text
+
+    def prompt_text(self, turns: Sequence[Turn], inputs: str = "") -> str:
+        """For people: a single message as it stands; of several who says it, too, and which of
+        them the model does not read."""
         if len(turns) == 1:
             return turns[0].text
-        return "\n".join(f"{turn.role}: {turn.text}" for turn in turns)
+        account = self.prompt_account(turns, inputs)
+        left_out = {one.message for one in account.missing if one.kind != REASONING_KIND}
+        return "\n".join(
+            f"{turn.role}{' (left out)' if number in left_out else ''}: {turn.text}"
+            for number, turn in enumerate(turns, 1)
+        )
 
     def _written_prompt(self, turns: Sequence[Turn], inputs: str) -> Written:
         if self._spells_pictures:

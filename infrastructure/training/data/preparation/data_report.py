@@ -39,6 +39,7 @@ class DataReport:
         special_text_rows: rows whose text spells a special token.
         unread: what the rows say and the chat template does not read, in a sentence; "": nothing.
         left_out: what usable rows say and the model never reads, as `LeftOut.to_json` gives it.
+        losses: file:line of the first rows that lose something → what, in words.
         untold_rows: rows of which that cannot be told.
         unused_columns: columns that nobody reads, in words; "": none.
         notes: further sentences for people.
@@ -70,6 +71,7 @@ class DataReport:
     special_text_rows: int = 0
     unread: str = ""
     left_out: list[JsonObject] = field(default_factory=list)
+    losses: dict[str, list[str]] = field(default_factory=dict)
     untold_rows: int = 0
     unused_columns: str = ""
     notes: list[str] = field(default_factory=list)
