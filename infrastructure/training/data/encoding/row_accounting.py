@@ -335,12 +335,14 @@ class _Marker:
                 fields[name] = self._marked(value, owner)
         if isinstance(value := fields.get("tool_call_id"), str):
             fields["tool_call_id"] = self._unnamed(value)
-        for call in fields.get("tool_calls") or ():
+        calls = fields.get("tool_calls") or ()
+        for order, call in enumerate(calls, 1):
             if isinstance(call.get("id"), str):
                 call["id"] = self._unnamed(call["id"])
             function = call.get("function", call)
             name = function["name"]
             where = f"of the call of {name!r} in message {number}"
+            where += f" (call {order})" if len(calls) > 1 else ""
             owner = self._text("call of a tool", f"the name {where}", name, is_learnt)
             function["name"] = self._marked(name, owner)
             if isinstance(arguments := function.get("arguments"), dict):
@@ -420,6 +422,8 @@ class _Marker:
             return self._piece(text, owner)
         pattern = "|".join(map(re.escape, kept))
         pieces = re.split(f"({pattern})", text)
+        if not any(piece.strip() for piece in pieces[::2]):
+            return self._piece(text, owner)  # nothing else: perhaps it is just a word here
         return "".join(
             piece if number % 2 else self._piece(piece, owner)
             for number, piece in enumerate(pieces)
@@ -539,9 +543,11 @@ JINJA_JSON = {ord(one): f"\\u{ord(one):04x}" for one in "<>&'"}
 
 
 def _missing(texts: Sequence[_Text], skeleton: _Skeleton) -> tuple[Missing, ...]:
-    """The texts of which a mark stands nowhere; not one that stands elsewhere in its message."""
+    """The texts of which a mark stands nowhere; not reasoning that its message holds twice, once in
+    a field that is read."""
     lost = [one for one in texts if not skeleton.whole.issuperset(one.marks)]
-    written = {(one.what, one.text.strip()) for one in texts if one.marks and one not in lost}
+    thoughts = (one for one in texts if one.kind == REASONING_KIND and one not in lost)
+    written = {(one.what, one.text.strip()) for one in thoughts}
     return tuple(
         Missing(
             one.kind,
