@@ -16,6 +16,7 @@ import importlib.metadata
 import json
 import re
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib.util import find_spec
@@ -397,8 +398,10 @@ def training_format(
     from jinja2.exceptions import TemplateError
     from trl.chat_template_utils import get_training_chat_template
 
+    one = copy(tokenizer)  # TRL looks at a template by itself, and some tokenizers have several
+    one.chat_template = own.template
     try:
-        template = get_training_chat_template(tokenizer)
+        template = get_training_chat_template(one)
     except (ValueError, TypeError, TemplateError):  # none for this family
         return own
     origin = f"TRL {importlib.metadata.version('trl')}"

@@ -135,7 +135,7 @@ class ConversationEncoder:
         self.pictures = pictures
         self.own_template = TemplateFormat(tokenizer) if tokenizer.chat_template else None
         named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
-        self.tool_template = (
+        self.own_tool_template = (
             TemplateFormat(tokenizer, named[TOOL_USE]) if TOOL_USE in named else None
         )
         self.plain = None if self.own_template else PlainFormat(tokenizer)
@@ -150,6 +150,13 @@ class ConversationEncoder:
         if self.own_template is None:
             return None
         return training_format(self.tokenizer, self.own_template, self.train_on == LAST_ANSWER)
+
+    @cached_property
+    def tool_template(self) -> TemplateFormat | None:
+        """The same for conversations with tools, where the tokenizer has a template for them."""
+        if self.own_tool_template is None:
+            return None
+        return training_format(self.tokenizer, self.own_tool_template, self.train_on == LAST_ANSWER)
 
     def encode(
         self, conversations: Sequence[Conversation], folder: Path = Path()
@@ -250,8 +257,7 @@ class ConversationEncoder:
     def _written_prompt(self, turns: Sequence[Turn], inputs: str) -> Written:
         if self._spells_pictures:
             turns = [self._spelled_out(turn) for turn in turns]
-        own = self._tool_format(inputs) or self.own_template
-        return (own or self._plain()).write_prompt(turns, inputs)
+        return (self._own_template_for(inputs) or self._plain()).write_prompt(turns, inputs)
 
     def num_template_tokens(self) -> int:
         """Tokens that the chat template itself writes around one question and its answer; 0 where
@@ -300,7 +306,10 @@ class ConversationEncoder:
 
     @property
     def _template_sources(self) -> list[str]:
-        formats = (self.own_template, self.template, self.tool_template)
+        formats = (
+            *(self.own_template, self.template),
+            *(self.own_tool_template, self.tool_template),
+        )
         return list(dict.fromkeys(one.template for one in formats if one))
 
     def _text_of(self, conversation: Conversation) -> str:
@@ -337,21 +346,24 @@ class ConversationEncoder:
 
     def template_for(self, inputs: str) -> TemplateFormat | None:
         """What a conversation with these inputs is written with for training; None: no template."""
-        return self._tool_format(inputs) or self.template
+        return self.tool_template if self._is_for_tools(inputs) else self.template
 
-    def _tool_format(self, inputs: str) -> TemplateFormat | None:
-        """The tokenizer's own template for conversations with tools, where it has one and these
-        have tools, as transformers chooses it."""
-        has_tools = self.tool_template and inputs and json.loads(inputs).get("tools")
-        return self.tool_template if has_tools else None
+    def _is_for_tools(self, inputs: str) -> bool:
+        """Whether the tokenizer's own template for conversations with tools writes one with these
+        inputs, as transformers chooses it."""
+        if self.own_tool_template is None or not inputs:
+            return False
+        return bool(json.loads(inputs).get("tools"))
+
+    def _own_template_for(self, inputs: str) -> TemplateFormat | None:
+        return self.own_tool_template if self._is_for_tools(inputs) else self.own_template
 
     def _format(self, conversation: Conversation) -> ChatFormat:
         if conversation.is_text or self.own_template is None:
             return self._plain()
-        own = self._tool_format(conversation.inputs)
-        if self._is_whole(conversation):
-            return own or self.own_template
-        return own or self.template or self.own_template
+        own = self._own_template_for(conversation.inputs)
+        found = own if self._is_whole(conversation) else self.template_for(conversation.inputs)
+        return found or self._plain()
 
     def write(self, conversation: Conversation) -> Written:
         """A conversation as text, with what of it is learnt; raises `FormatError`."""

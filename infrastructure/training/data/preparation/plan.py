@@ -340,7 +340,9 @@ def plan_key(plan: PreparationPlan) -> str:
         "files": [[_file_key(file) for file in files] for files in plan.files],
         "shapes": [vars(shape) for shape in plan.shapes],
         "tokenizer": tokenizer_hash(encoder.tokenizer),
-        "training template": encoder.template.template if encoder.template else None,
+        "training template": [
+            one.template if one else None for one in (encoder.template, encoder.tool_template)
+        ],
         "accounting": ACCOUNTING_VERSION,
         "length": [encoder.max_length, encoder.over_length, encoder.train_on],
         "split": plan.validation_split,

@@ -204,7 +204,8 @@ class Preparation:
 
     def _check_prompt(self, row: PreparedRow) -> None:
         """Compare what stands before the answer with what the model is asked at generation."""
-        conversation, template = row.conversation, self.plan.encoder.template
+        conversation = row.conversation
+        template = self.plan.encoder.template_for(conversation.inputs)
         self._note_prompt(row)
         has_history = any(turn.role == "assistant" for turn in conversation.prompt)
         if template and template.origin and has_history:
