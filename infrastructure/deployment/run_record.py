@@ -142,7 +142,8 @@ def _as_read(data: Any, report: Any, config: DeploymentConfig) -> dict[str, obje
     preview = "".join(
         token_preview_html(shown.example, data.tokenizer, shown.left_out) for shown in examples
     )
-    return {**report.to_dict(), "lines": lines, "preview_html": preview}
+    facts = {name: fact for name, fact in report.to_dict().items() if name != "losses"}
+    return {**facts, "lines": lines, "preview_html": preview}
 
 
 def summarise(

@@ -43,7 +43,7 @@ class Part:
         return conversation
 
 
-def said(role: str, text: str | None, **fields: Any) -> dict[str, Any]:
+def turn(role: str, text: str | None, **fields: Any) -> dict[str, Any]:
     return {"role": role, "content": text, **fields}
 
 
@@ -59,68 +59,68 @@ def tool(name: str, about: str, parameter: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-TALK = (said("user", "quokka?"), said("assistant", "wombat."))
-MORE = (said("user", "numbat?"), said("assistant", "bilby."))
-SAID = (("quokka",), ("wombat",))
-SAID_MORE = (*SAID, ("numbat",), ("bilby",))
+TALK = (turn("user", "quokka?"), turn("assistant", "wombat."))
+MORE = (turn("user", "numbat?"), turn("assistant", "bilby."))
+TALK_WORDS = (("quokka",), ("wombat",))
+LONG_TALK_WORDS = (*TALK_WORDS, ("numbat",), ("bilby",))
 CALLS = [called("emu", dingo="<b>\"galah\" & 'x'</b>"), called("emu", dingo="kea\\n{}")]
-RESULTS = [said("tool", "koel", name="emu", tool_call_id="callabcde")]
-RESULTS += [said("tool", "lorikeet", name="emu", tool_call_id="callabcde")]
+RESULTS = [turn("tool", "koel", name="emu", tool_call_id="callabcde")]
+RESULTS += [turn("tool", "lorikeet", name="emu", tool_call_id="callabcde")]
 TOOLS = (tool("emu", "magpie", "dingo"),)
 TAGGED = "<think>\n{}\n</think>\n\n{}"
 PARTS = {
-    "system": Part([said("system", "echidna"), *TALK], (("echidna",), *SAID)),
+    "system": Part([turn("system", "echidna"), *TALK], (("echidna",), *TALK_WORDS)),
     "system in the middle": Part(
-        [*TALK, said("system", "echidna"), *MORE], (("echidna",), *SAID_MORE)
+        [*TALK, turn("system", "echidna"), *MORE], (("echidna",), *LONG_TALK_WORDS)
     ),
     "early reasoning": Part(
-        [TALK[0], said("assistant", "wombat.", reasoning_content="potoroo"), *MORE],
-        (("potoroo",), *SAID_MORE),
+        [TALK[0], turn("assistant", "wombat.", reasoning_content="potoroo"), *MORE],
+        (("potoroo",), *LONG_TALK_WORDS),
     ),
     "last reasoning": Part(
-        [*TALK, MORE[0], said("assistant", "bilby.", reasoning_content="potoroo")],
-        (("potoroo",), *SAID_MORE),
+        [*TALK, MORE[0], turn("assistant", "bilby.", reasoning_content="potoroo")],
+        (("potoroo",), *LONG_TALK_WORDS),
     ),
     "early tags": Part(
-        [TALK[0], said("assistant", TAGGED.format("potoroo", "wombat.")), *MORE],
-        (("potoroo",), *SAID_MORE),
+        [TALK[0], turn("assistant", TAGGED.format("potoroo", "wombat.")), *MORE],
+        (("potoroo",), *LONG_TALK_WORDS),
     ),
     "last tags": Part(
-        [*TALK, MORE[0], said("assistant", TAGGED.format("potoroo", "bilby."))],
-        (("potoroo",), *SAID_MORE),
+        [*TALK, MORE[0], turn("assistant", TAGGED.format("potoroo", "bilby."))],
+        (("potoroo",), *LONG_TALK_WORDS),
     ),
     "call": Part(
-        [TALK[0], said("assistant", "", tool_calls=CALLS[:1]), RESULTS[0], MORE[1]],
+        [TALK[0], turn("assistant", "", tool_calls=CALLS[:1]), RESULTS[0], MORE[1]],
         (("quokka",), ("emu",), ("dingo", "galah"), ("koel",), ("bilby",)),
     ),
     "text beside a call": Part(
-        [TALK[0], said("assistant", "wombat.", tool_calls=CALLS[:1]), RESULTS[0], MORE[1]],
-        (*SAID, ("emu",), ("dingo", "galah"), ("koel",), ("bilby",)),
+        [TALK[0], turn("assistant", "wombat.", tool_calls=CALLS[:1]), RESULTS[0], MORE[1]],
+        (*TALK_WORDS, ("emu",), ("dingo", "galah"), ("koel",), ("bilby",)),
     ),
     "reasoning before a call": Part(
         [
             TALK[0],
-            said("assistant", "", reasoning_content="potoroo", tool_calls=CALLS[:1]),
+            turn("assistant", "", reasoning_content="potoroo", tool_calls=CALLS[:1]),
             RESULTS[0],
             MORE[1],
         ],
         (("quokka",), ("potoroo",), ("emu",), ("dingo", "galah"), ("koel",), ("bilby",)),
     ),
     "two calls of one name": Part(
-        [TALK[0], said("assistant", "", tool_calls=CALLS), *RESULTS, MORE[1]],
+        [TALK[0], turn("assistant", "", tool_calls=CALLS), *RESULTS, MORE[1]],
         (("quokka",), ("galah",), ("kea",), ("koel",), ("lorikeet",), ("bilby",)),
     ),
-    "tools": Part([*TALK], (*SAID, ("emu",), ("magpie",), ("dingo",)), TOOLS),
+    "tools": Part([*TALK], (*TALK_WORDS, ("emu",), ("magpie",), ("dingo",)), TOOLS),
 }
 EVERYTHING = Part(
     [
-        said("system", "echidna"),
+        turn("system", "echidna"),
         TALK[0],
-        said("assistant", "wombat.", reasoning_content="potoroo", tool_calls=CALLS),
+        turn("assistant", "wombat.", reasoning_content="potoroo", tool_calls=CALLS),
         *RESULTS,
-        said("assistant", "cassowary."),
+        turn("assistant", "cassowary."),
         MORE[0],
-        said("assistant", "bilby.", reasoning_content="quoll"),
+        turn("assistant", "bilby.", reasoning_content="quoll"),
     ],
     (
         *((word,) for word in ("echidna", "quokka", "wombat", "potoroo", "koel", "lorikeet")),
@@ -176,7 +176,7 @@ def _shown(found: Found | str) -> str:
     if isinstance(found, str):
         return REFUSED
     kinds = dict.fromkeys(one.kind for one in found.account.missing)
-    return ", ".join([*kinds, *(["untold"] if found.account.untold else [])])
+    return ", ".join([*kinds, *(["undetermined"] if found.account.undetermined else [])])
 
 
 def main() -> int:

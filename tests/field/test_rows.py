@@ -95,7 +95,7 @@ def kinds(prepared: DataPipeline) -> dict[str, int]:
     return {one["kind"]: one["rows"] for one in prepared.prepare().left_out}
 
 
-def test_r2_a_system_message_that_is_passed_over_is_told_before_the_first_step(
+def test_r2_a_system_message_that_is_passed_over_is_shown_before_the_first_step(
     tmp_path: Path,
 ) -> None:
     rows = [*copies([SYSTEM, USER, ANSWER], 30), [USER, ANSWER]]
@@ -165,8 +165,8 @@ def test_r2_reasoning_in_a_field_that_is_not_read_is_written_in_the_one_that_is(
     )
     read.prepare()
     assert decoded(prepared) == decoded(read)
-    told = [note for note in prepared.report.notes if "20 rows" in note]
-    assert len(told) == (field != "reasoning_content")
+    notes = [note for note in prepared.report.notes if "20 rows" in note]
+    assert len(notes) == (field != "reasoning_content")
 
 
 def test_r2_reasoning_in_tags_is_written_in_the_field_that_is_read(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_r2_the_preview_shows_what_is_left_out(
     assert "pirate" in first_examples(stream, 1)[0].left_out[0]
 
 
-def test_r2_a_prompt_for_people_says_what_the_model_does_not_read(tmp_path: Path) -> None:
+def test_r2_a_prompt_for_people_shows_what_the_model_does_not_read(tmp_path: Path) -> None:
     rows = copies([SYSTEM, USER, ANSWER], 30)
     prepared = data(tmp_path, rows, WITHOUT_SYSTEM, validation_split=0.3)
     question = prepared.questions()[0]
@@ -222,7 +222,7 @@ def test_r2_a_prompt_for_people_says_what_the_model_does_not_read(tmp_path: Path
     assert "system: Answer like a pirate." in whole.questions()[0].prompt
 
 
-def test_r2_what_only_the_prompt_loses_is_told(tmp_path: Path) -> None:
+def test_r2_what_only_the_prompt_loses_is_noted(tmp_path: Path) -> None:
     """The template writes a system message once there is an answer."""
     late = CHATML.replace(
         "{% for m in messages %}",
@@ -233,7 +233,7 @@ def test_r2_what_only_the_prompt_loses_is_told(tmp_path: Path) -> None:
     assert any("pirate" in note for note in prepared.report.notes)
 
 
-def test_r2_a_message_that_no_answer_follows_is_told(tmp_path: Path) -> None:
+def test_r2_a_message_that_no_answer_follows_is_counted(tmp_path: Path) -> None:
     rows = copies([USER, ANSWER, {"role": "user", "content": "Thanks, matey!"}], 20)
     prepared = data(tmp_path, rows, CHATML)
     assert kinds(prepared) == {"message after the last answer": 20}
@@ -317,7 +317,7 @@ def account(template: str | None, turns: list[Turn], inputs: str = "") -> Accoun
     return RowAccounting(encoder._text_of, [template or ""]).account(conversation, text)
 
 
-def said(*texts: str) -> list[Turn]:
+def turns_of(*texts: str) -> list[Turn]:
     roles = ("system", "user", "assistant")
     return [Turn(role, text) for role, text in zip(roles, texts, strict=True)]
 
@@ -329,10 +329,10 @@ def test_whatever_a_text_looks_like_it_is_whole(text: str) -> None:
     templates += [QUOTED.replace("{{ m.content | FILTER }}", "{{ {'a': m.content} }}")]
     for template in templates:
         for turns in (
-            said(text, "b", "c"),
-            said("a", text, "c"),
-            said("a", "b", text),
-            said(*[text] * 3),
+            turns_of(text, "b", "c"),
+            turns_of("a", text, "c"),
+            turns_of("a", "b", text),
+            turns_of(*[text] * 3),
         ):
             assert account(template, turns) == Account(), (template, turns)
 
@@ -347,7 +347,7 @@ def test_whatever_a_lost_text_looks_like_it_is_missed(text: str) -> None:
         (text, text),
         (f"a{text}b", f"{text} {text}"),
     ):
-        (missing,) = account(WITHOUT_SYSTEM, said(text, *others)).missing
+        (missing,) = account(WITHOUT_SYSTEM, turns_of(text, *others)).missing
         assert (missing.kind, missing.text, missing.message) == ("system message", text.strip(), 1)
         assert not missing.is_learnt
         assert not missing.is_cut
@@ -403,11 +403,11 @@ def test_sorted_arguments_are_found() -> None:
     assert account(template, turns) == Account()
 
 
-def test_a_cut_text_is_told_as_cut() -> None:
+def test_a_cut_text_is_missed_as_cut() -> None:
     template = CHATML.replace("{{ m['content'] }}", "{{ m['content'][:11] }}")
-    whole = account(template, said("Be brief.", "b", "c"))
+    whole = account(template, turns_of("Be brief.", "b", "c"))
     assert whole == Account()
-    (missing,) = account(template, said("b", "b", "It is Paris.")).missing
+    (missing,) = account(template, turns_of("b", "b", "It is Paris.")).missing
     assert missing.is_cut
     assert missing.is_learnt
     assert missing.text == "It is Paris."
@@ -418,26 +418,26 @@ def test_a_template_that_decides_by_a_word_is_seen_through() -> None:
     template = CHATML.replace(
         "{% for m in messages %}", "{% for m in messages if 'secret' not in m.content %}"
     )
-    (missing,) = account(template, said("my secret plan", "b", "c")).missing
+    (missing,) = account(template, turns_of("my secret plan", "b", "c")).missing
     assert missing.text == "my secret plan"
-    assert account(template, said("my plan", "b", "c")) == Account()
+    assert account(template, turns_of("my plan", "b", "c")) == Account()
 
 
-def test_what_cannot_be_told_is_no_loss() -> None:
+def test_what_cannot_be_determined_is_no_loss() -> None:
     """A text in capital letters is written, though not as it stands; the others can be told."""
     template = WITHOUT_SYSTEM.replace(
         "user\n{{ m['content'] }}", "user\n{{ m['content'] | upper }}"
     )
-    found = account(template, said("Be brief.", "Where?", "Paris."))
+    found = account(template, turns_of("Be brief.", "Where?", "Paris."))
     assert [one.text for one in found.missing] == ["Be brief."]
-    assert len(found.untold) == 1
-    assert "2" in found.untold[0]
+    assert len(found.undetermined) == 1
+    assert "2" in found.undetermined[0]
 
 
-def test_untold_rows_are_counted_and_kept(tmp_path: Path) -> None:
+def test_undetermined_rows_are_counted_and_kept(tmp_path: Path) -> None:
     template = CHATML.replace("{{ m['content'] }}", "{{ m['content'] | upper }}")
     prepared = data(tmp_path, copies([USER, ANSWER], 20), template)
-    assert prepared.prepare().untold_rows == 20
+    assert prepared.prepare().undetermined_rows == 20
     assert prepared.report.num_train == 20
     assert any("cannot be told" in note for note in prepared.report.notes)
 
@@ -455,7 +455,7 @@ def test_pictures_and_texts_in_parts_are_found() -> None:
     assert missing.is_cut
 
 
-def test_tools_that_are_not_described_are_told() -> None:
+def test_tools_that_are_not_described_are_counted() -> None:
     inputs = json.dumps({"tools": TOOLS})
     turns = [Turn("user", "b"), Turn("assistant", "c")]
     assert account(TOOL_USE, turns, inputs) == Account()
@@ -482,7 +482,7 @@ def test_healthy_rows_give_no_warning(tmp_path: Path, row: Any) -> None:
     for number, template in enumerate((CHATML, THINKING, TOOL_USE, None)):
         prepared = data(tmp_path / str(number), [row] * 5, template)
         assert kinds(prepared) == {}
-        assert prepared.report.untold_rows == 0
+        assert prepared.report.undetermined_rows == 0
         assert prepared.report.quarantine.total == 0
         assert not any("left out" in line for line in prepared.report.lines())
 
@@ -492,7 +492,7 @@ def test_a_row_of_many_forms_needs_little_memory(monkeypatch: pytest.MonkeyPatch
     encoder = ConversationEncoder(byte_level_tokenizer(CHATML), max_length=9)
     accounting = RowAccounting(encoder._text_of, [CHATML])
     for length in range(1, 9):
-        conversation = Conversation(tuple(said("a", "b", "c")) * length)
+        conversation = Conversation(tuple(turns_of("a", "b", "c")) * length)
         assert accounting.account(conversation, encoder._text_of(conversation)) == Account()
     assert len(accounting._forms) == 3
 
@@ -507,7 +507,7 @@ def test_rows_of_one_form_share_one_marked_writing() -> None:
 
     accounting = RowAccounting(write, [CHATML])
     for text in ("b", "it's", "Jörg", "x" * 500):
-        conversation = Conversation(tuple(said(text, text, text)))
+        conversation = Conversation(tuple(turns_of(text, text, text)))
         assert accounting.account(conversation, encoder._text_of(conversation)) == Account()
     assert len(calls) == 1
 

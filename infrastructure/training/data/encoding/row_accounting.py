@@ -11,7 +11,7 @@ are told apart.
 Rows of one form (the same roles, fields and tags) share one marked writing. Where the texts do not
 fit back, because the template looks into them, the row gets a marked writing of its own: the marks
 are as long as the texts, and every string that the template itself names stays as it is. Where
-that does not fit either, each text is tried by itself; what fits nowhere is called untold, never
+that does not fit either, each text is tried by itself; what fits nowhere is undetermined, never
 missing.
 
 White space at the edges of a text does not count, and neither do values without a text of their
@@ -77,11 +77,11 @@ class Account:
 
     Attributes:
         missing: those that the model does not read whole, in the order of the row.
-        untold: those of which that cannot be told, in words.
+        undetermined: those of which that cannot be told, in words.
     """
 
     missing: tuple[Missing, ...] = ()
-    untold: tuple[str, ...] = ()
+    undetermined: tuple[str, ...] = ()
 
     @property
     def unlearnable(self) -> tuple[Missing, ...]:
@@ -160,18 +160,18 @@ def _with_reasoning_in(turn: Turn, name: str | None) -> Turn:
     if turn.role != "assistant" or isinstance(fields.get("content"), list):
         return turn
     held = [fields[one] for one in REASONING_FIELDS if isinstance(fields.get(one), str)]
-    found = REASONING.match(turn.text)
-    if not held and found is None:
+    match = REASONING.match(turn.text)
+    if not held and match is None:
         return turn
-    thought = held[0] if held else found[2]  # type: ignore[index]
-    rest = turn.text[found.end() :] if found else turn.text
+    thought = held[0] if held else match[2]  # type: ignore[index]
+    rest = turn.text[match.end() :] if match else turn.text
     others = {key: value for key, value in fields.items() if key not in REASONING_FIELDS}
     if name is None:
         others.pop("content", None)  # null beside calls: now there is a text
         text = f"<think>\n{thought.strip()}\n</think>\n\n{rest.lstrip()}"
     else:
         others[name] = thought.strip()
-        text = rest.lstrip() if found else rest
+        text = rest.lstrip() if match else rest
     return replace(turn, text=text, fields=json.dumps(others, ensure_ascii=False) if others else "")
 
 
@@ -230,15 +230,15 @@ class RowAccounting:
         if skeleton is not None and skeleton.fits(marker.pieces, text):
             return Account(_missing(marker.texts, skeleton))
         missing: list[Missing] = []
-        untold = [one.what for one in marker.texts[MOST_TRIED_ALONE:]]
+        undetermined = [one.what for one in marker.texts[MOST_TRIED_ALONE:]]
         for number, one in enumerate(marker.texts[:MOST_TRIED_ALONE]):
             alone = _Marker(self._strings, self._names, keeps_length=True, only=number)
             skeleton = self._written(alone.conversation(conversation), alone)
             if skeleton is not None and skeleton.fits(alone.pieces, text):
                 missing += _missing(alone.texts, skeleton)
             else:
-                untold.append(one.what)
-        return Account(tuple(missing), tuple(untold))
+                undetermined.append(one.what)
+        return Account(tuple(missing), tuple(undetermined))
 
 
 @dataclass(slots=True)
@@ -318,10 +318,10 @@ class _Marker:
 
     def _with_reasoning(self, text: str, kind: str, what: str, number: int, is_learnt: bool) -> str:
         """An answer that holds reasoning in tags: two texts."""
-        found = REASONING.match(text)
-        assert found is not None
-        head, thought, close = found.groups()
-        rest = text[found.end() :]
+        match = REASONING.match(text)
+        assert match is not None
+        head, thought, close = match.groups()
+        rest = text[match.end() :]
         owner = self._text(REASONING_KIND, f"the reasoning of message {number}", thought, is_learnt)
         marked = f"{head or ''}{self._marked(thought, owner)}{close}"
         return marked + self._marked(rest, self._text(kind, what, rest, is_learnt))
@@ -477,13 +477,13 @@ class _Skeleton:
         self.whole: set[int] = set()
         self.seen: set[int] = set()
         end = 0
-        for found in MARKS.finditer(text):
-            number = ord(found[1]) - FIRST_MARK
+        for match in MARKS.finditer(text):
+            number = ord(match[1]) - FIRST_MARK
             if number >= len(lengths):
                 raise ValueError("a character of the private planes that is no mark")
-            self._literals.append(text[end : found.start()])
-            end = found.end()
-            times, rest = divmod(end - found.start(), lengths[number])
+            self._literals.append(text[end : match.start()])
+            end = match.end()
+            times, rest = divmod(end - match.start(), lengths[number])
             self.seen.add(number)
             for part in [0] * times + [rest] * (rest > 0):
                 self._slots.append((number, part))
@@ -583,13 +583,13 @@ def _is_tag(text: str) -> bool:
     return is_control and len(text) > 2 and any(map(str.isalnum, text)) and not text.isspace()
 
 
-def _unescaped(found: re.Match[str]) -> str:
-    if found[3]:
-        return chr(int(found[3], 16))
-    high, low = int(found[1], 16), int(found[2], 16)
+def _unescaped(match: re.Match[str]) -> str:
+    if match[3]:
+        return chr(int(match[3], 16))
+    high, low = int(match[1], 16), int(match[2], 16)
     return chr(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00))
 
 
-def _number_mark(found: re.Match[str]) -> str:
-    number = int(found[1])
-    return chr(FIRST_MARK + number) if number < MOST_MARKS else found[0]
+def _number_mark(match: re.Match[str]) -> str:
+    number = int(match[1])
+    return chr(FIRST_MARK + number) if number < MOST_MARKS else match[0]

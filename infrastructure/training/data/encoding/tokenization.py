@@ -341,7 +341,7 @@ class ConversationEncoder:
                 account = accounting.account(conversation, template.text_of(conversation))
             except FormatError:
                 continue
-            if not account.unlearnable and not account.untold:
+            if not account.unlearnable and not account.undetermined:
                 yield name
 
     def template_for(self, inputs: str) -> TemplateFormat | None:
@@ -362,8 +362,8 @@ class ConversationEncoder:
         if conversation.is_text or self.own_template is None:
             return self._plain()
         own = self._own_template_for(conversation.inputs)
-        found = own if self._is_whole(conversation) else self.template_for(conversation.inputs)
-        return found or self._plain()
+        form = own if self._is_whole(conversation) else self.template_for(conversation.inputs)
+        return form or self._plain()
 
     def write(self, conversation: Conversation) -> Written:
         """A conversation as text, with what of it is learnt; raises `FormatError`."""

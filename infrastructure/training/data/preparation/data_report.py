@@ -40,7 +40,7 @@ class DataReport:
         unread: what the rows say and the chat template does not read, in a sentence; "": nothing.
         left_out: what usable rows say and the model never reads, as `LeftOut.to_json` gives it.
         losses: file:line of the first rows that lose something → what, in words.
-        untold_rows: rows of which that cannot be told.
+        undetermined_rows: rows of which that cannot be told.
         unused_columns: columns that nobody reads, in words; "": none.
         notes: further sentences for people.
         fingerprint: hash of the training examples in their order.
@@ -72,7 +72,7 @@ class DataReport:
     unread: str = ""
     left_out: list[JsonObject] = field(default_factory=list)
     losses: dict[str, list[str]] = field(default_factory=dict)
-    untold_rows: int = 0
+    undetermined_rows: int = 0
     unused_columns: str = ""
     notes: list[str] = field(default_factory=list)
     fingerprint: str = ""

@@ -104,7 +104,7 @@ class Preparation:
         self.left_out = LeftOut()
         self.prompts_left_out = LeftOut()
         self.rewritten_rows = 0
-        self.untold: list[str] = []
+        self.undetermined: list[str] = []
         self.conversations = (folder / CONVERSATIONS_FILE).open("wb")
         self.conversation_ends = ArrayWriter(folder / CONVERSATION_ENDS, np.int64)
         self.row_files = ArrayWriter(folder / ROW_FILES, np.int32)
@@ -198,9 +198,9 @@ class Preparation:
         if account.missing and len(self.report.losses) < NUM_LOSSES:
             self.report.losses[place] = [str(one) for one in account.missing]
         self.rewritten_rows += row.is_rewritten
-        if account.untold:
-            self.report.untold_rows += 1
-            self.untold = self.untold or [f"{account.untold[0]} of {place}"]
+        if account.undetermined:
+            self.report.undetermined_rows += 1
+            self.undetermined = self.undetermined or [f"{account.undetermined[0]} of {place}"]
 
     def _check_prompt(self, row: PreparedRow) -> None:
         """Compare what stands before the answer with what the model is asked at generation."""
@@ -333,10 +333,10 @@ class Preparation:
                 f"{rows_in_words(self.rewritten_rows)} hold reasoning in a form that the chat"
                 " template leaves out: it is written in the form that the template reads"
             )
-        if self.untold:
+        if self.undetermined:
             report.notes.append(
-                f"whether the chat template writes all of {rows_in_words(report.untold_rows)}"
-                f" cannot be told, such as {self.untold[0]}"
+                f"whether the chat template writes all of {rows_in_words(report.undetermined_rows)}"
+                f" cannot be told, such as {self.undetermined[0]}"
             )
         if self.plan.encoder.template and shape.name != TEXT:
             report.notes += self._about_template(self.plan.encoder.template)
