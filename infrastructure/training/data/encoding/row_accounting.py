@@ -533,13 +533,8 @@ def _spellings(piece: str | float, part: int) -> Iterator[str]:
     yield from (piece, quoted, json.dumps(piece)[1:-1])
     yield repr(piece)[1:-1]
     yield json.dumps(quoted, ensure_ascii=False)[1:-1]
-    yield from (html.escape(piece), html.escape(quoted), html.escape(piece, quote=False))
-    # Jinja's own tojson and escape differ from Python's in these.
-    yield json.dumps(piece)[1:-1].translate(JINJA_JSON)
-    yield html.escape(piece).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
-
-
-JINJA_JSON = {ord(one): f"\\u{ord(one):04x}" for one in "<>&'"}
+    for text in (piece, quoted):  # as Jinja escapes them
+        yield html.escape(text).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
 
 
 def _missing(texts: Sequence[_Text], skeleton: _Skeleton) -> tuple[Missing, ...]:

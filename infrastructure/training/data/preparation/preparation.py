@@ -173,7 +173,8 @@ class Preparation:
         self.report.special_text_rows += row.holds_special_text
         self._note_account(row)
         first = row.conversation.turns[0]
-        self.system_prompts.add(first.text if first.role == "system" else "")
+        is_read = all(one.message != 1 for one in row.account.missing)
+        self.system_prompts.add(first.text if first.role == "system" and is_read else "")
         answers = [turn for turn in row.conversation.turns if turn.role == "assistant"]
         self.left_out_answers += sum(not turn.is_learnt for turn in answers)
         self.empty_answers += sum(not turn.text.strip() and not turn.fields for turn in answers)
