@@ -13,6 +13,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.deployment.export import _saved_template
 from infrastructure.testing.label_checks import check_labels
 from infrastructure.testing.subject import Subject
 from infrastructure.training.data.data_pipeline import DataPipeline, first_examples
@@ -297,6 +298,14 @@ def test_r9_rows_with_tools_take_the_models_own_template_for_tools(tmp_path: Pat
     assert encoder.prompt_ids(turns) != list(wanted)
 
 
+def test_r9_an_export_keeps_the_list_of_templates(tmp_path: Path) -> None:
+    both: Any = {"default": CHATML, "tool_use": TOOL_USE}
+    for template in (both, CHATML, None):
+        folder = tmp_path / str(len(template or ""))
+        byte_level_tokenizer(template).save_pretrained(folder)
+        assert _saved_template(folder) == template
+
+
 def test_r9_rows_without_tools_keep_the_default_template(tmp_path: Path) -> None:
     both: Any = {"default": CHATML, "tool_use": TOOL_USE + "!"}
     prepared = data(tmp_path, copies([SYSTEM, USER, ANSWER], 20), both)
@@ -479,6 +488,18 @@ def test_pictures_and_texts_in_parts_are_found() -> None:
     assert account(parts, turns) == Account()
     (missing,) = account(parts.replace("in m.content %}", "in m.content[:1] %}"), turns).missing
     assert missing.is_cut
+
+
+def test_reasoning_that_a_message_holds_twice_is_lost_only_where_it_differs() -> None:
+    def thought(**fields: str) -> list[Turn]:
+        return [Turn("user", "b"), Turn("assistant", "c", json.dumps(fields))]
+
+    both = thought(reasoning_content="So c.", thinking=" So c.\n")
+    assert account(THINKING, both) == Account()
+    other = account(THINKING, thought(reasoning_content="So c.", thinking="So d."))
+    assert [one.text for one in other.missing] == ["So d."]
+    neither = account(CHATML, both)
+    assert [one.text for one in neither.missing] == ["So c.", "So c."]
 
 
 def test_tools_that_are_not_described_are_counted() -> None:

@@ -15,7 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from infrastructure.training.data.encoding.chat_format import TemplateFormat
-from infrastructure.training.data.encoding.row_accounting import REASONING_KIND, LeftOut
+from infrastructure.training.data.encoding.row_accounting import (
+    CAUSE,
+    NO_TEMPLATE,
+    REASONING_KIND,
+    LeftOut,
+)
 from infrastructure.training.data.encoding.row_schema import TEXT, RowSchema
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder, begins_with
 from infrastructure.training.data.preparation.data_report import DataReport, rows_in_words
@@ -101,7 +106,7 @@ class Preparation:
         self.system_prompts = SharedSystemPrompt()
         self.unused_columns: Counter[str] = Counter()
         self.unused_fields: Counter[str] = Counter()
-        self.left_out = LeftOut()
+        self.left_out = LeftOut(CAUSE if plan.encoder.own_template else NO_TEMPLATE)
         self.prompts_left_out = LeftOut()
         self.rewritten_rows = 0
         self.undetermined: list[str] = []
