@@ -374,7 +374,7 @@ class TemplateFormat:
         options = {**self.variables, **given.pop("chat_template_kwargs", {}), **given}
         try:
             rendered: Any = render_jinja_template(
-                conversations=[[self._message(turn) for turn in turns]],
+                conversations=[[self.message(turn) for turn in turns]],
                 chat_template=self.template,
                 return_assistant_tokens_mask=mark,
                 add_generation_prompt=prompts,
@@ -385,7 +385,8 @@ class TemplateFormat:
         (text,), marked = rendered
         return text, list(marked[0]) if mark else []
 
-    def _message(self, turn: Turn) -> JsonObject:
+    def message(self, turn: Turn) -> JsonObject:
+        """A message as this template takes it."""
         message = turn.message()
         if self.takes_parts and isinstance(message["content"], str):
             message["content"] = [{"type": "text", "text": message["content"]}]
