@@ -411,6 +411,7 @@ class DataPipeline:
             report.rows_read,
             self.config.max_bad_rows_percent,
             listed,
+            max_unlearnable_percent=self.config.max_unlearnable_percent,
             about_length=about_template(report.template_tokens, report.max_length),
             cuts_prompts=report.template_tokens < report.max_length,
         )

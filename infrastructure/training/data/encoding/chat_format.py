@@ -98,6 +98,9 @@ class ChatFormat(Protocol):
     def write(self, conversation: Conversation) -> Written:
         """The conversation as text with its answers marked; raises `FormatError`."""
 
+    def text_of(self, conversation: Conversation) -> str:
+        """The text alone, in one writing; raises `FormatError`."""
+
     def write_prompt(self, turns: Sequence[Turn], inputs: str = "") -> Written:
         """The text before an answer, as it stands at generation; raises `FormatError`."""
 
@@ -128,6 +131,9 @@ class PlainFormat:
                 is_learnt.append(conversation.is_learnt(index))
             text += "\n"
         return Written(self.lead, text[:-1], tuple(spans), tuple(is_learnt))
+
+    def text_of(self, conversation: Conversation) -> str:
+        return self.write(conversation).text
 
     def write_prompt(self, turns: Sequence[Turn], inputs: str = "") -> Written:
         ends = (self.end if turn.role == "assistant" else "" for turn in turns)
@@ -173,7 +179,7 @@ class TemplateFormat:
     def write(self, conversation: Conversation) -> Written:
         if not self.marks_answers:
             return self._write_unmarked(conversation)
-        text, spans = self._render_whole(conversation, conversation.turns, mark=True)
+        text, spans = self._render(conversation.turns, conversation.inputs, mark=True)
         spans = [(start, end) for start, end in spans if end > start]
         answers = [i for i, turn in enumerate(conversation.turns) if turn.role == "assistant"]
         left_out = [i for i in answers if not conversation.is_learnt(i)]
@@ -188,9 +194,13 @@ class TemplateFormat:
         spans = [(start, self._with_own_end(text, end)) for start, end in spans]
         return Written((), text, tuple(spans), tuple(is_learnt), True, given)
 
+    def text_of(self, conversation: Conversation) -> str:
+        turns = conversation.turns if self.marks_answers else conversation.taught
+        return self._render(turns, conversation.inputs)[0]
+
     def _write_unmarked(self, conversation: Conversation) -> Written:
         turns, inputs = conversation.taught, conversation.inputs
-        text, _ = self._render_whole(conversation, turns)
+        text, _ = self._render(turns, inputs)
         spans, is_learnt = [], []
         for index, turn in enumerate(turns):
             is_prompt = index < conversation.num_given and turn.is_learnt
@@ -244,8 +254,7 @@ class TemplateFormat:
 
     def write_whole(self, conversation: Conversation) -> Written:
         """The conversation as one text of which everything is learnt; raises `FormatError`."""
-        turns = conversation.turns if self.marks_answers else conversation.taught
-        text, _ = self._render_whole(conversation, turns)
+        text = self.text_of(conversation)
         return Written((), text, ((0, len(text)),), (True,))
 
     def write_prompt(self, turns: Sequence[Turn], inputs: str = "") -> Written:
@@ -263,27 +272,6 @@ class TemplateFormat:
                 " it: give data.chat_template one that does not, or one with {% generation %}"
             )
         return len(prefix)
-
-    def _render_whole(
-        self, conversation: Conversation, turns: Sequence[Turn], mark: bool = False
-    ) -> tuple[str, list[tuple[int, int]]]:
-        """What the template writes of a row; raises `FormatError` where it would leave out a call
-        of a tool in silence. A call's name may stand in the row's text, too, so that a template
-        which does not so much as read calls is refused by that."""
-        calls = [
-            (number, call.get("function", call)["name"])
-            for number, turn in enumerate(conversation.turns, 1)
-            for call in turn.message().get("tool_calls") or ()
-        ]
-        is_read = not calls or self.reads("tool_calls")
-        text, marked = self._render(turns, conversation.inputs, mark=mark) if is_read else ("", [])
-        for number, name in calls:
-            if name not in text:
-                raise FormatError(
-                    f"message {number} calls tools, and the template does not write that: give"
-                    " data.chat_template one that does"
-                )
-        return text, marked
 
     def _spans_of(
         self, conversation: Conversation, index: int, text: str, spans: Sequence[tuple[int, int]]

@@ -29,9 +29,17 @@ from infrastructure.training.data.encoding.chat_format import (
     training_format,
 )
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
+from infrastructure.training.data.encoding.row_accounting import (
+    REASONING_KIND,
+    WHOLE,
+    Account,
+    RowAccounting,
+    reasoning_forms,
+)
 from infrastructure.training.data.readers.pictures import PictureError
 from infrastructure.training.data.readers.rows import (
     CHAT_TEMPLATE,
+    LEFT_OUT,
     NOT_SUPERVISED,
     OVER_LONG,
     PICTURE,
@@ -50,6 +58,7 @@ if TYPE_CHECKING:
 # token after a marked answer was learnt too.
 LABELS_VERSION = 2
 
+TOOL_USE = "tool_use"  # the name of the template that transformers takes for tools
 KEEP_START = "keep_start"
 LAST_ANSWER = "last_answer"
 
@@ -70,11 +79,25 @@ class Encoded:
         end_token: the last learnt token that is no white space: what ends its last answer. Of one
             that was cut, what ends the answer before it, if that is a special token.
         is_truncated: tokens were cut off.
+        account: what became of its texts.
+        is_rewritten: its reasoning is written in another form than the row's, which the chat
+            template would leave out.
     """
 
     example: TokenizedExample
     end_token: int
     is_truncated: bool = False
+    account: Account = WHOLE
+    is_rewritten: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Accounted:
+    """A conversation as text, and what became of its texts."""
+
+    written: Written
+    account: Account
+    is_rewritten: bool = False
 
 
 class ConversationEncoder:
@@ -108,6 +131,10 @@ class ConversationEncoder:
         self.train_on = train_on
         self.pictures = pictures
         self.own_template = TemplateFormat(tokenizer) if tokenizer.chat_template else None
+        named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
+        self.tool_template = (
+            TemplateFormat(tokenizer, named[TOOL_USE]) if TOOL_USE in named else None
+        )
         self.plain = None if self.own_template else PlainFormat(tokenizer)
         self.special_tokens = special_tokens(tokenizer)
         self.splits_cleanly = _splits_cleanly(tokenizer)
@@ -129,22 +156,32 @@ class ConversationEncoder:
             folder: what the paths of pictures are relative to.
         """
         results: dict[int, Encoded | BadRow] = {}
-        written: dict[int, Written] = {}
+        accounted: dict[int, _Accounted] = {}
         for index, conversation in enumerate(conversations):
             try:
-                written[index] = self.write(conversation)
+                whole = self._accounted(self._for_writing(conversation))
             except FormatError as error:
                 results[index] = _bad(conversation, CHAT_TEMPLATE, str(error), error.advice)
-        tokens = self._tokenise(list(written.values()))
-        for (index, one), (ids, mask) in zip(written.items(), tokens, strict=True):
-            adds_end = not one.is_marked or self._needs_end()
-            conversation = conversations[index]
+                continue
+            if lost := whole.account.unlearnable:
+                detail = f"{lost[0]} would not be learned: {self._writer} leaves it out"
+                results[index] = _bad(conversation, LEFT_OUT, detail, self._advice(conversation))
+            else:
+                accounted[index] = whole
+        tokens = self._tokenise([whole.written for whole in accounted.values()])
+        for (index, whole), (ids, mask) in zip(accounted.items(), tokens, strict=True):
+            conversation, one = conversations[index], whole.written
+            adds_end = not one.is_marked or self._needs_end(conversation)
             try:
                 pictures, ids, mask = self._with_pictures(conversation, one, ids, mask, folder)
             except PictureError as error:
                 results[index] = _bad(conversation, PICTURE, str(error))
             else:
-                results[index] = self._finish(conversation, ids, mask, adds_end, pictures)
+                result = self._finish(conversation, ids, mask, adds_end, pictures)
+                if isinstance(result, Encoded):
+                    more = {"account": whole.account, "is_rewritten": whole.is_rewritten}
+                    result = replace(result, **more)
+                results[index] = result
         return [results[index] for index in range(len(conversations))]
 
     def _with_pictures(
@@ -191,7 +228,8 @@ class ConversationEncoder:
     def _written_prompt(self, turns: Sequence[Turn], inputs: str) -> Written:
         if self._spells_pictures:
             turns = [self._spelled_out(turn) for turn in turns]
-        return (self.own_template or self._plain()).write_prompt(turns, inputs)
+        own = self._tool_format(inputs) or self.own_template
+        return (own or self._plain()).write_prompt(turns, inputs)
 
     def num_template_tokens(self) -> int:
         """Tokens that the chat template itself writes around one question and its answer; 0 where
@@ -210,25 +248,89 @@ class ConversationEncoder:
         """Tokens of a bare text."""
         return len(self._ids([text])[0])
 
+    def _accounted(self, conversation: Conversation) -> _Accounted:
+        """A conversation as text, with its texts accounted for; raises `FormatError`.
+
+        Reasoning that the template would not let be learned is written in another form which it
+        does, if there is one: a field where the answer has it in tags, or tags for a field.
+        """
+        first = self._account(conversation)
+        if not any(one.kind == REASONING_KIND for one in first.account.unlearnable):
+            return first
+        form = self._format(conversation)
+        source = form.template if isinstance(form, TemplateFormat) else ""
+        for other in reasoning_forms(conversation, source):
+            try:
+                second = self._account(other)
+            except FormatError:
+                continue
+            if not second.account.unlearnable:
+                return replace(second, is_rewritten=True)
+        return first
+
+    def _account(self, conversation: Conversation) -> _Accounted:
+        written = self._write(conversation)
+        return _Accounted(written, self._accounting.account(conversation, written.text))
+
+    @cached_property
+    def _accounting(self) -> RowAccounting:
+        return RowAccounting(self._text_of, self._template_sources)
+
+    @property
+    def _template_sources(self) -> list[str]:
+        formats = (self.own_template, self.template, self.tool_template)
+        return list(dict.fromkeys(one.template for one in formats if one))
+
+    def _text_of(self, conversation: Conversation) -> str:
+        return self._format(conversation).text_of(conversation)
+
+    @property
+    def _writer(self) -> str:
+        return "the chat template" if self.own_template else "the plain format"
+
+    def _advice(self, conversation: Conversation) -> str:
+        return "give data.chat_template one that writes it"
+
+    def template_for(self, inputs: str) -> TemplateFormat | None:
+        """What a conversation with these inputs is written with for training; None: no template."""
+        return self._tool_format(inputs) or self.template
+
+    def _tool_format(self, inputs: str) -> TemplateFormat | None:
+        """The tokenizer's own template for conversations with tools, where it has one and these
+        have tools, as transformers chooses it."""
+        has_tools = self.tool_template and inputs and json.loads(inputs).get("tools")
+        return self.tool_template if has_tools else None
+
     def _format(self, conversation: Conversation) -> ChatFormat:
-        if self.own_template and not conversation.is_text:
-            return self.template or self.own_template
-        return self._plain()
+        if conversation.is_text or self.own_template is None:
+            return self._plain()
+        own = self._tool_format(conversation.inputs)
+        if self._is_whole(conversation):
+            return own or self.own_template
+        return own or self.template or self.own_template
 
     def write(self, conversation: Conversation) -> Written:
-        """A conversation as text, with what of it is learnt; raises `FormatError`.
+        """A conversation as text, with what of it is learnt; raises `FormatError`."""
+        return self._write(self._for_writing(conversation))
 
-        Where all is learnt, nothing needs to be told apart but what the data leaves out.
-        """
+    def _for_writing(self, conversation: Conversation) -> Conversation:
         if self.train_on == LAST_ANSWER and not conversation.is_text:
             conversation = conversation.with_last_answer
         if conversation.num_pictures and self._spells_pictures:
             turns = tuple(self._spelled_out(turn) for turn in conversation.turns)
             conversation = replace(conversation, turns=turns)
-        is_whole = self.train_on == "all" and all(turn.is_learnt for turn in conversation.turns)
-        if is_whole and self.own_template and not conversation.is_text:
-            return self.own_template.write_whole(conversation)
-        return self._format(conversation).write(conversation)
+        return conversation
+
+    def _is_whole(self, conversation: Conversation) -> bool:
+        """Whether all is learnt: then nothing needs to be told apart but what the data leaves
+        out."""
+        return self.train_on == "all" and all(turn.is_learnt for turn in conversation.turns)
+
+    def _write(self, conversation: Conversation) -> Written:
+        form = self._format(conversation)
+        if isinstance(form, TemplateFormat) and self._is_whole(conversation):
+            return form.write_whole(conversation)
+        return form.write(conversation)
 
     @cached_property
     def _spells_pictures(self) -> bool:
@@ -251,8 +353,9 @@ class ConversationEncoder:
         fields = {k: v for k, v in json.loads(turn.fields).items() if k != "content"}
         return replace(turn, text="".join(texts), fields=json.dumps(fields) if fields else "")
 
-    def _needs_end(self) -> bool:
-        return self.template is not None and not self.template.writes_end
+    def _needs_end(self, conversation: Conversation) -> bool:
+        template = self.template_for(conversation.inputs)
+        return template is not None and not template.writes_end
 
     def _plain(self) -> PlainFormat:
         self.plain = self.plain or PlainFormat(self.tokenizer)

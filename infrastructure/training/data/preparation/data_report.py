@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from infrastructure.core.json_text import JsonObject
+from infrastructure.training.data.encoding.row_accounting import LeftOut
 from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
 
 MAX_TASKS_SHOWN = 12
@@ -37,6 +38,8 @@ class DataReport:
         has_context: a column says what the questions of the rows are about.
         special_text_rows: rows whose text spells a special token.
         unread: what the rows say and the chat template does not read, in a sentence; "": nothing.
+        left_out: what usable rows say and the model never reads, as `LeftOut.to_json` gives it.
+        untold_rows: rows of which that cannot be told.
         unused_columns: columns that nobody reads, in words; "": none.
         notes: further sentences for people.
         fingerprint: hash of the training examples in their order.
@@ -66,6 +69,8 @@ class DataReport:
     has_context: bool = False
     special_text_rows: int = 0
     unread: str = ""
+    left_out: list[JsonObject] = field(default_factory=list)
+    untold_rows: int = 0
     unused_columns: str = ""
     notes: list[str] = field(default_factory=list)
     fingerprint: str = ""
@@ -161,7 +166,7 @@ class DataReport:
         return lines + [f"  {row}" for row in self.quarantine.examples]
 
     def _warnings(self, num_positions: int | None) -> list[str]:
-        lines = []
+        lines = LeftOut.from_json(self.left_out).lines()
         other = [row for row in self.quarantine.bad_rows if row.encoding]
         if other:
             lines.append(

@@ -12,6 +12,7 @@ from infrastructure.config.types import amount_bytes
 from infrastructure.core.hardware import memory, processor
 from infrastructure.training.data.encoding.chat_format import marks_without_token, spelled_tags
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
+from infrastructure.training.data.encoding.row_accounting import ACCOUNTING_VERSION
 from infrastructure.training.data.encoding.row_schema import ROWS_VERSION, RowSchema
 from infrastructure.training.data.encoding.schema_detection import (
     SAMPLE_ROWS,
@@ -335,6 +336,7 @@ def plan_key(plan: PreparationPlan) -> str:
         "shapes": [vars(shape) for shape in plan.shapes],
         "tokenizer": tokenizer_hash(encoder.tokenizer),
         "training template": encoder.template.template if encoder.template else None,
+        "accounting": ACCOUNTING_VERSION,
         "length": [encoder.max_length, encoder.over_length, encoder.train_on],
         "split": plan.validation_split,
         "windows": plan.window_limits,

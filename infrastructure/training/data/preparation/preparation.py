@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from infrastructure.training.data.encoding.chat_format import TemplateFormat
+from infrastructure.training.data.encoding.row_accounting import LeftOut
 from infrastructure.training.data.encoding.row_schema import TEXT, RowSchema
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder, begins_with
-from infrastructure.training.data.preparation.data_report import DataReport
+from infrastructure.training.data.preparation.data_report import DataReport, rows_in_words
 from infrastructure.training.data.preparation.quarantine import Quarantine
 from infrastructure.training.data.preparation.row_encoder import (
     CHUNK_ROWS,
@@ -99,6 +100,9 @@ class Preparation:
         self.system_prompts = SharedSystemPrompt()
         self.unused_columns: Counter[str] = Counter()
         self.unused_fields: Counter[str] = Counter()
+        self.left_out = LeftOut()
+        self.rewritten_rows = 0
+        self.untold: list[str] = []
         self.conversations = (folder / CONVERSATIONS_FILE).open("wb")
         self.conversation_ends = ArrayWriter(folder / CONVERSATION_ENDS, np.int64)
         self.row_files = ArrayWriter(folder / ROW_FILES, np.int32)
@@ -165,6 +169,7 @@ class Preparation:
     def _note(self, row: PreparedRow, is_evaluation: bool) -> None:
         self.facts.add(row, is_evaluation)
         self.report.special_text_rows += row.holds_special_text
+        self._note_account(row)
         first = row.conversation.turns[0]
         self.system_prompts.add(first.text if first.role == "system" else "")
         answers = [turn for turn in row.conversation.turns if turn.role == "assistant"]
@@ -184,6 +189,14 @@ class Preparation:
             self.evaluation.write(row.conversation.to_json() + "\n")
         else:
             self.hash.add(row.example)
+
+    def _note_account(self, row: PreparedRow) -> None:
+        place, account = row.conversation.place, row.account
+        self.left_out.add(place, account.missing)
+        self.rewritten_rows += row.is_rewritten
+        if account.untold:
+            self.report.untold_rows += 1
+            self.untold = self.untold or [f"{account.untold[0]} of {place}"]
 
     def _check_prompt(self, row: PreparedRow) -> None:
         """Compare what stands before the answer with what the model is asked at generation."""
@@ -282,6 +295,7 @@ class Preparation:
         report.notes += self.plan.notes
         report.unused_columns = _listed(self.unused_columns)
         report.unread = self._unread()
+        report.left_out = self.left_out.to_json()
         other = self.plan.shapes[EVALUATION]
         if (other.name, other.columns) != (shape.name, shape.columns):
             report.notes.append(f"held-out data has the shape {other.name}: {other.reason}")
@@ -297,6 +311,16 @@ class Preparation:
         if self.empty_answers:
             report.notes.append(
                 f"{self.empty_answers:,} answers are empty: the model learns to say nothing there"
+            )
+        if self.rewritten_rows:
+            report.notes.append(
+                f"{rows_in_words(self.rewritten_rows)} hold reasoning in a form that the chat"
+                " template leaves out: it is written in the form that the template reads"
+            )
+        if self.untold:
+            report.notes.append(
+                f"whether the chat template writes all of {rows_in_words(report.untold_rows)} cannot"
+                f" be told, such as {self.untold[0]}"
             )
         if self.plan.encoder.template and shape.name != TEXT:
             report.notes += self._about_template(self.plan.encoder.template)

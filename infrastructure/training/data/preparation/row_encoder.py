@@ -18,6 +18,7 @@ from infrastructure.core.errors import DataError
 from infrastructure.core.helper_process import worker_pool
 from infrastructure.core.importing import do_without_torch
 from infrastructure.core.process_memory import HardLimit, can_limit_hard, resident_bytes
+from infrastructure.training.data.encoding.row_accounting import REASONING_FIELDS, Account
 from infrastructure.training.data.encoding.row_schema import RowSchema
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
 from infrastructure.training.data.readers.rows import (
@@ -34,6 +35,7 @@ CHUNK_ROWS = 256
 CHUNKS_PER_WORKER = 2
 NUM_DEATHS_OF_A_ROW = 2  # once may be chance
 MAX_DEADLY_ROWS = 20
+ACCOUNTED = frozenset({"content", "tool_calls", *REASONING_FIELDS})  # by their positions
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,8 @@ class PreparedRow:
         content: equal for rows that say the same.
         end_token: what ends its last answer.
         holds_special_text: the text spells a special token, which is read as that token.
+        account: what became of its texts.
+        is_rewritten: its reasoning is written in another form than the row's.
     """
 
     conversation: Conversation
@@ -69,6 +73,8 @@ class PreparedRow:
     offset: int
     is_truncated: bool
     holds_special_text: bool
+    account: Account
+    is_rewritten: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +150,8 @@ class RowWorker:
                     row.offset,
                     result.is_truncated,
                     any(self._special.search(turn.text) for turn in conversation.turns),
+                    result.account,
+                    result.is_rewritten,
                 )
             )
         columns = self._unused_columns(chunk.rows, shape)
@@ -161,15 +169,12 @@ class RowWorker:
         unused: Counter[str] = Counter()
         for conversation in conversations:
             given = json.loads(conversation.inputs) if conversation.inputs else {}
-            names = [*given.get("chat_template_kwargs", {}), *given.keys() & {"tools"}]
+            names = [*given.get("chat_template_kwargs", {})]
             for turn in conversation.turns:
-                names += json.loads(turn.fields).keys() - {"content"} if turn.fields else ()
-            unused.update(name for name in names if not self._reads(name))
+                names += json.loads(turn.fields).keys() - ACCOUNTED if turn.fields else ()
+            template = self.encoder.template_for(conversation.inputs)
+            unused.update(name for name in names if template is None or not template.reads(name))
         return unused
-
-    def _reads(self, name: str) -> bool:
-        template = self.encoder.template
-        return template is not None and template.reads(name)
 
 
 def _seen(example: TokenizedExample) -> list[list[str]]:

@@ -29,6 +29,11 @@ NOT_SUPERVISED = "no supervised token"
 KILLS_PROCESS = "kills its process"
 NO_PREFERENCE = "no preference"
 PICTURE = "picture"
+LEFT_OUT = "text left out"  # of an answer, by what writes the row for the model
+
+# What was to be learned is not what the model would learn: few such rows are a sign of a wrong
+# template or tokenizer already.
+UNLEARNABLE = frozenset({LEFT_OUT})
 
 # What to do where many rows are set aside for one reason.
 REMEDIES = {
