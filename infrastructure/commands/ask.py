@@ -98,10 +98,13 @@ def run(options: argparse.Namespace) -> int:
         show_beside(note)
     if options.context is None and not options.json and has_context(Path(model)):
         show_beside("note: it was trained on questions with a context: --context TEXT gives one")
-    num_answered = 0
+    num_answered = num_shown = 0
     for question in options.questions or chain([first] if first else [], typed):
         with waiting_beside("answering"):
             [written] = answerer.answers([with_context(question, options.context)], options.system)
+        for note in [] if options.json else answerer.notes[num_shown:]:
+            show_beside(note)
+        num_shown = len(answerer.notes)
         answer = written.text.strip()
         num_answered += 1
         # What an untrained model writes could steer a terminal.

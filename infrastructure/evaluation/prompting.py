@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.core.console import show_beside
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.evaluation.generation import Answer, generate_answers
 from infrastructure.evaluation.run_settings import precision_of_run
@@ -15,6 +16,7 @@ from infrastructure.optimization.gpu_capability import best_precision
 from infrastructure.training.core.precision import Precision, choose_device
 from infrastructure.training.data.encoding.chat_format import special_tokens
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
+from infrastructure.training.data.encoding.row_accounting import CAUSE
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
 from infrastructure.training.data.readers.pictures import (
     PictureError,
@@ -42,8 +44,15 @@ def answer_questions(
     device: str = "auto",
     system: str | None = None,
 ) -> list[str]:
-    """What `Answerer` answers."""
-    return Answerer(model, max_tokens, device).answer(questions, system) if questions else []
+    """What `Answerer` answers; what the model does not read of the prompts is told on standard
+    error."""
+    if not questions:
+        return []
+    answerer = Answerer(model, max_tokens, device)
+    answers = answerer.answer(questions, system)
+    for note in answerer.notes:
+        show_beside(note)
+    return answers
 
 
 class Answerer:
@@ -54,6 +63,9 @@ class Answerer:
         model: a finished run, its `final/`, any model folder, or a hub name.
         max_tokens: the longest answer; one that does not end by then is cut.
         images: files of pictures that each question is about.
+
+    Attributes:
+        notes: a sentence for each kind of text that the model did not read of its prompts.
 
     Raises:
         ValueError: there is no such model, it writes no text, `max_tokens` is not positive, or a
@@ -90,6 +102,7 @@ class Answerer:
         self._encoder = ConversationEncoder(
             loaded.tokenizer, max_length=max_tokens, pictures=self._seeing
         )
+        self._left_out: dict[str, str] = {}
         self._max_tokens, self._positions = max_tokens, positions_of(loaded.model)
         self._ends = stop_token_ids(loaded.model, loaded.tokenizer, str(model))
         self._precision = _precision(Path(model), chosen_device)
@@ -108,6 +121,9 @@ class Answerer:
             ValueError: a question leaves the model no position to answer at.
         """
         before = [Turn("system", system)] if system else []
+        for text in questions:
+            for one in self._encoder.prompt_account([*before, self._shown(text)]).missing:
+                self._left_out.setdefault(one.kind, f"note: the model does not read {one}, {CAUSE}")
         prompts = [
             GenerationPrompt(
                 text,
@@ -127,6 +143,10 @@ class Answerer:
                 max_tokens=min(map(self._longest, prompts)),
                 pictures=self._seeing,
             )
+
+    @property
+    def notes(self) -> list[str]:
+        return [*self._left_out.values()]
 
     def why_cut(self, answer: Answer) -> str:
         """What ended an answer that is cut, and what gives it more."""

@@ -39,6 +39,8 @@ DATA_WORDS = {
     "leaked": "held-out rows that are trained on, too",
     "special_text_rows": "rows that spell special tokens as text",
     "unread": "not read",
+    "left_out": "what the model never reads",
+    "undetermined_rows": "rows of which it cannot be told whether the model reads all",
     "quarantined": "rows set aside",
     "truncated": "rows that were cut",
     "truncated_examples": "some of those that were cut",

@@ -359,7 +359,7 @@ class DataPipeline:
             prompt, inputs = conversation.prompt, conversation.inputs
             questions.append(
                 GenerationPrompt(
-                    prompt=encoder.prompt_text(prompt),
+                    prompt=encoder.prompt_text(prompt, inputs),
                     prompt_ids=encoder.prompt_ids(prompt, inputs, images),
                     expected=conversation.answer.text,
                     expected_length=encoder.num_tokens(conversation.answer.text),
@@ -447,17 +447,29 @@ class DataPipeline:
         )
 
 
-def first_examples(data: DataPipeline, count: int) -> list[TokenizedExample]:
+@dataclass(frozen=True)
+class ShownExample:
+    """An example to look at, and what of its row the model never reads, in words."""
+
+    example: TokenizedExample
+    left_out: tuple[str, ...] = ()
+
+
+def first_examples(data: DataPipeline, count: int) -> list[ShownExample]:
     """Examples that are trained on, to look at: the first of the data, equal ones once; of a stream
     those that are trained on first."""
     if data.is_stored:
-        looked_at = data.examples(range(min(LOOKED_THROUGH, data.num_candidates)))
+        ids = range(min(LOOKED_THROUGH, data.num_candidates))
+        looked_at, places = data.examples(ids), data.places_of(ids)
     else:
         with closing(data.train_batches(0, 0, count)) as batches:
             looked_at = next(batches)
-    different: dict[bytes, TokenizedExample] = {}
-    for example in looked_at:
-        different.setdefault(example.input_ids.tobytes(), example)
+        places = data.places(0, 0, len(looked_at))
+    losses = data.report.losses
+    different: dict[bytes, ShownExample] = {}
+    for example, place in zip(looked_at, places, strict=True):
+        shown = ShownExample(example, tuple(losses.get(place, ())))
+        different.setdefault(example.input_ids.tobytes(), shown)
     return [*different.values()][:count]
 
 

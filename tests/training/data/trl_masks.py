@@ -93,6 +93,12 @@ def training_templates() -> dict[str, str]:
     return {file.name.removesuffix("_training.jinja"): file.read_text("utf-8") for file in files}
 
 
+def all_templates() -> dict[str, str]:
+    """Every template that the installed TRL ships, by the name of its file."""
+    files = sorted(_templates_folder().glob("*.jinja"))
+    return {file.stem: file.read_text("utf-8") for file in files}
+
+
 def model_template(family: str) -> str:
     """The template that models of the family have themselves, as TRL ships it."""
     return (_templates_folder() / f"{family}.jinja").read_text("utf-8")

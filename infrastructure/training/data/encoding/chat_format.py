@@ -16,8 +16,11 @@ import importlib.metadata
 import json
 import re
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from infrastructure.core.json_text import JsonObject
@@ -396,8 +399,10 @@ def training_format(
     from jinja2.exceptions import TemplateError
     from trl.chat_template_utils import get_training_chat_template
 
+    one = copy(tokenizer)  # TRL looks at a template by itself, and some tokenizers have several
+    one.chat_template = own.template
     try:
-        template = get_training_chat_template(tokenizer)
+        template = get_training_chat_template(one)
     except (ValueError, TypeError, TemplateError):  # none for this family
         return own
     origin = f"TRL {importlib.metadata.version('trl')}"
@@ -437,18 +442,35 @@ def marks_without_token(template: str, tokenizer: "PreTrainedTokenizerBase") -> 
     return [mark for mark in dict.fromkeys(MARK.findall(template)) if mark not in known]
 
 
-def spelled_tags(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[str], int]:
-    """The tags that the chat template writes around a question and its answer and that are no
-    tokens of this tokenizer, and about how many tokens more they take than if they were: what
-    stands beside them may be cut otherwise, too."""
-    try:
-        text = TemplateFormat(tokenizer).write_whole(Conversation((QUESTION, ANSWER))).text
-    except FormatError:
-        return [], 0  # it wants more than a question and an answer
+def spelled_tags(
+    template: TemplateFormat, tokenizer: "PreTrainedTokenizerBase"
+) -> tuple[list[str], int]:
+    """The tags that a chat template writes around a question and its answer and that are no tokens
+    of this tokenizer, and about how many tokens more they take than if they were: what stands
+    beside them may be cut otherwise, too."""
     known = tokenizer.get_vocab()
-    tags = [tag for tag in TAG.findall(text) if tag not in known]
+    tags = [tag for tag in tags_of(template) if tag not in known]
     pieces = [len(tokenizer(tag, add_special_tokens=False)["input_ids"]) for tag in tags]
     return list(dict.fromkeys(tags)), sum(pieces) - len(tags)
+
+
+def tags_of(template: TemplateFormat) -> list[str]:
+    """The tags that a chat template writes around a question and its answer."""
+    try:
+        return TAG.findall(template.text_of(Conversation((QUESTION, ANSWER))))
+    except FormatError:
+        return []  # it wants more than a question and an answer
+
+
+def shipped_templates() -> dict[str, Path]:
+    """The chat templates that come with TRL, by their names; without its variants that only mark
+    answers, which Temper finds by itself. Empty where TRL is not there, or ships none."""
+    package = find_spec("trl")
+    folders = package.submodule_search_locations if package else None
+    if not folders:
+        return {}
+    files = sorted(Path(folders[0], "chat_templates").glob("*.jinja"))
+    return {file.stem: file for file in files if not file.stem.endswith("_training")}
 
 
 def leading_ids(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:

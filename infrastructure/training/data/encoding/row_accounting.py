@@ -1,19 +1,21 @@
 """Where each text of a row stands in what the model reads, and which texts no position holds.
 
-A chat template may leave out a system message, earlier reasoning, or the text beside a tool call. To
-see that, the row is written a second time with a mark in the place of each text: a character of
-Unicode's private planes, which no template knows. What the template does with the mark, it does with
-the text. The texts are then put back into the marked writing, and the result is compared with what
-the model reads: where both are equal, every mark is the position of its text, and a text whose mark
-is nowhere is left out. Nothing is searched for, so short, repeated and escaped texts are told apart.
+A chat template may leave out a system message, earlier reasoning, or the text beside a tool call.
+To see that, the row is written a second time with a mark in the place of each text: a character of
+Unicode's private planes, which no template knows. What the template does with the mark, it does
+with the text. The texts are then put back into the marked writing, and the result is compared with
+what the model reads: where both are equal, every mark is the position of its text, and a text
+whose mark is nowhere is left out. Nothing is searched for, so short, repeated and escaped texts
+are told apart.
 
 Rows of one form (the same roles, fields and tags) share one marked writing. Where the texts do not
 fit back, because the template looks into them, the row gets a marked writing of its own: the marks
-are as long as the texts, and every string that the template itself names stays as it is. Where that
-does not fit either, each text is tried by itself; what fits nowhere is called untold, never missing.
+are as long as the texts, and every string that the template itself names stays as it is. Where
+that does not fit either, each text is tried by itself; what fits nowhere is undetermined, never
+missing.
 
-White space at the edges of a text does not count, and neither do values without a text of their own
-(true, false, null). What `max_length` cuts off is no matter of this module.
+White space at the edges of a text does not count, and neither do values without a text of their
+own (true, false, null). What `max_length` cuts off is no matter of this module.
 """
 
 import html
@@ -55,6 +57,7 @@ class Missing:
         text: the whole text.
         is_learnt: it is part of an answer that is trained on.
         is_cut: some of it is read.
+        message: number of its message, from 1; 0: it is of a tool.
     """
 
     kind: str
@@ -62,6 +65,7 @@ class Missing:
     text: str
     is_learnt: bool
     is_cut: bool = False
+    message: int = 0
 
     def __str__(self) -> str:
         return f"{'part of ' if self.is_cut else ''}{self.what} ({excerpt(self.text, 60)!r})"
@@ -73,11 +77,11 @@ class Account:
 
     Attributes:
         missing: those that the model does not read whole, in the order of the row.
-        untold: those of which that cannot be told, in words.
+        undetermined: those of which that cannot be told, in words.
     """
 
     missing: tuple[Missing, ...] = ()
-    untold: tuple[str, ...] = ()
+    undetermined: tuple[str, ...] = ()
 
     @property
     def unlearnable(self) -> tuple[Missing, ...]:
@@ -156,18 +160,18 @@ def _with_reasoning_in(turn: Turn, name: str | None) -> Turn:
     if turn.role != "assistant" or isinstance(fields.get("content"), list):
         return turn
     held = [fields[one] for one in REASONING_FIELDS if isinstance(fields.get(one), str)]
-    found = REASONING.match(turn.text)
-    if not held and found is None:
+    match = REASONING.match(turn.text)
+    if not held and match is None:
         return turn
-    thought = held[0] if held else found[2]  # type: ignore[index]
-    rest = turn.text[found.end() :] if found else turn.text
+    thought = held[0] if held else match[2]  # type: ignore[index]
+    rest = turn.text[match.end() :] if match else turn.text
     others = {key: value for key, value in fields.items() if key not in REASONING_FIELDS}
     if name is None:
         others.pop("content", None)  # null beside calls: now there is a text
         text = f"<think>\n{thought.strip()}\n</think>\n\n{rest.lstrip()}"
     else:
         others[name] = thought.strip()
-        text = rest.lstrip() if found else rest
+        text = rest.lstrip() if match else rest
     return replace(turn, text=text, fields=json.dumps(others, ensure_ascii=False) if others else "")
 
 
@@ -226,15 +230,15 @@ class RowAccounting:
         if skeleton is not None and skeleton.fits(marker.pieces, text):
             return Account(_missing(marker.texts, skeleton))
         missing: list[Missing] = []
-        untold = [one.what for one in marker.texts[MOST_TRIED_ALONE:]]
+        undetermined = [one.what for one in marker.texts[MOST_TRIED_ALONE:]]
         for number, one in enumerate(marker.texts[:MOST_TRIED_ALONE]):
             alone = _Marker(self._strings, self._names, keeps_length=True, only=number)
             skeleton = self._written(alone.conversation(conversation), alone)
             if skeleton is not None and skeleton.fits(alone.pieces, text):
                 missing += _missing(alone.texts, skeleton)
             else:
-                untold.append(one.what)
-        return Account(tuple(missing), tuple(untold))
+                undetermined.append(one.what)
+        return Account(tuple(missing), tuple(undetermined))
 
 
 @dataclass(slots=True)
@@ -246,6 +250,7 @@ class _Text:
     text: str
     is_learnt: bool
     marks: list[int]
+    message: int
 
 
 class _Marker:
@@ -275,6 +280,7 @@ class _Marker:
         self.texts: list[_Text] = []
         self.pieces: list[str | float] = []
         self.lengths: list[int] = []
+        self._message = 0
 
     def conversation(self, conversation: Conversation) -> Conversation:
         inputs = self._inputs(conversation.inputs) if conversation.inputs else ""
@@ -282,6 +288,7 @@ class _Marker:
         last = len(conversation.turns) if is_prompt else conversation.last_answer
         turns = []
         for index, turn in enumerate(conversation.turns):
+            self._message = index + 1
             is_learnt = turn.role in ANSWER_ROLES and conversation.is_learnt(index)
             turns.append(self._turn(turn, index + 1, is_learnt, index > last))
         return replace(conversation, turns=tuple(turns), inputs=inputs)
@@ -311,10 +318,10 @@ class _Marker:
 
     def _with_reasoning(self, text: str, kind: str, what: str, number: int, is_learnt: bool) -> str:
         """An answer that holds reasoning in tags: two texts."""
-        found = REASONING.match(text)
-        assert found is not None
-        head, thought, close = found.groups()
-        rest = text[found.end() :]
+        match = REASONING.match(text)
+        assert match is not None
+        head, thought, close = match.groups()
+        rest = text[match.end() :]
         owner = self._text(REASONING_KIND, f"the reasoning of message {number}", thought, is_learnt)
         marked = f"{head or ''}{self._marked(thought, owner)}{close}"
         return marked + self._marked(rest, self._text(kind, what, rest, is_learnt))
@@ -328,12 +335,14 @@ class _Marker:
                 fields[name] = self._marked(value, owner)
         if isinstance(value := fields.get("tool_call_id"), str):
             fields["tool_call_id"] = self._unnamed(value)
-        for call in fields.get("tool_calls") or ():
+        calls = fields.get("tool_calls") or ()
+        for order, call in enumerate(calls, 1):
             if isinstance(call.get("id"), str):
                 call["id"] = self._unnamed(call["id"])
             function = call.get("function", call)
             name = function["name"]
             where = f"of the call of {name!r} in message {number}"
+            where += f" (call {order})" if len(calls) > 1 else ""
             owner = self._text("call of a tool", f"the name {where}", name, is_learnt)
             function["name"] = self._marked(name, owner)
             if isinstance(arguments := function.get("arguments"), dict):
@@ -401,7 +410,7 @@ class _Marker:
                 self._schema(schema[name], where if name == "parameters" else f"({name}) {where}")
 
     def _text(self, kind: str, what: str, text: str, is_learnt: bool) -> int:
-        self.texts.append(_Text(kind, what, text, is_learnt, []))
+        self.texts.append(_Text(kind, what, text, is_learnt, [], self._message))
         return len(self.texts) - 1
 
     def _marked(self, text: str, owner: int) -> str:
@@ -413,6 +422,8 @@ class _Marker:
             return self._piece(text, owner)
         pattern = "|".join(map(re.escape, kept))
         pieces = re.split(f"({pattern})", text)
+        if not any(piece.strip() for piece in pieces[::2]):
+            return self._piece(text, owner)  # nothing else: perhaps it is just a word here
         return "".join(
             piece if number % 2 else self._piece(piece, owner)
             for number, piece in enumerate(pieces)
@@ -466,13 +477,13 @@ class _Skeleton:
         self.whole: set[int] = set()
         self.seen: set[int] = set()
         end = 0
-        for found in MARKS.finditer(text):
-            number = ord(found[1]) - FIRST_MARK
+        for match in MARKS.finditer(text):
+            number = ord(match[1]) - FIRST_MARK
             if number >= len(lengths):
                 raise ValueError("a character of the private planes that is no mark")
-            self._literals.append(text[end : found.start()])
-            end = found.end()
-            times, rest = divmod(end - found.start(), lengths[number])
+            self._literals.append(text[end : match.start()])
+            end = match.end()
+            times, rest = divmod(end - match.start(), lengths[number])
             self.seen.add(number)
             for part in [0] * times + [rest] * (rest > 0):
                 self._slots.append((number, part))
@@ -532,18 +543,23 @@ JINJA_JSON = {ord(one): f"\\u{ord(one):04x}" for one in "<>&'"}
 
 
 def _missing(texts: Sequence[_Text], skeleton: _Skeleton) -> tuple[Missing, ...]:
-    """The texts of which a mark stands nowhere; not one that stands elsewhere in its message."""
+    """The texts of which a mark stands nowhere; not reasoning that its message holds twice, once in
+    a field that is read."""
     lost = [one for one in texts if not skeleton.whole.issuperset(one.marks)]
-    written = {(one.what, one.text.strip()) for one in texts if one.marks and one not in lost}
+    thoughts = (one for one in texts if one.kind == REASONING_KIND and one not in lost)
+    written = {(one.what, one.text.strip()) for one in thoughts}
     return tuple(
-        Missing(one.kind, one.what, one.text.strip(), one.is_learnt, _is_cut(one, skeleton))
+        Missing(
+            one.kind,
+            one.what,
+            one.text.strip(),
+            one.is_learnt,
+            not skeleton.seen.isdisjoint(one.marks),
+            one.message,
+        )
         for one in lost
         if (one.what, one.text.strip()) not in written
     )
-
-
-def _is_cut(text: _Text, skeleton: _Skeleton) -> bool:
-    return not skeleton.seen.isdisjoint(text.marks)
 
 
 def _words_of(sources: Iterable[str]) -> tuple[set[str], set[str]]:
@@ -567,13 +583,13 @@ def _is_tag(text: str) -> bool:
     return is_control and len(text) > 2 and any(map(str.isalnum, text)) and not text.isspace()
 
 
-def _unescaped(found: re.Match[str]) -> str:
-    if found[3]:
-        return chr(int(found[3], 16))
-    high, low = int(found[1], 16), int(found[2], 16)
+def _unescaped(match: re.Match[str]) -> str:
+    if match[3]:
+        return chr(int(match[3], 16))
+    high, low = int(match[1], 16), int(match[2], 16)
     return chr(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00))
 
 
-def _number_mark(found: re.Match[str]) -> str:
-    number = int(found[1])
-    return chr(FIRST_MARK + number) if number < MOST_MARKS else found[0]
+def _number_mark(match: re.Match[str]) -> str:
+    number = int(match[1])
+    return chr(FIRST_MARK + number) if number < MOST_MARKS else match[0]

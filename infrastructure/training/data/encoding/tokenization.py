@@ -9,7 +9,7 @@ answer are tokenised apart.
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +25,9 @@ from infrastructure.training.data.encoding.chat_format import (
     TemplateFormat,
     Written,
     end_of_text,
+    shipped_templates,
     special_tokens,
+    tags_of,
     training_format,
 )
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
@@ -64,6 +66,7 @@ LAST_ANSWER = "last_answer"
 
 PROBES = (("a b\n", "c d"), ("1.\n", "2 3"), ("é:\n", "é è"), ("a\n", "(b)"))
 
+NUM_TEMPLATES_NAMED = 2
 SHORT_TEXT = "a"
 LONGEST_JOINT = 4  # tokens of a prompt's end that may be others before an answer
 
@@ -132,13 +135,14 @@ class ConversationEncoder:
         self.pictures = pictures
         self.own_template = TemplateFormat(tokenizer) if tokenizer.chat_template else None
         named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
-        self.tool_template = (
+        self.own_tool_template = (
             TemplateFormat(tokenizer, named[TOOL_USE]) if TOOL_USE in named else None
         )
         self.plain = None if self.own_template else PlainFormat(tokenizer)
         self.special_tokens = special_tokens(tokenizer)
         self.splits_cleanly = _splits_cleanly(tokenizer)
         self._is_space: dict[int, bool] = {}
+        self._advised: str | None = None
 
     @cached_property
     def template(self) -> TemplateFormat | None:
@@ -146,6 +150,13 @@ class ConversationEncoder:
         if self.own_template is None:
             return None
         return training_format(self.tokenizer, self.own_template, self.train_on == LAST_ANSWER)
+
+    @cached_property
+    def tool_template(self) -> TemplateFormat | None:
+        """The same for conversations with tools, where the tokenizer has a template for them."""
+        if self.own_tool_template is None:
+            return None
+        return training_format(self.tokenizer, self.own_tool_template, self.train_on == LAST_ANSWER)
 
     def encode(
         self, conversations: Sequence[Conversation], folder: Path = Path()
@@ -165,7 +176,8 @@ class ConversationEncoder:
                 continue
             if lost := whole.account.unlearnable:
                 detail = f"{lost[0]} would not be learned: {self._writer} leaves it out"
-                results[index] = _bad(conversation, LEFT_OUT, detail, self._advice(conversation))
+                advice = self._advice(self._for_writing(conversation))
+                results[index] = _bad(conversation, LEFT_OUT, detail, advice)
             else:
                 accounted[index] = whole
         tokens = self._tokenise([whole.written for whole in accounted.values()])
@@ -179,8 +191,7 @@ class ConversationEncoder:
             else:
                 result = self._finish(conversation, ids, mask, adds_end, pictures)
                 if isinstance(result, Encoded):
-                    more = {"account": whole.account, "is_rewritten": whole.is_rewritten}
-                    result = replace(result, **more)
+                    result = replace(result, account=whole.account, is_rewritten=whole.is_rewritten)
                 results[index] = result
         return [results[index] for index in range(len(conversations))]
 
@@ -218,18 +229,35 @@ class ConversationEncoder:
         assert self.pictures is not None
         return self.pictures.in_place(ids, np.zeros(len(ids), dtype=bool), images)[0]
 
-    @staticmethod
-    def prompt_text(turns: Sequence[Turn]) -> str:
-        """For people: a single message as it stands; of several who says it, too."""
+    def prompt_account(self, turns: Sequence[Turn], inputs: str = "") -> Account:
+        """What becomes of the texts of a prompt; raises `FormatError`."""
+        text = self._written_prompt(turns, inputs).text
+        conversation = Conversation(tuple(turns), inputs=inputs, num_given=len(turns))
+        return self._prompt_accounting.account(conversation, text)
+
+    @cached_property
+    def _prompt_accounting(self) -> RowAccounting:
+        return RowAccounting(self._prompt_text, self._template_sources)
+
+    def _prompt_text(self, conversation: Conversation) -> str:
+        return self._written_prompt(conversation.turns, conversation.inputs).text
+
+    def prompt_text(self, turns: Sequence[Turn], inputs: str = "") -> str:
+        """For people: a single message as it stands; of several who says it, too, and which of
+        them the model does not read."""
         if len(turns) == 1:
             return turns[0].text
-        return "\n".join(f"{turn.role}: {turn.text}" for turn in turns)
+        account = self.prompt_account(turns, inputs)
+        left_out = {one.message for one in account.missing if one.kind != REASONING_KIND}
+        return "\n".join(
+            f"{turn.role}{' (left out)' if number in left_out else ''}: {turn.text}"
+            for number, turn in enumerate(turns, 1)
+        )
 
     def _written_prompt(self, turns: Sequence[Turn], inputs: str) -> Written:
         if self._spells_pictures:
             turns = [self._spelled_out(turn) for turn in turns]
-        own = self._tool_format(inputs) or self.own_template
-        return (own or self._plain()).write_prompt(turns, inputs)
+        return (self._own_template_for(inputs) or self._plain()).write_prompt(turns, inputs)
 
     def num_template_tokens(self) -> int:
         """Tokens that the chat template itself writes around one question and its answer; 0 where
@@ -278,7 +306,10 @@ class ConversationEncoder:
 
     @property
     def _template_sources(self) -> list[str]:
-        formats = (self.own_template, self.template, self.tool_template)
+        formats = (
+            *(self.own_template, self.template),
+            *(self.own_tool_template, self.tool_template),
+        )
         return list(dict.fromkeys(one.template for one in formats if one))
 
     def _text_of(self, conversation: Conversation) -> str:
@@ -289,25 +320,50 @@ class ConversationEncoder:
         return "the chat template" if self.own_template else "the plain format"
 
     def _advice(self, conversation: Conversation) -> str:
-        return "give data.chat_template one that writes it"
+        """What to do about a row of which something would not be learned."""
+        if self._advised is None:  # once: other rows lack the same
+            names = list(itertools.islice(self._writing(conversation), NUM_TEMPLATES_NAMED))
+            some = f", such as {' or '.join(names)}, which TRL ships" if names else ""
+            self._advised = f"give data.chat_template one that writes it{some}"
+        return self._advised
+
+    def _writing(self, conversation: Conversation) -> Iterator[str]:
+        """Names of the templates that TRL ships, in tokens that this tokenizer has, which write all
+        that is to be learned of a conversation."""
+        known = self.tokenizer.get_vocab()
+        for name, path in shipped_templates().items():
+            template = TemplateFormat(self.tokenizer, path.read_text("utf-8"))
+            tags = tags_of(template)
+            if not tags or any(tag not in known for tag in tags):
+                continue
+            accounting = RowAccounting(template.text_of, [template.template])
+            try:
+                account = accounting.account(conversation, template.text_of(conversation))
+            except FormatError:
+                continue
+            if not account.unlearnable and not account.undetermined:
+                yield name
 
     def template_for(self, inputs: str) -> TemplateFormat | None:
         """What a conversation with these inputs is written with for training; None: no template."""
-        return self._tool_format(inputs) or self.template
+        return self.tool_template if self._is_for_tools(inputs) else self.template
 
-    def _tool_format(self, inputs: str) -> TemplateFormat | None:
-        """The tokenizer's own template for conversations with tools, where it has one and these
-        have tools, as transformers chooses it."""
-        has_tools = self.tool_template and inputs and json.loads(inputs).get("tools")
-        return self.tool_template if has_tools else None
+    def _is_for_tools(self, inputs: str) -> bool:
+        """Whether the tokenizer's own template for conversations with tools writes one with these
+        inputs, as transformers chooses it."""
+        if self.own_tool_template is None or not inputs:
+            return False
+        return bool(json.loads(inputs).get("tools"))
+
+    def _own_template_for(self, inputs: str) -> TemplateFormat | None:
+        return self.own_tool_template if self._is_for_tools(inputs) else self.own_template
 
     def _format(self, conversation: Conversation) -> ChatFormat:
         if conversation.is_text or self.own_template is None:
             return self._plain()
-        own = self._tool_format(conversation.inputs)
-        if self._is_whole(conversation):
-            return own or self.own_template
-        return own or self.template or self.own_template
+        own = self._own_template_for(conversation.inputs)
+        form = own if self._is_whole(conversation) else self.template_for(conversation.inputs)
+        return form or self._plain()
 
     def write(self, conversation: Conversation) -> Written:
         """A conversation as text, with what of it is learnt; raises `FormatError`."""

@@ -39,7 +39,8 @@ class DataReport:
         special_text_rows: rows whose text spells a special token.
         unread: what the rows say and the chat template does not read, in a sentence; "": nothing.
         left_out: what usable rows say and the model never reads, as `LeftOut.to_json` gives it.
-        untold_rows: rows of which that cannot be told.
+        losses: file:line of the first rows that lose something → what, in words.
+        undetermined_rows: rows of which that cannot be told.
         unused_columns: columns that nobody reads, in words; "": none.
         notes: further sentences for people.
         fingerprint: hash of the training examples in their order.
@@ -70,7 +71,8 @@ class DataReport:
     special_text_rows: int = 0
     unread: str = ""
     left_out: list[JsonObject] = field(default_factory=list)
-    untold_rows: int = 0
+    losses: dict[str, list[str]] = field(default_factory=dict)
+    undetermined_rows: int = 0
     unused_columns: str = ""
     notes: list[str] = field(default_factory=list)
     fingerprint: str = ""

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.types import amount_bytes
 from infrastructure.core.hardware import memory, processor
-from infrastructure.training.data.encoding.chat_format import marks_without_token, spelled_tags
+from infrastructure.training.data.encoding.chat_format import (
+    TemplateFormat,
+    marks_without_token,
+    shipped_templates,
+    spelled_tags,
+)
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.encoding.row_accounting import ACCOUNTING_VERSION
 from infrastructure.training.data.encoding.row_schema import ROWS_VERSION, RowSchema
@@ -335,7 +340,9 @@ def plan_key(plan: PreparationPlan) -> str:
         "files": [[_file_key(file) for file in files] for files in plan.files],
         "shapes": [vars(shape) for shape in plan.shapes],
         "tokenizer": tokenizer_hash(encoder.tokenizer),
-        "training template": encoder.template.template if encoder.template else None,
+        "training template": [
+            one.template if one else None for one in (encoder.template, encoder.tool_template)
+        ],
         "accounting": ACCOUNTING_VERSION,
         "length": [encoder.max_length, encoder.over_length, encoder.train_on],
         "split": plan.validation_split,
@@ -403,7 +410,7 @@ def template_notes(config: DataConfig, tokenizer: "PreTrainedTokenizerBase | Non
 
 
 def _notes_of_given(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    tags, num_more = spelled_tags(tokenizer)
+    tags, num_more = spelled_tags(TemplateFormat(tokenizer), tokenizer)
     if not tags:
         return []
     return [
@@ -412,17 +419,6 @@ def _notes_of_given(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
         " and those of an answer stand as text in what the trained model says, where exact match"
         " counts them; a template in its own tokens, or none, does without"
     ]
-
-
-def shipped_templates() -> dict[str, Path]:
-    """The chat templates that come with TRL, by their names; without its variants that only mark
-    answers, which Temper finds by itself. Empty where TRL is not there, or ships none."""
-    package = find_spec("trl")
-    folders = package.submodule_search_locations if package else None
-    if not folders:
-        return {}
-    files = sorted(Path(folders[0], "chat_templates").glob("*.jinja"))
-    return {file.stem: file for file in files if not file.stem.endswith("_training")}
 
 
 def training_texts(config: DataConfig) -> Iterator[str]:

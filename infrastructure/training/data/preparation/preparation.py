@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infrastructure.training.data.encoding.chat_format import TemplateFormat
-from infrastructure.training.data.encoding.row_accounting import LeftOut
+from infrastructure.training.data.encoding.row_accounting import REASONING_KIND, LeftOut
 from infrastructure.training.data.encoding.row_schema import TEXT, RowSchema
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder, begins_with
 from infrastructure.training.data.preparation.data_report import DataReport, rows_in_words
@@ -50,6 +50,7 @@ EVALUATION_FILE = "evaluation.jsonl"
 CONVERSATION_ENDS = "conversation_ends.npy"
 ROW_FILES, ROW_LINES = "row_files.npy", "row_lines.npy"
 NUM_PLACES = 3
+NUM_LOSSES = 100  # rows whose losses are kept to be looked at
 NUM_UNUSED_SHOWN = 12
 NUM_PROMPTS_CHECKED = 20
 UNUSUAL_SPLIT = 4.0  # standard deviations from what is asked for
@@ -101,8 +102,9 @@ class Preparation:
         self.unused_columns: Counter[str] = Counter()
         self.unused_fields: Counter[str] = Counter()
         self.left_out = LeftOut()
+        self.prompts_left_out = LeftOut()
         self.rewritten_rows = 0
-        self.untold: list[str] = []
+        self.undetermined: list[str] = []
         self.conversations = (folder / CONVERSATIONS_FILE).open("wb")
         self.conversation_ends = ArrayWriter(folder / CONVERSATION_ENDS, np.int64)
         self.row_files = ArrayWriter(folder / ROW_FILES, np.int32)
@@ -193,14 +195,18 @@ class Preparation:
     def _note_account(self, row: PreparedRow) -> None:
         place, account = row.conversation.place, row.account
         self.left_out.add(place, account.missing)
+        if account.missing and len(self.report.losses) < NUM_LOSSES:
+            self.report.losses[place] = [str(one) for one in account.missing]
         self.rewritten_rows += row.is_rewritten
-        if account.untold:
-            self.report.untold_rows += 1
-            self.untold = self.untold or [f"{account.untold[0]} of {place}"]
+        if account.undetermined:
+            self.report.undetermined_rows += 1
+            self.undetermined = self.undetermined or [f"{account.undetermined[0]} of {place}"]
 
     def _check_prompt(self, row: PreparedRow) -> None:
         """Compare what stands before the answer with what the model is asked at generation."""
-        conversation, template = row.conversation, self.plan.encoder.template
+        conversation = row.conversation
+        template = self.plan.encoder.template_for(conversation.inputs)
+        self._note_prompt(row)
         has_history = any(turn.role == "assistant" for turn in conversation.prompt)
         if template and template.origin and has_history:
             return  # told once, of the template
@@ -208,6 +214,15 @@ class Preparation:
         self.checked_prompts += 1
         tokenizer = self.plan.encoder.tokenizer
         self.differing_prompts += not begins_with(tokenizer, row.example.input_ids, prompt)
+
+    def _note_prompt(self, row: PreparedRow) -> None:
+        """What the prompt at generation leaves out and the row as it is trained on does not. Chat
+        templates leave out earlier reasoning there on purpose."""
+        conversation = row.conversation
+        account = self.plan.encoder.prompt_account(conversation.prompt, conversation.inputs)
+        known = {REASONING_KIND, *(one.kind for one in row.account.missing)}
+        missing = [one for one in account.missing if one.kind not in known]
+        self.prompts_left_out.add(conversation.place, missing)
 
     def _keep(self, rows: list[PreparedRow]) -> None:
         for row in rows:
@@ -312,15 +327,16 @@ class Preparation:
             report.notes.append(
                 f"{self.empty_answers:,} answers are empty: the model learns to say nothing there"
             )
+        report.notes += [f"when it is asked: {line}" for line in self.prompts_left_out.lines()]
         if self.rewritten_rows:
             report.notes.append(
                 f"{rows_in_words(self.rewritten_rows)} hold reasoning in a form that the chat"
                 " template leaves out: it is written in the form that the template reads"
             )
-        if self.untold:
+        if self.undetermined:
             report.notes.append(
-                f"whether the chat template writes all of {rows_in_words(report.untold_rows)} cannot"
-                f" be told, such as {self.untold[0]}"
+                f"whether the chat template writes all of {rows_in_words(report.undetermined_rows)}"
+                f" cannot be told, such as {self.undetermined[0]}"
             )
         if self.plan.encoder.template and shape.name != TEXT:
             report.notes += self._about_template(self.plan.encoder.template)

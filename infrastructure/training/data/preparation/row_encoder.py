@@ -123,7 +123,8 @@ class RowWorker:
         return not is_plain or self.encoder.pictures is not None
 
     def __getstate__(self) -> dict[str, object]:
-        _ = self.encoder.template  # may be found by TRL, which needs torch: not in each process
+        # May be found by TRL, which needs torch: not in each process.
+        _ = self.encoder.template, self.encoder.tool_template
         return vars(self)
 
     def __call__(self, chunk: Chunk) -> PreparedChunk:
