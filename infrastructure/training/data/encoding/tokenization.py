@@ -38,10 +38,17 @@ from infrastructure.training.data.encoding.row_accounting import (
     RowAccounting,
     reasoning_forms,
 )
+from infrastructure.training.data.encoding.token_survival import (
+    LOST,
+    UNCHANGED,
+    Survival,
+    TokenSurvival,
+)
 from infrastructure.training.data.readers.pictures import PictureError
 from infrastructure.training.data.readers.rows import (
     CHAT_TEMPLATE,
     LEFT_OUT,
+    NOT_IN_TOKENS,
     NOT_SUPERVISED,
     OVER_LONG,
     PICTURE,
@@ -85,6 +92,7 @@ class Encoded:
         account: what became of its texts.
         is_rewritten: its reasoning is written in another form than the row's, which the chat
             template would leave out.
+        survival: what the tokenizer made of what is learned.
     """
 
     example: TokenizedExample
@@ -92,6 +100,7 @@ class Encoded:
     is_truncated: bool = False
     account: Account = WHOLE
     is_rewritten: bool = False
+    survival: Survival = UNCHANGED
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +150,7 @@ class ConversationEncoder:
         self.plain = None if self.own_template else PlainFormat(tokenizer)
         self.special_tokens = special_tokens(tokenizer)
         self.splits_cleanly = _splits_cleanly(tokenizer)
+        self.survival = TokenSurvival(tokenizer)
         self._is_space: dict[int, bool] = {}
         self._advised: str | None = None
 
@@ -180,9 +190,15 @@ class ConversationEncoder:
                 results[index] = _bad(conversation, LEFT_OUT, detail, advice)
             else:
                 accounted[index] = whole
-        tokens = self._tokenise([whole.written for whole in accounted.values()])
+        written = [whole.written for whole in accounted.values()]
+        tokens = self._tokenise(written)
+        learned = [np.array(ids, dtype=np.int64)[mask].tolist() for ids, mask in tokens]
+        survivals = iter(self.survival.of_rows(written, learned))
         for (index, whole), (ids, mask) in zip(accounted.items(), tokens, strict=True):
-            conversation, one = conversations[index], whole.written
+            conversation, one, survival = conversations[index], whole.written, next(survivals)
+            if survival.kind == LOST:
+                results[index] = _bad(conversation, NOT_IN_TOKENS, survival.example)
+                continue
             adds_end = not one.is_marked or self._needs_end(conversation)
             try:
                 pictures, ids, mask = self._with_pictures(conversation, one, ids, mask, folder)
@@ -191,7 +207,12 @@ class ConversationEncoder:
             else:
                 result = self._finish(conversation, ids, mask, adds_end, pictures)
                 if isinstance(result, Encoded):
-                    result = replace(result, account=whole.account, is_rewritten=whole.is_rewritten)
+                    result = replace(
+                        result,
+                        account=whole.account,
+                        is_rewritten=whole.is_rewritten,
+                        survival=survival,
+                    )
                 results[index] = result
         return [results[index] for index in range(len(conversations))]
 
@@ -257,7 +278,7 @@ class ConversationEncoder:
     def _written_prompt(self, turns: Sequence[Turn], inputs: str) -> Written:
         if self._spells_pictures:
             turns = [self._spelled_out(turn) for turn in turns]
-        return (self._own_template_for(inputs) or self._plain()).write_prompt(turns, inputs)
+        return (self.own_template_for(inputs) or self._plain()).write_prompt(turns, inputs)
 
     def num_template_tokens(self) -> int:
         """Tokens that the chat template itself writes around one question and its answer; 0 where
@@ -355,13 +376,14 @@ class ConversationEncoder:
             return False
         return bool(json.loads(inputs).get("tools"))
 
-    def _own_template_for(self, inputs: str) -> TemplateFormat | None:
+    def own_template_for(self, inputs: str) -> TemplateFormat | None:
+        """What prompts with these inputs are written with; None: no template."""
         return self.own_tool_template if self._is_for_tools(inputs) else self.own_template
 
     def _format(self, conversation: Conversation) -> ChatFormat:
         if conversation.is_text or self.own_template is None:
             return self._plain()
-        own = self._own_template_for(conversation.inputs)
+        own = self.own_template_for(conversation.inputs)
         form = own if self._is_whole(conversation) else self.template_for(conversation.inputs)
         return form or self._plain()
 
