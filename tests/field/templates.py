@@ -185,8 +185,8 @@ def main() -> int:
     for name, parts in table().items():
         lines = [f"    {part:24} {shown}" for part, shown in parts.items() if shown]
         alike.setdefault("\n".join(lines) or "    nothing", []).append(name)
-    for lines, names in alike.items():
-        print(f"{', '.join(names)}\n{lines}\n")
+    for losses, names in alike.items():
+        print(f"{', '.join(names)}\n{losses}\n")
     return 0
 
 

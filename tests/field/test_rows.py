@@ -79,7 +79,9 @@ def decoded(prepared: DataPipeline, number: int = 0) -> tuple[str, str]:
     """What an example says, and what of it is learned."""
     example = prepared.examples([number])[0]
     learned = example.input_ids[example.supervised]
-    return prepared.tokenizer.decode(example.input_ids), prepared.tokenizer.decode(learned)
+    return str(prepared.tokenizer.decode(example.input_ids)), str(
+        prepared.tokenizer.decode(learned)
+    )
 
 
 def numbered(rows: list[Any]) -> list[Any]:
@@ -91,7 +93,7 @@ def copies(row: list[Any], count: int) -> list[Any]:
     return numbered([(n, row) for n in range(count)])
 
 
-def kinds(prepared: DataPipeline) -> dict[str, int]:
+def kinds(prepared: DataPipeline) -> dict[Any, Any]:
     return {one["kind"]: one["rows"] for one in prepared.prepare().left_out}
 
 
@@ -253,7 +255,7 @@ TOOLS = [
 
 
 def test_r9_rows_with_tools_take_the_models_own_template_for_tools(tmp_path: Path) -> None:
-    both = {"default": CHATML, "tool_use": TOOL_USE}
+    both: Any = {"default": CHATML, "tool_use": TOOL_USE}
     talk = [USER, call(of="France"), {"role": "tool", "content": "Paris"}, ANSWER]
     rows = [{"messages": row, "tools": TOOLS} for row in copies(talk, 20)]
     prepared = data(tmp_path, rows, both)
@@ -267,7 +269,8 @@ def test_r9_rows_with_tools_take_the_models_own_template_for_tools(tmp_path: Pat
     turns = (Turn("user", "Where?"),)
     inputs = json.dumps({"tools": TOOLS})
     encoder = ConversationEncoder(byte_level_tokenizer(both), max_length=500)
-    wanted = encoder.tokenizer.apply_chat_template(
+    tokenizer: Any = encoder.tokenizer
+    wanted = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Where?"}], tools=TOOLS, add_generation_prompt=True
     )["input_ids"]
     assert encoder.prompt_ids(turns, inputs) == list(wanted)
@@ -275,7 +278,7 @@ def test_r9_rows_with_tools_take_the_models_own_template_for_tools(tmp_path: Pat
 
 
 def test_r9_rows_without_tools_keep_the_default_template(tmp_path: Path) -> None:
-    both = {"default": CHATML, "tool_use": TOOL_USE + "!"}
+    both: Any = {"default": CHATML, "tool_use": TOOL_USE + "!"}
     prepared = data(tmp_path, copies([SYSTEM, USER, ANSWER], 20), both)
     plain = data(tmp_path / "plain", copies([SYSTEM, USER, ANSWER], 20), CHATML)
     assert decoded(prepared) == decoded(plain)
