@@ -5,7 +5,7 @@ written as its trainer reads them. Loads no torch.
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,22 +15,29 @@ import numpy.typing as npt
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.json_text import JsonObject
-from infrastructure.training.data.encoding.chat_format import (
-    FormatError,
-    PlainFormat,
-    TemplateFormat,
+from infrastructure.training.data.encoding.chat_format import FormatError, TemplateFormat
+from infrastructure.training.data.encoding.row_accounting import (
+    REASONING_KIND,
+    Account,
+    LeftOut,
+    RowAccounting,
+    reasoning_forms,
 )
 from infrastructure.training.data.encoding.schema_detection import SAMPLE_ROWS
+from infrastructure.training.data.encoding.token_survival import LOST, Survivals
+from infrastructure.training.data.encoding.tokenization import ConversationEncoder, num_common
 from infrastructure.training.data.preparation.data_report import rows_in_words
 from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
 from infrastructure.training.data.preparation.row_stats import SharedSystemPrompt
 from infrastructure.training.data.readers.rows import (
     CHAT_TEMPLATE,
+    LEFT_OUT,
+    NO_PREFERENCE,
+    NOT_IN_TOKENS,
     OVER_LONG,
     BadRow,
     Conversation,
     Row,
-    Turn,
     excerpt,
 )
 from infrastructure.training.data.readers.sources import DataFile, files_of
@@ -160,8 +167,15 @@ def read_data(
     is_long = writer.num_cut or OVER_LONG in quarantine.counts
     about = about_template(writer.num_template_tokens() if is_long else 0, data.max_length)
     quarantine.check(
-        num_read, data.max_bad_rows_percent, listed, about_length=about, cuts_prompts=False
+        num_read,
+        data.max_bad_rows_percent,
+        listed,
+        max_unlearnable_percent=data.max_unlearnable_percent,
+        about_length=about,
+        cuts_prompts=False,
     )
+    writer.survivals.finish()
+    writer.survivals.check(num_read, data.max_unlearnable_percent)
     if not train:
         raise ValueError(f"{data.path}: no row is left to train on")
     result = MethodData(
@@ -179,7 +193,8 @@ def read_data(
         result.notes += _of_equal_columns(result)
     if about:
         result.notes.append(f"note: {about}")
-    if writer.has_template and any(row.is_plain for row in [*train, *held_out]):
+    result.notes += [*writer.left_out.lines(), *writer.survivals.lines()]
+    if writer.plain is None and any(row.is_plain for row in [*train, *held_out]):
         result.notes.append(
             "note: texts that hold their prompt themselves are learnt as they stand, without the"
             " chat template; give a column prompt to have it used"
@@ -254,12 +269,15 @@ class RowWriter:
     Attributes:
         num_cut: rows that are longer than allowed.
         system_prompts: of the rows.
+        left_out: what the chat template leaves out of usable rows.
+        survivals: what the tokenizer makes of their answers.
     """
 
     def __init__(self, config: DeploymentConfig, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.tokenizer = tokenizer
-        self.template = TemplateFormat(tokenizer) if tokenizer.chat_template else None
-        self.plain = PlainFormat(tokenizer) if self.template is None else None
+        self.encoder = ConversationEncoder(tokenizer, max_length=config.data.max_length)
+        self.plain = self.encoder.plain
+        self.accounting = RowAccounting(self._text_of, self.encoder.template_sources)
         self.max_length = config.data.max_length
         self.keeps_start = config.data.over_length == "keep_start"
         self.method = config.training.method
@@ -268,21 +286,31 @@ class RowWriter:
         self.reserved = config.training.max_completion_length if is_generated else 0
         self.num_cut = 0
         self.system_prompts = SharedSystemPrompt()
-
-    @property
-    def has_template(self) -> bool:
-        return self.template is not None
+        self.left_out, self.survivals = LeftOut(), Survivals()
 
     def write(self, row: MethodRow, place: Row) -> WrittenRow | BadRow:
         """One row, or why it cannot be used."""
         try:
             inputs = self._inputs(row)
+            row, accounts = self._accounted(row, inputs)
             prompt_text, answers = self._texts(row, inputs)
         except FormatError as error:
             return _bad(place, CHAT_TEMPLATE, str(error), error.advice)
-        is_text = self.template is None or row.is_plain
+        for name, account in accounts.items():
+            if lost := account.unlearnable:
+                detail = f"{lost[0]} would not be learned: the chat template leaves it out"
+                conversation = replace(row.conversation(name), inputs=inputs)
+                return _bad(place, LEFT_OUT, detail, self.encoder.advice_for(conversation))
+        is_text = self.plain is not None or row.is_plain
         texts = [prompt_text, *(prompt_text + answer for answer in answers.values())]
         prompt, *wholes = self._ids(texts, is_text)
+        if len(wholes) > 1 and all(whole == wholes[0] for whole in wholes):
+            detail = f"{' and '.join(answers)} are the same to the tokenizer"
+            return _bad(place, NO_PREFERENCE, detail)
+        learned = [whole[num_common(prompt, whole) :] for whole in wholes]
+        survivals = self.encoder.survival.compare([[a] for a in answers.values()], learned)
+        if lost_in := next((one for one in survivals if one.kind == LOST), None):
+            return _bad(place, NOT_IN_TOKENS, lost_in.example)
         num_prompt = len(prompt)
         longest = max((len(whole) + is_text for whole in wholes), default=num_prompt)  # its end
         if self.reserved:
@@ -294,28 +322,24 @@ class RowWriter:
         elif num_prompt >= self.max_length:
             return _bad(place, OVER_LONG, f"its prompt alone has {num_prompt} tokens")
         self.num_cut += not self.reserved and longest > self.max_length
+        where = f"{place.source}:{place.line}"
+        self.left_out.add(where, chain.from_iterable(one.missing for one in accounts.values()))
+        for survival in survivals:
+            self.survivals.add(where, survival)
         first = row.prompt[0]
         self.system_prompts.add(first.text if first.role == "system" else "")
         columns = dict(row.values)
         if is_text:
             columns |= {"prompt": prompt_text, **answers}
         else:
-            columns |= self._messages(row)
+            columns |= self._messages(row, inputs)
         if "answer" in row.answers:
             columns["answer"] = row.answers["answer"][0].text
         return WrittenRow(columns, _content(row), row.is_plain)
 
     def num_template_tokens(self) -> int:
         """Tokens that the chat template itself writes around one question and its answer."""
-        if self.template is None:
-            return 0
-        turns = Turn("user", "a"), Turn("assistant", "a")
-        try:
-            text = self.template.write_whole(Conversation(turns)).text
-        except FormatError:
-            return 0
-        whole, one = self._ids([text, "a"])
-        return len(whole) - len(turns) * len(one)
+        return self.encoder.num_template_tokens()
 
     def _inputs(self, row: MethodRow) -> str:
         """What the chat template is given beside the messages, by TRL too; raises `FormatError`."""
@@ -331,7 +355,7 @@ class RowWriter:
                 f"it has {name}, and TRL's {method.title} gives the chat template none of a row",
                 way,
             )
-        if given and self.template is None:
+        if given and self.plain is not None:
             raise FormatError(
                 f"it has {', '.join(given)}: only a chat template can write that",
                 "the model has no chat template: give one with data.chat_template",
@@ -346,14 +370,12 @@ class RowWriter:
         names = [name for name in row.answers if name in TRAINED]
         if row.is_plain:
             return row.prompt[0].text, {name: row.answers[name][0].text for name in names}
-        if self.template is None:
-            assert self.plain is not None
+        if self.plain is not None:
             return self.plain.write_prompt(row.prompt).text, _plain_answers(row, names)
-        prompt = self.template.write_prompt(row.prompt, inputs).text
+        prompt = self.encoder.prompt_written(row.prompt, inputs).text
         answers = {}
         for name in names:
-            conversation = replace(row.conversation(name), inputs=inputs)
-            whole = self.template.write_whole(conversation).text
+            whole = self._text_of(replace(row.conversation(name), inputs=inputs))
             if not whole.startswith(prompt):
                 raise FormatError(
                     "the template writes what stands before an answer differently when the model is"
@@ -364,6 +386,43 @@ class RowWriter:
             answers[name] = whole[len(prompt) :]
         return prompt, answers
 
+    def _accounted(self, row: MethodRow, inputs: str) -> tuple[MethodRow, dict[str, Account]]:
+        """A row with what becomes of the texts of each of its answers, or of its prompt alone.
+
+        Reasoning that the template would not let be learned is written in another form which it
+        does, if there is one, as `ConversationEncoder` does it.
+        """
+        if self.plain is not None or row.is_plain:
+            return row, {}
+        names = [name for name in row.answers if name in TRAINED]
+        if not names:
+            return row, {"prompt": self.encoder.prompt_account(row.prompt, inputs)}
+        accounts, written = {}, dict(row.answers)
+        for name in names:
+            conversation = replace(row.conversation(name), inputs=inputs)
+            accounts[name] = self._account(conversation)
+            if not any(one.kind == REASONING_KIND for one in accounts[name].unlearnable):
+                continue
+            for other in reasoning_forms(conversation, self._template(inputs).template):
+                answer = other.turns[len(row.prompt) :]
+                account = self._account(replace(conversation, turns=(*row.prompt, *answer)))
+                if not account.unlearnable:
+                    accounts[name], written[name] = account, answer
+                    break
+        return replace(row, answers=written), accounts
+
+    def _account(self, conversation: Conversation) -> Account:
+        return self.accounting.account(conversation, self._text_of(conversation))
+
+    def _text_of(self, conversation: Conversation) -> str:
+        return self._template(conversation.inputs).text_of(conversation)
+
+    def _template(self, inputs: str) -> TemplateFormat:
+        """The tokenizer's own, with which TRL writes."""
+        template = self.encoder.own_template_for(inputs)
+        assert template is not None
+        return template
+
     def _ids(self, texts: list[str], is_text: bool = False) -> list[list[int]]:
         """As TRL does it: a template has written the special tokens already."""
         ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=is_text, verbose=False)[
@@ -371,12 +430,12 @@ class RowWriter:
         ]
         return ids
 
-    def _messages(self, row: MethodRow) -> TrlRow:
+    def _messages(self, row: MethodRow, inputs: str) -> TrlRow:
         """What TRL gives the chat template."""
-        assert self.template is not None
-        columns: TrlRow = {"prompt": [self.template.message(turn) for turn in row.prompt]}
+        template = self._template(inputs)
+        columns: TrlRow = {"prompt": [template.message(turn) for turn in row.prompt]}
         for name, turns in row.answers.items():
-            columns[name] = [self.template.message(turn) for turn in turns]
+            columns[name] = [template.message(turn) for turn in turns]
         given: JsonObject = json.loads(row.inputs) if row.inputs else {}
         reads = METHODS[self.method].reads & given.keys()
         return columns | {n: json.dumps(given[n]) if n == TOOLS else given[n] for n in reads}

@@ -186,7 +186,7 @@ class ConversationEncoder:
                 continue
             if lost := whole.account.unlearnable:
                 detail = f"{lost[0]} would not be learned: {self._writer} leaves it out"
-                advice = self._advice(self._for_writing(conversation))
+                advice = self.advice_for(self._for_writing(conversation))
                 results[index] = _bad(conversation, LEFT_OUT, detail, advice)
             else:
                 accounted[index] = whole
@@ -243,7 +243,7 @@ class ConversationEncoder:
             FormatError: the chat template refuses these messages.
             PictureError: it writes other marks than there are pictures.
         """
-        written = self._written_prompt(turns, inputs)
+        written = self.prompt_written(turns, inputs)
         ids = [*written.lead, *self._ids([written.text])[0]]
         if not images:
             return ids
@@ -252,16 +252,16 @@ class ConversationEncoder:
 
     def prompt_account(self, turns: Sequence[Turn], inputs: str = "") -> Account:
         """What becomes of the texts of a prompt; raises `FormatError`."""
-        text = self._written_prompt(turns, inputs).text
+        text = self.prompt_written(turns, inputs).text
         conversation = Conversation(tuple(turns), inputs=inputs, num_given=len(turns))
         return self._prompt_accounting.account(conversation, text)
 
     @cached_property
     def _prompt_accounting(self) -> RowAccounting:
-        return RowAccounting(self._prompt_text, self._template_sources)
+        return RowAccounting(self._prompt_text, self.template_sources)
 
     def _prompt_text(self, conversation: Conversation) -> str:
-        return self._written_prompt(conversation.turns, conversation.inputs).text
+        return self.prompt_written(conversation.turns, conversation.inputs).text
 
     def prompt_text(self, turns: Sequence[Turn], inputs: str = "") -> str:
         """For people: a single message as it stands; of several who says it, too, and which of
@@ -275,7 +275,8 @@ class ConversationEncoder:
             for number, turn in enumerate(turns, 1)
         )
 
-    def _written_prompt(self, turns: Sequence[Turn], inputs: str) -> Written:
+    def prompt_written(self, turns: Sequence[Turn], inputs: str) -> Written:
+        """A prompt as text; raises `FormatError`."""
         if self._spells_pictures:
             turns = [self._spelled_out(turn) for turn in turns]
         return (self.own_template_for(inputs) or self._plain()).write_prompt(turns, inputs)
@@ -323,10 +324,11 @@ class ConversationEncoder:
 
     @cached_property
     def _accounting(self) -> RowAccounting:
-        return RowAccounting(self._text_of, self._template_sources)
+        return RowAccounting(self._text_of, self.template_sources)
 
     @property
-    def _template_sources(self) -> list[str]:
+    def template_sources(self) -> list[str]:
+        """The source of each template that conversations are written with."""
         formats = (
             *(self.own_template, self.template),
             *(self.own_tool_template, self.tool_template),
@@ -340,7 +342,7 @@ class ConversationEncoder:
     def _writer(self) -> str:
         return "the chat template" if self.own_template else "the plain format"
 
-    def _advice(self, conversation: Conversation) -> str:
+    def advice_for(self, conversation: Conversation) -> str:
         """What to do about a row of which something would not be learned."""
         if self._advised is None:  # once: other rows lack the same
             names = list(itertools.islice(self._writing(conversation), NUM_TEMPLATES_NAMED))
