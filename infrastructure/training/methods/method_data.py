@@ -15,7 +15,11 @@ import numpy.typing as npt
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.json_text import JsonObject
-from infrastructure.training.data.encoding.chat_format import FormatError, TemplateFormat
+from infrastructure.training.data.encoding.chat_format import (
+    FormatError,
+    TemplateFormat,
+    start_of_text,
+)
 from infrastructure.training.data.encoding.row_accounting import (
     REASONING_KIND,
     Account,
@@ -277,6 +281,7 @@ class RowWriter:
         self.tokenizer = tokenizer
         self.encoder = ConversationEncoder(tokenizer, max_length=config.data.max_length)
         self.plain = self.encoder.plain
+        self.start = start_of_text(tokenizer)  # TRL's tokenisation writes it before texts
         self.accounting = RowAccounting(self._text_of, self.encoder.template_sources)
         self.max_length = config.data.max_length
         self.keeps_start = config.data.over_length == "keep_start"
@@ -369,9 +374,11 @@ class RowWriter:
         `FormatError`."""
         names = [name for name in row.answers if name in TRAINED]
         if row.is_plain:
-            return row.prompt[0].text, {name: row.answers[name][0].text for name in names}
+            prompt = row.prompt[0].text.removeprefix(self.start)
+            return prompt, {name: row.answers[name][0].text for name in names}
         if self.plain is not None:
-            return self.plain.write_prompt(row.prompt).text, _plain_answers(row, names)
+            prompt = self.plain.write_prompt(row.prompt).text.removeprefix(self.start)
+            return prompt, _plain_answers(row, names)
         prompt = self.encoder.prompt_written(row.prompt, inputs).text
         answers = {}
         for name in names:

@@ -113,12 +113,14 @@ class PlainFormat:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.lead = leading_ids(tokenizer)
+        self.start = start_of_text(tokenizer)
         self.end = end_of_text(tokenizer)
 
     def write(self, conversation: Conversation) -> Written:
         if conversation.is_text:
-            text = conversation.turns[0].text + self.end
-            return Written(self.lead, text, ((0, len(text)),), (True,))
+            text = conversation.turns[0].text
+            text += "" if text.endswith(self.end) else self.end
+            return Written(self._lead(text), text, ((0, len(text)),), (True,))
         text, spans, is_learnt = "", [], []
         for index, turn in enumerate(conversation.taught):
             if turn.calls_tools:
@@ -133,7 +135,7 @@ class PlainFormat:
                 spans.append((start, len(text)))
                 is_learnt.append(conversation.is_learnt(index))
             text += "\n"
-        return Written(self.lead, text[:-1], tuple(spans), tuple(is_learnt))
+        return Written(self._lead(text), text[:-1], tuple(spans), tuple(is_learnt))
 
     def text_of(self, conversation: Conversation) -> str:
         return self.write(conversation).text
@@ -141,7 +143,12 @@ class PlainFormat:
     def write_prompt(self, turns: Sequence[Turn], inputs: str = "") -> Written:
         ends = (self.end if turn.role == "assistant" else "" for turn in turns)
         texts = (turn.text + end + "\n" for turn, end in zip(turns, ends, strict=True))
-        return Written(self.lead, "".join(texts), (), ())
+        text = "".join(texts)
+        return Written(self._lead(text), text, (), ())
+
+    def _lead(self, text: str) -> tuple[int, ...]:
+        """What comes before a text: not what it begins with itself."""
+        return () if self.start and text.startswith(self.start) else self.lead
 
 
 class TemplateFormat:
@@ -479,6 +486,12 @@ def leading_ids(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
     whole = tokenizer("a")["input_ids"]
     start = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
     return tuple(whole[:start])
+
+
+def start_of_text(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """The BOS token as text, if the tokenizer puts it before every text; else ""."""
+    is_put = leading_ids(tokenizer) == (tokenizer.bos_token_id,)
+    return str(tokenizer.bos_token) if is_put else ""
 
 
 def end_of_text(tokenizer: "PreTrainedTokenizerBase") -> str:

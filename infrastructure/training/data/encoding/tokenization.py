@@ -64,8 +64,9 @@ if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 # How it is decided what is learnt. 2: as TRL does where a chat template marks answers; before, the
-# token after a marked answer was learnt too.
-LABELS_VERSION = 2
+# token after a marked answer was learnt too. 3: a text that begins with BOS or ends with EOS gets
+# no second one.
+LABELS_VERSION = 3
 
 TOOL_USE = "tool_use"  # the name of the template that transformers takes for tools
 KEEP_START = "keep_start"
