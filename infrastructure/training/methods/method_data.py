@@ -81,6 +81,7 @@ class MethodData:
         train, held_out: the rows.
         num_cut: rows whose ends TRL will cut off.
         system_prompt: what every row begins with; None: they have none, or several.
+        unused: columns that are not read.
     """
 
     shape: MethodShape
@@ -92,6 +93,7 @@ class MethodData:
     system_prompt: str | None = None
     notes: list[str] = field(default_factory=list)
     numbers: list[int] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
 
     def contents(self) -> npt.NDArray[np.uint64]:
         """Numbers of prompts with good answers that are trained on, as `temper train` numbers its
@@ -101,6 +103,8 @@ class MethodData:
     def lines(self) -> list[str]:
         """For people: what was read, and what becomes of it."""
         counts = f"{rows_in_words(self.num_read)} read: {self.shape.reason}"
+        if self.unused and self.shape.kind is not RowKind.PROMPTS:  # rewards may read them
+            counts += f"; not used: {', '.join(self.unused)}"
         parts = [f"{len(self.train):,} are trained on", f"{len(self.held_out):,} held out"]
         if self.quarantine.total:
             first = self.quarantine.examples[0]
@@ -191,6 +195,7 @@ def read_data(
         writer.num_cut,
         writer.system_prompts.text,
         numbers=[row.content for row in train if row.content is not None],
+        unused=[*writer.unused],
     )
     _fill_inputs([*result.train, *result.held_out])
     if shape.kind is RowKind.PROMPTS:
@@ -218,6 +223,8 @@ def _written(
             row if isinstance(row, BadRow) else shape.row(row)
         )
         if isinstance(row, Row) and isinstance(written, MethodRow):
+            given = (name for name, value in row.values.items() if value is not None)
+            writer.unused.update(dict.fromkeys(n for n in given if n not in shape.used))
             written = writer.write(written, row)
         if isinstance(written, WrittenRow):
             rows.append(written)
@@ -275,6 +282,7 @@ class RowWriter:
         system_prompts: of the rows.
         left_out: what the chat template leaves out of usable rows.
         survivals: what the tokenizer makes of their answers.
+        unused: columns that rows have and that are not read, in order.
     """
 
     def __init__(self, config: DeploymentConfig, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -292,6 +300,7 @@ class RowWriter:
         self.num_cut = 0
         self.system_prompts = SharedSystemPrompt()
         self.left_out, self.survivals = LeftOut(), Survivals()
+        self.unused: dict[str, None] = {}
 
     def write(self, row: MethodRow, place: Row) -> WrittenRow | BadRow:
         """One row, or why it cannot be used."""

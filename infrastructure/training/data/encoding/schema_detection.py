@@ -139,7 +139,7 @@ def recognise_question(
         words = f"column {prompt!r} asks" + _add_context(parts, context)
     words += _add_others(parts, columns)
     _, parts, words = _with_more((PROMPT, parts, words), rows, columns, answers)
-    words += _add_template_inputs(parts, rows, columns)
+    words += _add_rare(parts, rows, columns, request)
     return RowSchema(PROMPT, parts, words)
 
 
@@ -172,7 +172,7 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
     name, parts, reason = candidates[0]
     _refuse_labels(rows, candidates[0], columns, request)
     _refuse_truth_values(rows, parts)
-    reason += _add_template_inputs(parts, rows, columns) if name != TEXT else ""
+    reason += _add_rare(parts, rows, columns, request) if name != TEXT else ""
     if column := _picture_column(rows, columns, parts, request):
         if name == TEXT:
             raise ValueError(
@@ -530,6 +530,22 @@ def _add_others(parts: dict[str, str], columns: list[str]) -> str:
         parts["system"] = system[0]
         words += f", column {system[0]!r} is the system message"
     return words
+
+
+def _add_rare(
+    parts: dict[str, str], rows: Sequence[Row], columns: Sequence[str], request: ShapeRequest
+) -> str:
+    """Give the columns that few rows have their parts, which the other rows do without; and those
+    that a chat template reads beside the messages."""
+    found = dict.fromkeys(name for row in rows for name in row.values)
+    rare = [name for name in found if name not in columns and name not in parts.values()]
+    words = ""
+    if "prompt" in parts and "context" not in parts:
+        shape = PROMPT if request.prompt_column else ALPACA
+        words += _add_context(parts, _contexts(shape, [parts["prompt"]], rare, request))
+    if "system" not in parts:
+        words += _add_others(parts, rare)
+    return words + _add_template_inputs(parts, rows, [*columns, *rare])
 
 
 def _add_template_inputs(parts: dict[str, str], rows: Sequence[Row], columns: Sequence[str]) -> str:
