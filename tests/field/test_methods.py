@@ -62,7 +62,12 @@ QUESTION = {
     "context": "a",  # its one letter stands in the question, too
     "choices": ["Paris", "Rome"],
 }
-ASKED = ("Be brief.", "Are you there?", "Yes.", "What is the capital?\n\na\n\nA. Paris\nB. Rome")
+PROMPT_TEXTS = (
+    "Be brief.",
+    "Are you there?",
+    "Yes.",
+    "What is the capital?\n\na\n\nA. Paris\nB. Rome",
+)
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds."}}
 
 
@@ -105,7 +110,7 @@ def prompt_ids(tokenizer: Any, row: dict[str, Any]) -> list[int]:
 
 @pytest.mark.parametrize("template", [CHATML, None])
 @pytest.mark.parametrize("method", ALL)
-def test_r10_every_method_asks_what_the_own_loop_asks(
+def test_r10_every_method_has_the_prompt_of_the_own_loop(
     method: str, template: str | None, tmp_path: Path
 ) -> None:
     tokenizer = byte_level_tokenizer(template)
@@ -119,22 +124,22 @@ def test_r10_every_method_asks_what_the_own_loop_asks(
         accept_small_data=True,
     )
     (example,) = first_examples(own, 1)
-    asked = prompt_ids(tokenizer, row)
-    assert asked == example.example.input_ids[: len(asked)].tolist()
-    assert example.example.supervised[len(asked)]
-    text = tokenizer.decode(asked)
-    assert [text.count(part) for part in ASKED] == [1] * len(ASKED)
+    prompted = prompt_ids(tokenizer, row)
+    assert prompted == example.example.input_ids[: len(prompted)].tolist()
+    assert example.example.supervised[len(prompted)]
+    text = tokenizer.decode(prompted)
+    assert [text.count(part) for part in PROMPT_TEXTS] == [1] * len(PROMPT_TEXTS)
     if method in METHODS and METHODS[method].rows.name == "PROMPTS":
         assert row["answer"] == "B. Rome"
         (alone,) = read(tmp_path, tokenizer, method, [QUESTION]).train
-        assert prompt_ids(tokenizer, alone) == asked
+        assert prompt_ids(tokenizer, alone) == prompted
     else:
         right = row["chosen" if method in PAIRS else "completion"]
         assert (right if template is None else right[0]["content"]) == "B. Rome"
 
 
 @pytest.mark.parametrize("method", ["dpo", "grpo"])
-def test_r10_messages_and_texts_with_columns_beside_them_ask_the_same(
+def test_r10_messages_and_texts_with_other_columns_become_one_prompt(
     method: str, tmp_path: Path
 ) -> None:
     tokenizer, beside = byte_level_tokenizer(CHATML), {"system": "Be brief.", "context": "b"}
@@ -158,7 +163,7 @@ def test_r10_messages_and_texts_with_columns_beside_them_ask_the_same(
         assert row["prompt"] == [{"role": "system", "content": "Be brief."}, user]
 
 
-def test_r10_held_out_questions_and_ask_are_the_same_prompt(
+def test_r10_held_out_questions_and_typed_ones_are_the_same_prompt(
     tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "model"
@@ -166,11 +171,11 @@ def test_r10_held_out_questions_and_ask_are_the_same_prompt(
     for file in saved_llama.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
     (folder / "chat_template.jinja").write_text(CHATML)
-    asked: list[list[int]] = []
+    prompted: list[list[int]] = []
     monkeypatch.setattr(
         prompting,
         "generate_answers",
-        lambda _, __, prompts, *___, **____: asked.extend(p.prompt_ids for p in prompts) or [],
+        lambda _, __, prompts, *___, **____: prompted.extend(p.prompt_ids for p in prompts) or [],
     )
     answerer = prompting.Answerer(folder, 4, "cpu")
     answerer.answers([with_context("What is the capital?", "a")], "Be brief.")
@@ -181,7 +186,7 @@ def test_r10_held_out_questions_and_ask_are_the_same_prompt(
     (question,) = data.questions()
     (trained,) = read(tmp_path, tokenizer, "dpo", [row_for("dpo", **row)]).train
     assert (
-        asked
+        prompted
         == [
             question.prompt_ids,
         ]
@@ -290,9 +295,7 @@ def test_r3_what_belongs_to_few_rows_is_written_in_those(method: str, tmp_path: 
 
 
 @pytest.mark.parametrize("method", ["dpo", "orpo", "kto", "reward"])
-def test_r11_answers_where_asking_never_puts_them_are_set_aside(
-    method: str, tmp_path: Path
-) -> None:
+def test_r11_answers_after_another_prompt_are_set_aside(method: str, tmp_path: Path) -> None:
     tokenizer = byte_level_tokenizer(THINKING)
     plain = row_for(method, "Paris", "Rome", question="Where?")
     thought = row_for(
@@ -309,7 +312,7 @@ def test_r11_answers_where_asking_never_puts_them_are_set_aside(
     assert len(read(tmp_path, byte_level_tokenizer(CHATML), method, [plain] * 10).train) == 10
 
 
-def test_r11_prompts_alone_are_asked_as_they_are(tmp_path: Path) -> None:
+def test_r11_prompts_alone_are_used(tmp_path: Path) -> None:
     tokenizer = byte_level_tokenizer(THINKING)
     (row,) = read(tmp_path, tokenizer, "grpo", [{"question": "Where?", "answer": "Paris"}]).train
     assert tokenizer.decode(prompt_ids(tokenizer, row)).endswith("<think>\n")

@@ -362,12 +362,12 @@ class RowWriter:
         for name in given:
             if name in method.reads or (name == OPTIONS and given[name] == self.options):
                 continue
-            way = "leave the column out, or write into the prompt what it says"
+            advice = "leave the column out, or write into the prompt what it says"
             if name == OPTIONS and method.rows is RowKind.PROMPTS:
-                way = f"give them for all rows as training.method_settings.{OPTIONS}"
+                advice = f"give them for all rows as training.method_settings.{OPTIONS}"
             raise FormatError(
                 f"it has {name}, and TRL's {method.title} gives the chat template none of a row",
-                way,
+                advice,
             )
         if given and self.plain is not None:
             raise FormatError(

@@ -6,7 +6,7 @@
 | judged | pairs; or prompt, answer and a truth value | chosen, rejected; or completion |
 | prompts | prompt and answer, or prompts alone | answer, or none |
 
-What a row asks is put together by `RowSchema.asked`, as everywhere else, so that a model meets the
+What a row asks is put together by `RowSchema.prompt_turns`, as everywhere else, so that a model meets the
 prompts that it was trained on before. Rows that do not fit become `BadRow`s.
 """
 
@@ -206,10 +206,10 @@ def _pair_shape(rows: Sequence[Row], config: DataConfig, chosen: str, rejected: 
         shared = [turn for turn, _ in takewhile(lambda two: two[0] == two[1], together)]
         if not shared and not has_prompt:
             raise ShapeError(NOT_SUPERVISED, "the two conversations share no prompt")
-        prompt = _asked(schema, values, shared)
+        prompt = _prompt_of(schema, values, shared)
         answers = {"chosen": better[len(shared) :], "rejected": worse[len(shared) :]}
         for turns in answers.values():
-            if not turns or turns[0].role != "assistant" or not _says_something(turns[0]):
+            if not turns or turns[0].role != "assistant" or not _has_content(turns[0]):
                 raise ShapeError(NOT_SUPERVISED, "what differs does not begin with an answer")
         named = {name: tuple(turns) for name, turns in answers.items()}
         return MethodRow(prompt, named, schema.inputs(values))
@@ -219,10 +219,12 @@ def _pair_shape(rows: Sequence[Row], config: DataConfig, chosen: str, rejected: 
     return MethodShape(RowKind.PAIRS, reason, _used(schema) | {chosen, rejected}, convert)
 
 
-def _asked(schema: RowSchema, values: RowValues, messages: Sequence[Turn] = ()) -> tuple[Turn, ...]:
+def _prompt_of(
+    schema: RowSchema, values: RowValues, messages: Sequence[Turn] = ()
+) -> tuple[Turn, ...]:
     """The messages that ask; of a whole conversation in the prompt's column those before its
     answer."""
-    turns = schema.asked(values, messages)
+    turns = schema.prompt_turns(values, messages)
     while not messages and turns and turns[-1].role == "assistant":
         turns.pop()
     if not any(turn.role != "system" for turn in turns):
@@ -230,7 +232,7 @@ def _asked(schema: RowSchema, values: RowValues, messages: Sequence[Turn] = ()) 
     return tuple(turns)
 
 
-def _says_something(answer: Turn) -> bool:
+def _has_content(answer: Turn) -> bool:
     return bool(answer.text.strip()) or answer.calls_tools
 
 
@@ -334,7 +336,7 @@ def _of_conversation(
         conversation = schema.conversation(Row(values, "", 0))
         if not conversation.prompt:
             raise ShapeError(EMPTY, "nothing is asked before the answer")
-        if not _says_something(conversation.answer):
+        if not _has_content(conversation.answer):
             raise ShapeError(EMPTY, "the answer says nothing")
         answers = {name: (conversation.answer,)}
         return MethodRow(conversation.prompt, answers, conversation.inputs, others)
@@ -387,7 +389,9 @@ def _prompts_alone(
         )
 
     def convert(values: RowValues) -> MethodRow:
-        return MethodRow(_asked(schema, values), {}, schema.inputs(values), _for_rewards(values))
+        return MethodRow(
+            _prompt_of(schema, values), {}, schema.inputs(values), _for_rewards(values)
+        )
 
     reason = f"{schema.reason}, and no column answers"
     return MethodShape(RowKind.PROMPTS, reason, _used(schema), convert)

@@ -186,14 +186,14 @@ class RowSchema:
             turns = chat_turns(chat, column) if turns is None else turns
             return self._system(values, turns) + _with_answer(turns, column), 0
         answer = self.columns["answer"]
-        before, after = self.asked(values), self.answers(values, answer)
+        before, after = self.prompt_turns(values), self.answers(values, answer)
         if isinstance(value_of(values, self.columns["prompt"]), list):
             return before + _with_answer(after, answer), len(before)
         if after[0].role != "assistant":
             raise ShapeError(NOT_SUPERVISED, f"column {answer!r} does not begin with an answer")
         return [*before, *after], 0
 
-    def asked(self, values: RowValues, messages: Sequence[Turn] = ()) -> list[Turn]:
+    def prompt_turns(self, values: RowValues, messages: Sequence[Turn] = ()) -> list[Turn]:
         """The messages that a row asks with, whatever answers them: the one place where a prompt is
         put together.
 

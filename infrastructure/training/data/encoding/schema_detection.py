@@ -125,7 +125,7 @@ def recognise_question(
         answers: the columns of which each answers it; none: nothing does.
 
     Returns:
-        A schema to call `asked` and `inputs` of, and `answers` with one of these columns. It has no
+        A schema to call `prompt_turns` and `inputs` of, and `answers` with one of these columns. It has no
         part "prompt" if no column is known to ask.
     """
     columns = [column for column in common_columns(rows) if column not in answers]
@@ -537,8 +537,8 @@ def _add_rare(
 ) -> str:
     """Give the columns that few rows have their parts, which the other rows do without; and those
     that a chat template reads beside the messages."""
-    found = dict.fromkeys(name for row in rows for name in row.values)
-    rare = [name for name in found if name not in columns and name not in parts.values()]
+    present = dict.fromkeys(name for row in rows for name in row.values)
+    rare = [name for name in present if name not in columns and name not in parts.values()]
     words = ""
     if "prompt" in parts and "context" not in parts:
         shape = PROMPT if request.prompt_column else ALPACA
