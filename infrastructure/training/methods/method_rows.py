@@ -6,8 +6,8 @@
 | judged | pairs; or prompt, answer and a truth value | chosen, rejected; or completion |
 | prompts | prompt and answer, or prompts alone | answer, or none |
 
-What a row asks is put together by `RowSchema.prompt_turns`, as everywhere else, so that a model meets the
-prompts that it was trained on before. Rows that do not fit become `BadRow`s.
+What a row asks is put together by `RowSchema.prompt_turns`, as everywhere else, so that a model
+meets the prompts that it was trained on before. Rows that do not fit become `BadRow`s.
 """
 
 import json

@@ -125,8 +125,8 @@ def recognise_question(
         answers: the columns of which each answers it; none: nothing does.
 
     Returns:
-        A schema to call `prompt_turns` and `inputs` of, and `answers` with one of these columns. It has no
-        part "prompt" if no column is known to ask.
+        A schema to call `prompt_turns` and `inputs` of, and `answers` with one of these columns. It
+        has no part "prompt" if no column is known to ask.
     """
     columns = [column for column in common_columns(rows) if column not in answers]
     named = matching((*PROMPT_NAMES, *CHAT_COLUMNS), columns)
