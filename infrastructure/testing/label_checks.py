@@ -62,6 +62,12 @@ def check_labels(subject: Subject) -> CheckResult:
     if wrong:
         return CheckResult("labels", "fail", wrong, LOOK, numbers=numbers)
     text = f"{100 * share:.0f} % of the tokens of {_examples(len(examples))} are learnt"
+    report = subject.data.report if isinstance(subject.data, DataPipeline) else None
+    if report is not None and report.left_out:
+        first = report.left_out[0]
+        text += f"; {first['rows']} rows lose a text: {first['what']} of {first['place']}"
+        remedy = "the model never reads it: give data.chat_template one that writes it"
+        return CheckResult("labels", "warn", text, remedy, numbers=numbers)
     return CheckResult("labels", "pass", text, numbers=numbers)
 
 
@@ -258,7 +264,8 @@ class AnswerMarks:
 
     def __init__(self, tokenizer: Any, template: str | None = None) -> None:
         self.tokenizer = tokenizer
-        self.template = template or tokenizer.chat_template
+        own = tokenizer.get_chat_template() if tokenizer.chat_template else None
+        self.template = template or own
         self.names = special_tokens(tokenizer)
         self._end = -1  # one that the template writes after answers and does not mark
         self._end = self._end_of_last(*self._answered(PROBES[0]))
@@ -530,8 +537,9 @@ def _prompts_in_use(pipeline: DataPipeline) -> list[list[int]]:
     encoder = ConversationEncoder(
         pipeline.tokenizer, max_length=data.max_length, train_on=data.train_on
     )
-    writes_history_anew = encoder.template is not None and encoder.template.origin
     for row, question in pipeline.rows_with_questions(NUM_PROMPTS):
+        template = encoder.template_for(row.inputs)
+        writes_history_anew = template is not None and template.origin
         if writes_history_anew and any(message["role"] == "assistant" for message in row.messages):
             continue  # the report of the data says so
         ids = _prompt_in_use(pipeline, row.messages, row.inputs) or question.prompt_ids

@@ -10,12 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.deployment.export import _saved_template
+from infrastructure.testing.label_checks import check_labels
+from infrastructure.testing.subject import Subject
 from infrastructure.training.data.data_pipeline import DataPipeline, first_examples
 from infrastructure.training.data.encoding.chat_format import shipped_templates
 from infrastructure.training.data.encoding.row_accounting import Account, RowAccounting
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
 from infrastructure.training.data.readers.rows import BadRow, Conversation, Turn
+from tests.testing.check_models import MODELS, settings_of, trainer_of
 from tests.training.data.builders import CHATML, byte_level_tokenizer, pipeline, write_jsonl
 
 GENERATION = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -103,6 +109,7 @@ def test_r2_a_system_message_that_is_passed_over_is_shown_before_the_first_step(
     rows = [*copies([SYSTEM, USER, ANSWER], 30), [USER, ANSWER]]
     prepared = data(tmp_path, rows, WITHOUT_SYSTEM)
     assert kinds(prepared) == {"system message": 30}
+    assert prepared.report.system_prompt is None  # asking with it would change nothing
     assert "pirate" not in decoded(prepared)[0]
     (line,) = [one for one in prepared.report.lines(is_verbose=False) if "pirate" in one]
     assert "rows.jsonl:1" in line
@@ -235,6 +242,20 @@ def test_r2_what_only_the_prompt_loses_is_noted(tmp_path: Path) -> None:
     assert any("pirate" in note for note in prepared.report.notes)
 
 
+@pytest.mark.parametrize(("template", "status"), [(WITHOUT_SYSTEM, "warn"), (CHATML, "pass")])
+def test_r2_the_checks_before_a_run_do_not_pass(tmp_path: Path, template: str, status: str) -> None:
+    tokenizer = byte_level_tokenizer(template)
+    sizes = {**MODELS["llama"][1], "vocab_size": len(tokenizer), "max_position_embeddings": 256}
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    settings = settings_of(tmp_path, {"name": str(tmp_path / "model")})
+    rows = [{"messages": row} for row in copies([SYSTEM, USER, ANSWER], 30)]
+    settings["data"]["path"] = str(write_jsonl(tmp_path / "rows.jsonl", rows))
+    settings["data"]["max_length"] = 128
+    result = check_labels(Subject(trainer_of(DeploymentConfig(**settings))))
+    assert result.status == status, result
+
+
 def test_r2_a_message_that_no_answer_follows_is_counted(tmp_path: Path) -> None:
     rows = copies([USER, ANSWER, {"role": "user", "content": "Thanks, matey!"}], 20)
     prepared = data(tmp_path, rows, CHATML)
@@ -277,6 +298,14 @@ def test_r9_rows_with_tools_take_the_models_own_template_for_tools(tmp_path: Pat
     assert encoder.prompt_ids(turns) != list(wanted)
 
 
+def test_r9_an_export_keeps_the_list_of_templates(tmp_path: Path) -> None:
+    both: Any = {"default": CHATML, "tool_use": TOOL_USE}
+    for template in (both, CHATML, None):
+        folder = tmp_path / str(len(template or ""))
+        byte_level_tokenizer(template).save_pretrained(folder)
+        assert _saved_template(folder) == template
+
+
 def test_r9_rows_without_tools_keep_the_default_template(tmp_path: Path) -> None:
     both: Any = {"default": CHATML, "tool_use": TOOL_USE + "!"}
     prepared = data(tmp_path, copies([SYSTEM, USER, ANSWER], 20), both)
@@ -306,6 +335,7 @@ STRANGE = [
     "&lt;b&gt; <b>",
     "{{ b }} {% raw %}",
     "790000000000",
+    "Jörg's \"<b>\" & 'c'",
 ]
 QUOTED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | FILTER }}<|im_end|>\n"
@@ -404,6 +434,8 @@ def test_sorted_arguments_are_found() -> None:
     written = "{% for k, v in call.arguments | dictsort %}{{ k }}={{ v }};{% endfor %}"
     template = CALLS_ALONE.replace("{{ call.arguments | tojson }}", written)
     assert account(template, turns) == Account()
+    values = template.replace("{{ k }}=", "")
+    assert len(account(values, turns).missing) == 3  # their names
 
 
 def test_a_cut_text_is_missed_as_cut() -> None:
@@ -456,6 +488,18 @@ def test_pictures_and_texts_in_parts_are_found() -> None:
     assert account(parts, turns) == Account()
     (missing,) = account(parts.replace("in m.content %}", "in m.content[:1] %}"), turns).missing
     assert missing.is_cut
+
+
+def test_reasoning_that_a_message_holds_twice_is_lost_only_where_it_differs() -> None:
+    def thought(**fields: str) -> list[Turn]:
+        return [Turn("user", "b"), Turn("assistant", "c", json.dumps(fields))]
+
+    both = thought(reasoning_content="So c.", thinking=" So c.\n")
+    assert account(THINKING, both) == Account()
+    other = account(THINKING, thought(reasoning_content="So c.", thinking="So d."))
+    assert [one.text for one in other.missing] == ["So d."]
+    neither = account(CHATML, both)
+    assert [one.text for one in neither.missing] == ["So c.", "So c."]
 
 
 def test_tools_that_are_not_described_are_counted() -> None:

@@ -41,6 +41,7 @@ ESCAPED_MARKS = re.compile(r"\\+u(db[89ab][0-9a-f])\\+u(d[c-f][0-9a-f]{2})|\\+U(
 FIRST_NUMBER = 790_000_000_000  # marks a number: a number stays one
 NUMBERS = re.compile(r"(?<![\d.])79(\d{10})(?:\.5)?(?![\d.])")
 CAUSE = "which the chat template does not write"
+NO_TEMPLATE = "which only a chat template could write, and the tokenizer has none"
 CAUSES = {AFTER_LAST: "which no answer follows"}
 MOST_FORMS = 512  # of rows whose marked writing is kept
 MOST_TRIED_ALONE = 64
@@ -99,8 +100,10 @@ class LeftOut:
     Attributes:
         rows: kind → rows that lose such a text.
         firsts: kind → the first of them: its place, and what it loses.
+        cause: why it is lost, as the end of a sentence.
     """
 
+    cause: str = CAUSE
     rows: Counter[str] = field(default_factory=Counter)
     firsts: dict[str, tuple[str, str]] = field(default_factory=dict)
 
@@ -118,7 +121,7 @@ class LeftOut:
         return [
             f"left out, so the model never reads it: {kind} of {count:,}"
             f" {'row' if count == 1 else 'rows'}, such as {self.firsts[kind][1]} of"
-            f" {self.firsts[kind][0]}, {CAUSES.get(kind, CAUSE)}"
+            f" {self.firsts[kind][0]}, {CAUSES.get(kind, self.cause)}"
             for kind, count in self.rows.most_common()
         ]
 
@@ -130,6 +133,7 @@ class LeftOut:
                 "rows": count,
                 "place": self.firsts[kind][0],
                 "what": self.firsts[kind][1],
+                "cause": self.cause,
             }
             for kind, count in self.rows.most_common()
         ]
@@ -137,11 +141,12 @@ class LeftOut:
     @classmethod
     def from_json(cls, records: Iterable[Mapping[str, Any]]) -> Self:
         """What `to_json` gave."""
-        rows, firsts = Counter[str](), {}
+        left_out = cls()
         for record in records:
-            rows[record["kind"]] = record["rows"]
-            firsts[record["kind"]] = (record["place"], record["what"])
-        return cls(rows, firsts)
+            left_out.rows[record["kind"]] = record["rows"]
+            left_out.firsts[record["kind"]] = (record["place"], record["what"])
+            left_out.cause = record["cause"]
+        return left_out
 
 
 def reasoning_forms(conversation: Conversation, source: str) -> Iterator[Conversation]:
@@ -533,13 +538,8 @@ def _spellings(piece: str | float, part: int) -> Iterator[str]:
     yield from (piece, quoted, json.dumps(piece)[1:-1])
     yield repr(piece)[1:-1]
     yield json.dumps(quoted, ensure_ascii=False)[1:-1]
-    yield from (html.escape(piece), html.escape(quoted), html.escape(piece, quote=False))
-    # Jinja's own tojson and escape differ from Python's in these.
-    yield json.dumps(piece)[1:-1].translate(JINJA_JSON)
-    yield html.escape(piece).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
-
-
-JINJA_JSON = {ord(one): f"\\u{ord(one):04x}" for one in "<>&'"}
+    for text in (piece, quoted):  # as Jinja escapes them
+        yield html.escape(text).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
 
 
 def _missing(texts: Sequence[_Text], skeleton: _Skeleton) -> tuple[Missing, ...]:

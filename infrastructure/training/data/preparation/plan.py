@@ -267,9 +267,11 @@ def first_rows(config: DataConfig) -> tuple[list[Row], RowSchema]:
     return _first_good_rows(files), find_shape(files, config)
 
 
-def chat_template_of(config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> str:
+def chat_template_of(
+    config: DataConfig, tokenizer: "PreTrainedTokenizerBase"
+) -> str | dict[str, str]:
     """The chat template that conversations are written with: the configured one, else the
-    tokenizer's own.
+    tokenizer's own, which may be several by their names.
 
     Raises:
         ValueError: there is none.
@@ -281,7 +283,7 @@ def chat_template_of(config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -
             "model.adapter=dialogue needs a chat template, and the tokenizer has none: set"
             " data.chat_template to one, or leave model.adapter out"
         )
-    return str(tokenizer.get_chat_template())
+    return tokenizer.chat_template
 
 
 def _missing_header(file: DataFile, row: Row) -> str:

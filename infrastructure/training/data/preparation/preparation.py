@@ -15,7 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from infrastructure.training.data.encoding.chat_format import TemplateFormat
-from infrastructure.training.data.encoding.row_accounting import REASONING_KIND, LeftOut
+from infrastructure.training.data.encoding.row_accounting import (
+    CAUSE,
+    NO_TEMPLATE,
+    REASONING_KIND,
+    LeftOut,
+)
 from infrastructure.training.data.encoding.row_schema import TEXT, RowSchema
 from infrastructure.training.data.encoding.token_survival import Survivals
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder, begins_with
@@ -102,7 +107,7 @@ class Preparation:
         self.system_prompts = SharedSystemPrompt()
         self.unused_columns: Counter[str] = Counter()
         self.unused_fields: Counter[str] = Counter()
-        self.left_out = LeftOut()
+        self.left_out = LeftOut(CAUSE if plan.encoder.own_template else NO_TEMPLATE)
         self.prompts_left_out = LeftOut()
         self.rewritten_rows = 0
         self.survivals = Survivals()
@@ -175,7 +180,8 @@ class Preparation:
         self.report.special_text_rows += row.holds_special_text
         self._note_account(row)
         first = row.conversation.turns[0]
-        self.system_prompts.add(first.text if first.role == "system" else "")
+        is_read = all(one.message != 1 for one in row.account.missing)
+        self.system_prompts.add(first.text if first.role == "system" and is_read else "")
         answers = [turn for turn in row.conversation.turns if turn.role == "assistant"]
         self.left_out_answers += sum(not turn.is_learnt for turn in answers)
         self.empty_answers += sum(not turn.text.strip() and not turn.fields for turn in answers)
