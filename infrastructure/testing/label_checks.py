@@ -18,6 +18,7 @@ from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.data.encoding.chat_format import (
     GENERATION_TAG,
     TEMPLATE_DATE,
+    FormatError,
     marks_without_token,
     special_tokens,
 )
@@ -430,8 +431,20 @@ def check_template(subject: Subject) -> CheckResult:
         ids, bos = example.input_ids, subject.tokenizer.bos_token_id
         if bos is not None and len(ids) > 1 and ids[0] == ids[1] == bos:
             text = f"example {number} begins with the BOS token twice"
-            return CheckResult("prompts", "fail", text, "remove it from data.chat_template")
+            return CheckResult("prompts", "fail", text, _remedy_for_bos(pipeline))
     return check_prompts(pipeline)
+
+
+def _remedy_for_bos(pipeline: DataPipeline) -> str:
+    """Where the second one comes from."""
+    encoder = ConversationEncoder(pipeline.tokenizer, max_length=pipeline.config.max_length)
+    bos = pipeline.tokenizer.bos_token_id
+    try:
+        is_templates = encoder.prompt_ids([Turn("user", "How much is 2 + 3?")])[:2] == [bos, bos]
+    except FormatError:
+        is_templates = True
+    where = "data.chat_template" if is_templates else "the rows: the chat template writes it"
+    return f"remove it from {where}"
 
 
 def check_prompts(pipeline: DataPipeline) -> CheckResult:

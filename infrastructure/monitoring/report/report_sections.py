@@ -40,6 +40,7 @@ DATA_WORDS = {
     "special_text_rows": "rows that spell special tokens as text",
     "unread": "not read",
     "left_out": "what the model never reads",
+    "survivals": "what the tokenizer made of answers",
     "undetermined_rows": "rows of which it cannot be told whether the model reads all",
     "quarantined": "rows set aside",
     "truncated": "rows that were cut",

@@ -24,6 +24,7 @@ from infrastructure.config.sections.resource_config import CacheConfig, MemoryCo
 from infrastructure.training.data.encoding.augmentation import Augmentation, get_augmentation
 from infrastructure.training.data.encoding.chat_format import special_tokens
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
+from infrastructure.training.data.encoding.token_survival import Survivals
 from infrastructure.training.data.encoding.tokenization import KEEP_START, ConversationEncoder
 from infrastructure.training.data.preparation.data_report import DataReport
 from infrastructure.training.data.preparation.plan import (
@@ -426,6 +427,8 @@ class DataPipeline:
             about_length=about_template(report.template_tokens, report.max_length),
             cuts_prompts=report.template_tokens < report.max_length,
         )
+        survivals = Survivals.from_json(report.survivals)
+        survivals.check(report.rows_read, self.config.max_unlearnable_percent)
         if not report.num_train:
             raise ValueError(f"{self.config.path}: no row is left to train on")
         return report

@@ -113,12 +113,14 @@ class PlainFormat:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.lead = leading_ids(tokenizer)
+        self.start = start_of_text(tokenizer)
         self.end = end_of_text(tokenizer)
 
     def write(self, conversation: Conversation) -> Written:
         if conversation.is_text:
-            text = conversation.turns[0].text + self.end
-            return Written(self.lead, text, ((0, len(text)),), (True,))
+            text = conversation.turns[0].text
+            text += "" if text.endswith(self.end) else self.end
+            return Written(self._lead(text), text, ((0, len(text)),), (True,))
         text, spans, is_learnt = "", [], []
         for index, turn in enumerate(conversation.taught):
             if turn.calls_tools:
@@ -133,7 +135,7 @@ class PlainFormat:
                 spans.append((start, len(text)))
                 is_learnt.append(conversation.is_learnt(index))
             text += "\n"
-        return Written(self.lead, text[:-1], tuple(spans), tuple(is_learnt))
+        return Written(self._lead(text), text[:-1], tuple(spans), tuple(is_learnt))
 
     def text_of(self, conversation: Conversation) -> str:
         return self.write(conversation).text
@@ -141,7 +143,12 @@ class PlainFormat:
     def write_prompt(self, turns: Sequence[Turn], inputs: str = "") -> Written:
         ends = (self.end if turn.role == "assistant" else "" for turn in turns)
         texts = (turn.text + end + "\n" for turn, end in zip(turns, ends, strict=True))
-        return Written(self.lead, "".join(texts), (), ())
+        text = "".join(texts)
+        return Written(self._lead(text), text, (), ())
+
+    def _lead(self, text: str) -> tuple[int, ...]:
+        """What comes before a text: not what it begins with itself."""
+        return () if self.start and text.startswith(self.start) else self.lead
 
 
 class TemplateFormat:
@@ -365,7 +372,7 @@ class TemplateFormat:
         options = {**self.variables, **given.pop("chat_template_kwargs", {}), **given}
         try:
             rendered: Any = render_jinja_template(
-                conversations=[[self._message(turn) for turn in turns]],
+                conversations=[[self.message(turn) for turn in turns]],
                 chat_template=self.template,
                 return_assistant_tokens_mask=mark,
                 add_generation_prompt=prompts,
@@ -376,7 +383,8 @@ class TemplateFormat:
         (text,), marked = rendered
         return text, list(marked[0]) if mark else []
 
-    def _message(self, turn: Turn) -> JsonObject:
+    def message(self, turn: Turn) -> JsonObject:
+        """A message as this template takes it."""
         message = turn.message()
         if self.takes_parts and isinstance(message["content"], str):
             message["content"] = [{"type": "text", "text": message["content"]}]
@@ -478,6 +486,12 @@ def leading_ids(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
     whole = tokenizer("a")["input_ids"]
     start = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
     return tuple(whole[:start])
+
+
+def start_of_text(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """The BOS token as text, if the tokenizer puts it before every text; else ""."""
+    is_put = leading_ids(tokenizer) == (tokenizer.bos_token_id,)
+    return str(tokenizer.bos_token) if is_put else ""
 
 
 def end_of_text(tokenizer: "PreTrainedTokenizerBase") -> str:

@@ -38,10 +38,17 @@ from infrastructure.training.data.encoding.row_accounting import (
     RowAccounting,
     reasoning_forms,
 )
+from infrastructure.training.data.encoding.token_survival import (
+    LOST,
+    UNCHANGED,
+    Survival,
+    TokenSurvival,
+)
 from infrastructure.training.data.readers.pictures import PictureError
 from infrastructure.training.data.readers.rows import (
     CHAT_TEMPLATE,
     LEFT_OUT,
+    NOT_IN_TOKENS,
     NOT_SUPERVISED,
     OVER_LONG,
     PICTURE,
@@ -57,8 +64,9 @@ if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 # How it is decided what is learnt. 2: as TRL does where a chat template marks answers; before, the
-# token after a marked answer was learnt too.
-LABELS_VERSION = 2
+# token after a marked answer was learnt too. 3: a text that begins with BOS or ends with EOS gets
+# no second one.
+LABELS_VERSION = 3
 
 TOOL_USE = "tool_use"  # the name of the template that transformers takes for tools
 KEEP_START = "keep_start"
@@ -85,6 +93,7 @@ class Encoded:
         account: what became of its texts.
         is_rewritten: its reasoning is written in another form than the row's, which the chat
             template would leave out.
+        survival: what the tokenizer made of what is learned.
     """
 
     example: TokenizedExample
@@ -92,6 +101,7 @@ class Encoded:
     is_truncated: bool = False
     account: Account = WHOLE
     is_rewritten: bool = False
+    survival: Survival = UNCHANGED
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +151,7 @@ class ConversationEncoder:
         self.plain = None if self.own_template else PlainFormat(tokenizer)
         self.special_tokens = special_tokens(tokenizer)
         self.splits_cleanly = _splits_cleanly(tokenizer)
+        self.survival = TokenSurvival(tokenizer)
         self._is_space: dict[int, bool] = {}
         self._advised: str | None = None
 
@@ -176,13 +187,19 @@ class ConversationEncoder:
                 continue
             if lost := whole.account.unlearnable:
                 detail = f"{lost[0]} would not be learned: {self._writer} leaves it out"
-                advice = self._advice(self._for_writing(conversation))
+                advice = self.advice_for(self._for_writing(conversation))
                 results[index] = _bad(conversation, LEFT_OUT, detail, advice)
             else:
                 accounted[index] = whole
-        tokens = self._tokenise([whole.written for whole in accounted.values()])
+        written = [whole.written for whole in accounted.values()]
+        tokens = self._tokenise(written)
+        learned = [np.array(ids, dtype=np.int64)[mask].tolist() for ids, mask in tokens]
+        survivals = iter(self.survival.of_rows(written, learned))
         for (index, whole), (ids, mask) in zip(accounted.items(), tokens, strict=True):
-            conversation, one = conversations[index], whole.written
+            conversation, one, survival = conversations[index], whole.written, next(survivals)
+            if survival.kind == LOST:
+                results[index] = _bad(conversation, NOT_IN_TOKENS, survival.example)
+                continue
             adds_end = not one.is_marked or self._needs_end(conversation)
             try:
                 pictures, ids, mask = self._with_pictures(conversation, one, ids, mask, folder)
@@ -191,7 +208,12 @@ class ConversationEncoder:
             else:
                 result = self._finish(conversation, ids, mask, adds_end, pictures)
                 if isinstance(result, Encoded):
-                    result = replace(result, account=whole.account, is_rewritten=whole.is_rewritten)
+                    result = replace(
+                        result,
+                        account=whole.account,
+                        is_rewritten=whole.is_rewritten,
+                        survival=survival,
+                    )
                 results[index] = result
         return [results[index] for index in range(len(conversations))]
 
@@ -222,7 +244,7 @@ class ConversationEncoder:
             FormatError: the chat template refuses these messages.
             PictureError: it writes other marks than there are pictures.
         """
-        written = self._written_prompt(turns, inputs)
+        written = self.prompt_written(turns, inputs)
         ids = [*written.lead, *self._ids([written.text])[0]]
         if not images:
             return ids
@@ -231,16 +253,16 @@ class ConversationEncoder:
 
     def prompt_account(self, turns: Sequence[Turn], inputs: str = "") -> Account:
         """What becomes of the texts of a prompt; raises `FormatError`."""
-        text = self._written_prompt(turns, inputs).text
+        text = self.prompt_written(turns, inputs).text
         conversation = Conversation(tuple(turns), inputs=inputs, num_given=len(turns))
         return self._prompt_accounting.account(conversation, text)
 
     @cached_property
     def _prompt_accounting(self) -> RowAccounting:
-        return RowAccounting(self._prompt_text, self._template_sources)
+        return RowAccounting(self._prompt_text, self.template_sources)
 
     def _prompt_text(self, conversation: Conversation) -> str:
-        return self._written_prompt(conversation.turns, conversation.inputs).text
+        return self.prompt_written(conversation.turns, conversation.inputs).text
 
     def prompt_text(self, turns: Sequence[Turn], inputs: str = "") -> str:
         """For people: a single message as it stands; of several who says it, too, and which of
@@ -254,10 +276,11 @@ class ConversationEncoder:
             for number, turn in enumerate(turns, 1)
         )
 
-    def _written_prompt(self, turns: Sequence[Turn], inputs: str) -> Written:
+    def prompt_written(self, turns: Sequence[Turn], inputs: str) -> Written:
+        """A prompt as text; raises `FormatError`."""
         if self._spells_pictures:
             turns = [self._spelled_out(turn) for turn in turns]
-        return (self._own_template_for(inputs) or self._plain()).write_prompt(turns, inputs)
+        return (self.own_template_for(inputs) or self._plain()).write_prompt(turns, inputs)
 
     def num_template_tokens(self) -> int:
         """Tokens that the chat template itself writes around one question and its answer; 0 where
@@ -302,10 +325,11 @@ class ConversationEncoder:
 
     @cached_property
     def _accounting(self) -> RowAccounting:
-        return RowAccounting(self._text_of, self._template_sources)
+        return RowAccounting(self._text_of, self.template_sources)
 
     @property
-    def _template_sources(self) -> list[str]:
+    def template_sources(self) -> list[str]:
+        """The source of each template that conversations are written with."""
         formats = (
             *(self.own_template, self.template),
             *(self.own_tool_template, self.tool_template),
@@ -319,7 +343,7 @@ class ConversationEncoder:
     def _writer(self) -> str:
         return "the chat template" if self.own_template else "the plain format"
 
-    def _advice(self, conversation: Conversation) -> str:
+    def advice_for(self, conversation: Conversation) -> str:
         """What to do about a row of which something would not be learned."""
         if self._advised is None:  # once: other rows lack the same
             names = list(itertools.islice(self._writing(conversation), NUM_TEMPLATES_NAMED))
@@ -355,13 +379,14 @@ class ConversationEncoder:
             return False
         return bool(json.loads(inputs).get("tools"))
 
-    def _own_template_for(self, inputs: str) -> TemplateFormat | None:
+    def own_template_for(self, inputs: str) -> TemplateFormat | None:
+        """What prompts with these inputs are written with; None: no template."""
         return self.own_tool_template if self._is_for_tools(inputs) else self.own_template
 
     def _format(self, conversation: Conversation) -> ChatFormat:
         if conversation.is_text or self.own_template is None:
             return self._plain()
-        own = self._own_template_for(conversation.inputs)
+        own = self.own_template_for(conversation.inputs)
         form = own if self._is_whole(conversation) else self.template_for(conversation.inputs)
         return form or self._plain()
 

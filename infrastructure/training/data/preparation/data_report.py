@@ -6,6 +6,7 @@ from typing import Any, Self
 
 from infrastructure.core.json_text import JsonObject
 from infrastructure.training.data.encoding.row_accounting import LeftOut
+from infrastructure.training.data.encoding.token_survival import Survivals
 from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
 
 MAX_TASKS_SHOWN = 12
@@ -39,6 +40,7 @@ class DataReport:
         special_text_rows: rows whose text spells a special token.
         unread: what the rows say and the chat template does not read, in a sentence; "": nothing.
         left_out: what usable rows say and the model never reads, as `LeftOut.to_json` gives it.
+        survivals: what the tokenizer made of learned texts, as `Survivals.to_json` gives it.
         losses: file:line of the first rows that lose something → what, in words.
         undetermined_rows: rows of which that cannot be told.
         unused_columns: columns that nobody reads, in words; "": none.
@@ -71,6 +73,7 @@ class DataReport:
     special_text_rows: int = 0
     unread: str = ""
     left_out: list[JsonObject] = field(default_factory=list)
+    survivals: JsonObject = field(default_factory=dict)
     losses: dict[str, list[str]] = field(default_factory=dict)
     undetermined_rows: int = 0
     unused_columns: str = ""
@@ -169,6 +172,7 @@ class DataReport:
 
     def _warnings(self, num_positions: int | None) -> list[str]:
         lines = LeftOut.from_json(self.left_out).lines()
+        lines += Survivals.from_json(self.survivals).lines()
         other = [row for row in self.quarantine.bad_rows if row.encoding]
         if other:
             lines.append(

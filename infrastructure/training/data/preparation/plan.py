@@ -26,6 +26,7 @@ from infrastructure.training.data.encoding.schema_detection import (
     picture_words,
     recognise_shape,
 )
+from infrastructure.training.data.encoding.token_survival import SURVIVAL_VERSION
 from infrastructure.training.data.encoding.tokenization import LABELS_VERSION, ConversationEncoder
 from infrastructure.training.data.preparation.preparation import PreparationPlan
 from infrastructure.training.data.preparation.quarantine import Quarantine
@@ -345,7 +346,7 @@ def plan_key(plan: PreparationPlan) -> str:
         "training template": [
             one.template if one else None for one in (encoder.template, encoder.tool_template)
         ],
-        "accounting": ACCOUNTING_VERSION,
+        "accounting": [ACCOUNTING_VERSION, SURVIVAL_VERSION],
         "length": [encoder.max_length, encoder.over_length, encoder.train_on],
         "split": plan.validation_split,
         "windows": plan.window_limits,

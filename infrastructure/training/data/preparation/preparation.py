@@ -22,6 +22,7 @@ from infrastructure.training.data.encoding.row_accounting import (
     LeftOut,
 )
 from infrastructure.training.data.encoding.row_schema import TEXT, RowSchema
+from infrastructure.training.data.encoding.token_survival import Survivals
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder, begins_with
 from infrastructure.training.data.preparation.data_report import DataReport, rows_in_words
 from infrastructure.training.data.preparation.quarantine import Quarantine
@@ -109,6 +110,7 @@ class Preparation:
         self.left_out = LeftOut(CAUSE if plan.encoder.own_template else NO_TEMPLATE)
         self.prompts_left_out = LeftOut()
         self.rewritten_rows = 0
+        self.survivals = Survivals()
         self.undetermined: list[str] = []
         self.conversations = (folder / CONVERSATIONS_FILE).open("wb")
         self.conversation_ends = ArrayWriter(folder / CONVERSATION_ENDS, np.int64)
@@ -200,6 +202,7 @@ class Preparation:
 
     def _note_account(self, row: PreparedRow) -> None:
         place, account = row.conversation.place, row.account
+        self.survivals.add(place, row.survival)
         self.left_out.add(place, account.missing)
         if account.missing and len(self.report.losses) < NUM_LOSSES:
             self.report.losses[place] = [str(one) for one in account.missing]
@@ -317,6 +320,8 @@ class Preparation:
         report.unused_columns = _listed(self.unused_columns)
         report.unread = self._unread()
         report.left_out = self.left_out.to_json()
+        self.survivals.finish()
+        report.survivals = self.survivals.to_json()
         other = self.plan.shapes[EVALUATION]
         if (other.name, other.columns) != (shape.name, shape.columns):
             report.notes.append(f"held-out data has the shape {other.name}: {other.reason}")

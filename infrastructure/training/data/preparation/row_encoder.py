@@ -20,6 +20,7 @@ from infrastructure.core.importing import do_without_torch
 from infrastructure.core.process_memory import HardLimit, can_limit_hard, resident_bytes
 from infrastructure.training.data.encoding.row_accounting import REASONING_FIELDS, Account
 from infrastructure.training.data.encoding.row_schema import RowSchema
+from infrastructure.training.data.encoding.token_survival import Survival
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
 from infrastructure.training.data.readers.rows import (
     KILLS_PROCESS,
@@ -64,6 +65,7 @@ class PreparedRow:
         holds_special_text: the text spells a special token, which is read as that token.
         account: what became of its texts.
         is_rewritten: its reasoning is written in another form than the row's.
+        survival: what the tokenizer made of what is learned.
     """
 
     conversation: Conversation
@@ -75,6 +77,7 @@ class PreparedRow:
     holds_special_text: bool
     account: Account
     is_rewritten: bool
+    survival: Survival
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,7 @@ class RowWorker:
                     any(self._special.search(turn.text) for turn in conversation.turns),
                     result.account,
                     result.is_rewritten,
+                    result.survival,
                 )
             )
         columns = self._unused_columns(chunk.rows, shape)

@@ -30,10 +30,11 @@ KILLS_PROCESS = "kills its process"
 NO_PREFERENCE = "no preference"
 PICTURE = "picture"
 LEFT_OUT = "text left out"  # of an answer, by what writes the row for the model
+NOT_IN_TOKENS = "not in the tokenizer's tokens"  # some of an answer
 
 # What was to be learned is not what the model would learn: few such rows are a sign of a wrong
 # template or tokenizer already.
-UNLEARNABLE = frozenset({LEFT_OUT})
+UNLEARNABLE = frozenset({LEFT_OUT, NOT_IN_TOKENS})
 
 # What to do where many rows are set aside for one reason.
 REMEDIES = {
@@ -43,6 +44,7 @@ REMEDIES = {
     HALF_CHARACTER: "a text was cut inside a character: write it whole",
     BROKEN_JSON: "write each row with json.dumps, one a line",
     MISSING_COLUMN: "give one file where a folder holds rows of several kinds",
+    NOT_IN_TOKENS: "take a model whose tokenizer has tokens for these characters",
     WRONG_COLUMNS: "put fields that hold the separator into quotes",
 }
 
