@@ -39,6 +39,7 @@ REMEDIES = {
     BROKEN_JSON: "write each row with json.dumps, one a line",
     MISSING_COLUMN: "give one file where a folder holds rows of several kinds",
     WRONG_COLUMNS: "put fields that hold the separator into quotes",
+    BROKEN_CSV: "put a field that holds a quote into quotes, and write each quote in it twice",
 }
 
 TEXT_ROLE = "text"
