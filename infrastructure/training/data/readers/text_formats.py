@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import parse_record
 from infrastructure.training.data.readers.line_reader import (
     BEGIN,
     MAX_LINE_BYTES,
@@ -59,12 +59,12 @@ def _json_row(data: bytes, name: str, line: Line) -> Row | BadRow:
     if has_too_many_values(data):
         return bad(LINE_TOO_LONG, too_large_words())
     try:
-        value = parse_json(data.decode("utf-8"))
+        value = parse_record(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         return bad(INVALID_UTF8, f"byte {error.start + 1} of the line", likely_encoding(data))
     except json.JSONDecodeError as error:
         return bad(BROKEN_JSON, f"{error.msg.removesuffix(' at')} at column {error.colno}")
-    except ValueError as error:  # nested too deep, a number too long
+    except ValueError as error:  # nested too deep, a number too long, a key twice
         return bad(BROKEN_JSON, str(error))
     if not isinstance(value, dict):
         return bad(WRONG_TYPE, f"the line is {kind_of(value)}, not an object")
@@ -92,14 +92,19 @@ def read_tsv(
 
 
 class _Records:
-    """Feeds a `csv.reader` and knows where the next record begins, and its lines so far."""
+    """Feeds a `csv.reader` and knows where the next record begins.
+
+    Attributes:
+        held: the lines of the record so far.
+        is_plain: they are ASCII and hold no NUL.
+    """
 
     def __init__(self, lines: Iterator[Line], name: str) -> None:
         self.lines = lines
         self.name = name
         self.next = self.begin = BEGIN
         self.held: list[str] = []
-        self.holds_nul = False
+        self.is_plain = True
 
     def __iter__(self) -> Iterator[str]:
         """Its lines; `begin` says where a record begins.
@@ -116,7 +121,8 @@ class _Records:
                     "; is this a table with a header line?"
                 )
             self.next = Start(line.end, line.number + 1)
-            self.holds_nul = self.holds_nul or b"\x00" in line.data
+            if b"\x00" in line.data or not line.data.isascii():
+                self.is_plain = False
             text = line.data.decode("utf-8", "surrogateescape")
             self.held.append(text)
             yield text
@@ -125,7 +131,7 @@ class _Records:
         """Take the next line as the first one of a record."""
         self.begin = self.next
         self.held.clear()
-        self.holds_nul = False
+        self.is_plain = True
 
 
 def _read_delimited(
@@ -183,7 +189,8 @@ class _Table:
         fields = line.rstrip("\r\n").split(self.delimiter)
         if len(fields) != len(self.columns) or not (fields[0] and fields[-1]):
             return False
-        return not any(field.startswith(" ") for field in fields[1:])  # a comma of a sentence
+        is_sentence = any(field.startswith(" ") for field in fields[1:])
+        return not is_sentence or self.columns[1].startswith(" ")
 
     def _are_rows(self, lines: Sequence[str]) -> bool:
         return len(self.columns) > 1 and all(map(self._is_row, lines))
@@ -235,14 +242,15 @@ def _next_record(
     if len(fields) != len(table.columns):
         detail = f"{len(fields)} fields under {len(table.columns)} columns{_up_to(records)}"
         return BadRow(name, at.line, WRONG_COLUMNS, detail, excerpt(fields), at.offset)
-    if records.holds_nul:
-        return BadRow(name, at.line, BROKEN_CSV, NUL, excerpt(fields), at.offset)
     if fields == table.columns:
         return BadRow(name, at.line, BROKEN_CSV, "the header again", excerpt(fields), at.offset)
     values = dict(zip(table.columns, fields, strict=True))
-    if any(has_surrogates(field) for field in fields):
-        likely, shown = likely_encoding(_bytes_of(fields)), excerpt(_printable(fields))
-        return BadRow(name, at.line, INVALID_UTF8, "", shown, at.offset, likely)
+    if not records.is_plain:
+        if any(has_surrogates(field) for field in fields):
+            likely, shown = likely_encoding(_bytes_of(fields)), excerpt(_printable(fields))
+            return BadRow(name, at.line, INVALID_UTF8, "", shown, at.offset, likely)
+        if any("\0" in field for field in fields):
+            return BadRow(name, at.line, BROKEN_CSV, NUL, excerpt(fields), at.offset)
     return Row(values, name, at.line, at.offset)
 
 
