@@ -39,6 +39,7 @@ from infrastructure.training.data.readers.rows import (
     WRONG_TYPE,
     BadRow,
     Conversation,
+    Label,
     PictureSource,
     Row,
     RowValues,
@@ -312,6 +313,8 @@ def choices_in(value: object) -> tuple[list[str], list[str]]:
 
 def chosen_number(answer: object, labels: Sequence[str]) -> int | None:
     """Which of the answers is meant, by its number from 0 or by its letter."""
+    if isinstance(answer, Label) and answer not in labels:
+        answer = answer.number
     if isinstance(answer, int) and not isinstance(answer, bool):
         return answer if 0 <= answer < len(labels) else None
     return labels.index(answer) if isinstance(answer, str) and answer in labels else None
@@ -340,7 +343,8 @@ def _optional_text(values: RowValues, column: str | None) -> str:
         return ""
     if isinstance(value, list) and all(isinstance(_part(part), str) for part in value):
         value = "\n\n".join(str(_part(part)) for part in value)
-    return _as_text(value, f"column {column!r}", may_be_empty=True).strip()
+    text = _as_text(value, f"column {column!r}", may_be_empty=True)
+    return text if text.strip() else ""
 
 
 def _as_text(value: object, where: str, may_be_empty: bool = False) -> str:

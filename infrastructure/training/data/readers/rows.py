@@ -68,6 +68,35 @@ class Row:
     offset: int = 0
 
 
+class Label(str):
+    """The name of a label that its file keeps as a number.
+
+    Attributes:
+        number: from 0, which of several choices it may mean as well.
+    """
+
+    number: int
+
+    def __new__(cls, name: str, number: int = -1) -> "Label":
+        made = super().__new__(cls, name)
+        made.number = number
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The value of a cell that holds no text and no value.
+
+    Attributes:
+        what: it is, in words.
+    """
+
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
 @dataclass(frozen=True, slots=True)
 class BadRow:
     """A record that cannot be used: where it is, why, and how it begins.
@@ -248,6 +277,8 @@ def excerpt(value: object, characters: int = EXCERPT_CHARACTERS) -> str:
 
 def kind_of(value: object) -> str:
     """A JSON-like value's type in words."""
+    if isinstance(value, Unreadable):
+        return value.what
     names = {type(None): "nothing", bool: "a truth value", int: "a number", float: "a number"}
     names |= {str: "text", list: "a list", dict: "an object", bytes: "bytes"}
     return names.get(type(value), f"a {type(value).__name__}")
