@@ -30,7 +30,7 @@ from infrastructure.training.data.readers.rows import (
     Row,
     excerpt,
 )
-from infrastructure.training.data.readers.sources import DataFile, files_of
+from infrastructure.training.data.readers.sources import DataFile, about_splits, files_of
 from infrastructure.training.data.store.fingerprints import content_number
 from infrastructure.training.methods.method_rows import MethodRow, MethodShape, Text, recognise
 from infrastructure.training.methods.method_table import METHODS, RowKind
@@ -162,6 +162,9 @@ def read_data(
         result.notes += _of_equal_columns(result)
     if about:
         result.notes.append(f"note: {about}")
+    files = [*train_files, *held_out_files]
+    told = [*(file.note for file in files if file.note), *about_splits(train_files, held_out_files)]
+    result.notes += [f"note: {sentence}" for sentence in told]
     if any(row.pop("is_plain", False) for row in [*train, *held_out]) and writer.has_template:
         result.notes.append(
             "note: texts that hold their prompt themselves are learnt as they stand, without the"

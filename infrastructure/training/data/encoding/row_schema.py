@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from infrastructure.core.json_text import parse_json
+from infrastructure.training.data.encoding.python_repr import parse_python
 from infrastructure.training.data.readers.pictures import (
     SOURCE_KEYS,
     PictureError,
@@ -144,7 +145,8 @@ class RowSchema:
         """
         column = self.columns.get(PICTURES)
         listed = _listed_pictures(value_of(values, column), column) if column else []
-        own = [source for part in self._chat_columns() for source in _own_pictures(values, part)]
+        chats = self._chat_columns(values)
+        own = [source for part in chats for source in _own_pictures(values, part)]
         if listed and not own:
             turns[:] = map(_with_marked_parts, turns)
             own = [None] * sum(turn.num_pictures for turn in turns)
@@ -161,9 +163,11 @@ class RowSchema:
         given = iter(listed)
         return tuple(next(given) if source is None else source for source in own)
 
-    def _chat_columns(self) -> list[str]:
-        """The columns that may list messages."""
-        return [self.columns[part] for part in ("chat", "prompt", "answer") if part in self.columns]
+    def _chat_columns(self, values: RowValues) -> list[str]:
+        """The columns that list messages; a prompt that is a text is one, however it begins."""
+        pair = [self.columns[part] for part in ("prompt", "answer") if part in self.columns]
+        lists = [column for column in pair if isinstance(value_of(values, column), list)]
+        return [*([self.columns["chat"]] if "chat" in self.columns else []), *lists]
 
     @property
     def used(self) -> frozenset[str | None]:
@@ -372,7 +376,8 @@ def chat_turns(value: object, column: str) -> list[Turn]:
 
 
 def from_json_text(value: object, column: str) -> object:
-    """What a column holds; a text that is a JSON list or object is that.
+    """What a column holds; a text that is a list or an object, in JSON or as Python prints it, is
+    that.
 
     Raises:
         ShapeError: it begins like one and is none.
@@ -382,7 +387,11 @@ def from_json_text(value: object, column: str) -> object:
     try:
         return parse_json(value)
     except ValueError as error:
-        raise ShapeError(BROKEN_JSON, f"column {column!r}: {error}") from error
+        try:
+            return parse_python(value)
+        except ValueError as other:
+            detail = f"column {column!r}: {error}; nor is it Python: {other}"
+            raise ShapeError(BROKEN_JSON, detail) from error
 
 
 def _turn(message: object, where: str) -> Turn:

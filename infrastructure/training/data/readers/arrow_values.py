@@ -28,7 +28,8 @@ class PlainRows:
     """Makes rows of plain values of the batches of one schema."""
 
     def __init__(self, schema: "Schema", described: Mapping[bytes, bytes] | None = None) -> None:
-        """
+        """Find out what is made of the columns.
+
         Args:
             described: metadata with what `datasets` says of the columns; None: the schema's own.
         """
@@ -166,7 +167,7 @@ def _of_map(kind: "DataType") -> Converter:
 
     def plain(entries: Sequence[tuple[object, object]]) -> object:
         pairs = [(_one(of_key, key), _one(of_item, item)) for key, item in entries]
-        made = {key if isinstance(key, str) else json.dumps(key, default=str): i for key, i in pairs}
+        made = {k if isinstance(k, str) else json.dumps(k, default=str): item for k, item in pairs}
         return made if len(made) == len(pairs) else [list(pair) for pair in pairs]
 
     return plain

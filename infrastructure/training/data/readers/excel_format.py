@@ -107,7 +107,8 @@ def _lines(book: "Workbook", path: Path, name: str) -> Iterator[list[object]]:
                 formulas = opened.enter_context(_opened(path, name, formulas=True))[sheet.title]
                 formulas.reset_dimensions()
                 asked = formulas.iter_rows()
-            for number, (cells, others) in enumerate(zip(sheet.iter_rows(), asked, strict=False), 1):
+            lines = zip(sheet.iter_rows(), asked, strict=False)
+            for number, (cells, others) in enumerate(lines, 1):
                 values = [_plain(cell) for cell in cells]
                 for n, cell in enumerate(others[: len(values)]):
                     if cell.data_type == "f" and values[n] is None:
@@ -181,7 +182,9 @@ def _columns(cells: Sequence[Any], name: str, number: int) -> dict[int, str]:
     return named
 
 
-def _row(cells: Sequence[object], columns: Mapping[int, str], name: str, number: int) -> Row | BadRow:
+def _row(
+    cells: Sequence[object], columns: Mapping[int, str], name: str, number: int
+) -> Row | BadRow:
     values = {column: cells[n] if n < len(cells) else None for n, column in columns.items()}
     if sum(len(value) for value in values.values() if isinstance(value, str)) > MAX_ROW_BYTES:
         return BadRow(name, number, LINE_TOO_LONG, too_large_words(), offset=number)
