@@ -163,8 +163,9 @@ def read_data(
     if about:
         result.notes.append(f"note: {about}")
     files = [*train_files, *held_out_files]
-    told = [*(file.note for file in files if file.note), *about_splits(train_files, held_out_files)]
-    result.notes += [f"note: {sentence}" for sentence in told]
+    about_files = [file.note for file in files if file.note]
+    about_files += about_splits(train_files, held_out_files)
+    result.notes += [f"note: {sentence}" for sentence in about_files]
     if any(row.pop("is_plain", False) for row in [*train, *held_out]) and writer.has_template:
         result.notes.append(
             "note: texts that hold their prompt themselves are learnt as they stand, without the"

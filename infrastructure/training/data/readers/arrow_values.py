@@ -36,12 +36,12 @@ class PlainRows:
         features = _features(described or schema.metadata or {})
         self.columns = [name for name in schema.names if not INDEX_COLUMN.fullmatch(name)]
         self.columns = self.columns or schema.names
-        found = {
+        converters = {
             name: _converter(schema.field(name).type, features.get(name))
             for name in self.columns
             if schema.names.count(name) == 1
         }
-        self.converters = {name: convert for name, convert in found.items() if convert}
+        self.converters = {name: convert for name, convert in converters.items() if convert}
 
     def of(self, batch: "RecordBatch") -> list[dict[str, object]]:
         """The rows of a batch; raises UnicodeDecodeError where a text is no UTF-8."""

@@ -102,12 +102,12 @@ def _lines(book: "Workbook", path: Path, name: str) -> Iterator[list[object]]:
     try:
         marks = _marks_of(sheet)
         with ExitStack() as opened:
-            asked: Iterator[Any] = repeat(())
+            formula_lines: Iterator[Any] = repeat(())
             if marks.has_formulas:
                 formulas = opened.enter_context(_opened(path, name, formulas=True))[sheet.title]
                 formulas.reset_dimensions()
-                asked = formulas.iter_rows()
-            lines = zip(sheet.iter_rows(), asked, strict=False)
+                formula_lines = formulas.iter_rows()
+            lines = zip(sheet.iter_rows(), formula_lines, strict=False)
             for number, (cells, others) in enumerate(lines, 1):
                 values = [_plain(cell) for cell in cells]
                 for n, cell in enumerate(others[: len(values)]):

@@ -21,7 +21,7 @@ SPLITS = {
     **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "evaluation"), HELD_OUT),
     **dict.fromkeys(("test", "testing"), TEST),
 }
-SAYS_NOTHING = frozenset({"data", "dataset", "split", "set", "of", "part", "shard"})
+NEUTRAL_WORDS = frozenset({"data", "dataset", "split", "set", "of", "part", "shard"})
 CARD = "README.md"
 MAX_CARD_BYTES = 1 << 20
 FRONT_MATTER = re.compile(r"\A\ufeff?---\s*\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
@@ -122,13 +122,13 @@ def _whole_split(path: Path, stem: str) -> str:
 
 
 def _split_of_whole(name: str) -> str:
-    words = [word for word in _words(name) if word not in SAYS_NOTHING]
+    words = [word for word in _words(name) if word not in NEUTRAL_WORDS]
     return SPLITS.get(words[0], "") if len(words) == 1 else ""
 
 
 def _loose_split(stem: str) -> str:
     """The split that a name begins or ends with."""
-    words = [word for word in _words(stem) if word not in SAYS_NOTHING]
+    words = [word for word in _words(stem) if word not in NEUTRAL_WORDS]
     return next((SPLITS[word] for word in [*words[-1:], *words[:1]] if word in SPLITS), "")
 
 
@@ -156,8 +156,8 @@ def _front_matter(path: Path) -> dict[str, object]:
     """What stands between the lines of --- at the beginning of a card; {}: nothing."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
-            found = FRONT_MATTER.match(file.read(MAX_CARD_BYTES))
-        loaded = yaml.safe_load(found[1]) if found else None
+            matter = FRONT_MATTER.match(file.read(MAX_CARD_BYTES))
+        loaded = yaml.safe_load(matter[1]) if matter else None
     except (OSError, yaml.YAMLError, RecursionError, ValueError):
         return {}
     return loaded if isinstance(loaded, dict) else {}
@@ -167,18 +167,20 @@ def _by_card(folder: Path, files: Sequence[Path]) -> Parts | None:
     """The division that the card makes; None: it makes none of files that are here."""
     listed = _front_matter(folder / CARD).get("configs") if (folder / CARD).is_file() else None
     configs = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    found = {
+    configured = {
         str(one.get("config_name", "default")): (one, splits)
         for one in configs
         if (splits := _files_of_config(folder, one, files))
     }
-    if not found:
+    if not configured:
         return None
-    chosen = [name for name, (one, _) in found.items() if one.get("default") is True]
-    chosen = chosen or [name for name in found if name == "default"] or list(found)
+    chosen = [name for name, (one, _) in configured.items() if one.get("default") is True]
+    chosen = chosen or [name for name in configured if name == "default"] or list(configured)
     if len(chosen) > 1:
-        raise ValueError(_several(folder, {name: splits for name, (_, splits) in found.items()}))
-    splits = found[chosen[0]][1]
+        raise ValueError(
+            _several(folder, {name: splits for name, (_, splits) in configured.items()})
+        )
+    splits = configured[chosen[0]][1]
     roles = {name: SPLITS.get(name.lower(), "") for name in splits}
     if TRAIN not in roles.values():
         return None
@@ -191,7 +193,7 @@ def _by_card(folder: Path, files: Sequence[Path]) -> Parts | None:
     others = [path for name, paths in splits.items() if not roles[name] for path in paths]
     others += [path for path in files if path not in used]
     if others:
-        whose = f" (configuration {chosen[0]})" if len(found) > 1 else ""
+        whose = f" (configuration {chosen[0]})" if len(configured) > 1 else ""
         parts.notes.append(
             f"{_shown(folder, others)} left out: {CARD} does not list it for training{whose}"
         )
@@ -203,14 +205,14 @@ def _files_of_config(
 ) -> dict[str, list[Path]]:
     """Split → its files that are here, as a configuration of a card lists them."""
     base = str(config.get("data_dir") or "")
-    found: dict[str, list[Path]] = {}
+    configured: dict[str, list[Path]] = {}
     for split, pattern in _patterns(config.get("data_files")):
         glob = str(PurePosixPath(base) / pattern)
         matched = [path for path in files if _matches(path.relative_to(folder).as_posix(), glob)]
         if matched:
-            known = found.setdefault(split, [])
+            known = configured.setdefault(split, [])
             known += [path for path in matched if path not in known]
-    return found
+    return configured
 
 
 def _patterns(listed: object) -> Iterable[tuple[str, str]]:
