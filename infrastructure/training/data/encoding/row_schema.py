@@ -58,10 +58,11 @@ PROMPT, QA, ALPACA, MESSAGES, SHAREGPT, TEXT = SHAPES = (
     "sharegpt",
     "text",
 )
-# What conversations are made of rows: rows that were prepared otherwise are prepared anew. 2: the
-# arguments of tool calls are objects, and tables add no keys to messages. 3: calls that a template
-# would leave out are refused though their names stand in the text.
-ROWS_VERSION = 3
+# What rows are read and what conversations are made of them: rows that were prepared otherwise are
+# prepared again. 2: the arguments of tool calls are objects, and tables add no keys to messages. 3:
+# calls that a template would leave out are refused though their names stand in the text. 4: lines
+# that a stray quote joins are no row, cells are what their types say, texts keep their white space.
+ROWS_VERSION = 4
 LEARNT_KEYS = ("weight", "train")  # what of a message says whether it is trained on
 CHAT_KEYS = {MESSAGES: ("role", "content"), SHAREGPT: ("from", "value")}
 OTHER_ROLE_KEYS = ("author",)  # of messages that have neither "role" nor "from"

@@ -311,7 +311,7 @@ def plan_key(plan: PreparationPlan) -> str:
     """The name of the plan's result in the cache: equal plans on equal content, equal keys."""
     encoder = plan.encoder
     parts = {
-        "version": _versions(plan),
+        "version": [FORMAT_VERSION, LABELS_VERSION, ROWS_VERSION],
         "files": [[_file_key(file) for file in files] for files in plan.files],
         "shapes": [vars(shape) for shape in plan.shapes],
         "tokenizer": tokenizer_hash(encoder.tokenizer),
@@ -325,12 +325,6 @@ def plan_key(plan: PreparationPlan) -> str:
         parts["pictures"] = encoder.pictures.settings()
         parts["folders"] = [str(file.path.absolute()) for files in plan.files for file in files]
     return text_hash(parts)
-
-
-def _versions(plan: PreparationPlan) -> list[int]:
-    """Rows that are no conversations are prepared as they were before those had a version."""
-    conversations = any("chat" in shape.columns for shape in plan.shapes)
-    return [FORMAT_VERSION, LABELS_VERSION, *([ROWS_VERSION] if conversations else [])]
 
 
 def _file_key(file: DataFile) -> list[str]:

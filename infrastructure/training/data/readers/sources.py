@@ -258,15 +258,14 @@ def _files_at(place: str, data_format: str, what: str, encoding: str) -> list[Da
     path = Path(place)
     where, _ = split_place(place)
     if Path(where).is_dir() and is_saved_dataset(Path(where)):
-        return [_saved_data_set(path)]
+        return [_data_set(path, readable_path(path.name), saved_splits(Path(where)))]
     if path.is_dir():
         return _folder_files(path, data_format, what, encoding)
     _check_link(path, what)
     if path.exists():
         return [_data_file(path, readable_path(path.name), data_format, encoding)]
     if data_format == HUGGINGFACE or may_be_on_the_hub(place):
-        load_huggingface(place)
-        return [DataFile(path, place, HUGGINGFACE)]
+        return [_data_set(path, place, load_huggingface(place).info.splits or ())]
     raise ValueError(_not_found(path, what))
 
 
@@ -461,18 +460,24 @@ def _is_known(path: Path, everything: list[Path]) -> bool:
     return path.name.lower().endswith(PICTURE_ENDINGS) or is_no_data(path, everything)
 
 
-def _saved_data_set(path: Path) -> DataFile:
-    """A data set that the library saved, with what it holds for other uses than training."""
+def _data_set(path: Path, name: str, splits: Iterable[str]) -> DataFile:
+    """A data set of the `datasets` library, with what it holds for other uses than training.
+
+    Args:
+        splits: that it has, where `path` names none of them.
+    """
     where, split = split_place(str(path))
-    name = readable_path(path.name)
-    splits = [] if split else saved_splits(Path(where))
-    beside = {one: DataFile(Path(f"{where}@{one}"), f"{name}@{one}", HUGGINGFACE) for one in splits}
+    roles = {one: SPLITS.get(one.lower(), "") for one in splits if not split}
     held_out, test = (
-        tuple(file for one, file in beside.items() if SPLITS.get(one.lower()) == role)
+        tuple(
+            DataFile(Path(f"{where}@{one}"), f"{name}@{one}", HUGGINGFACE)
+            for one in roles
+            if roles[one] == role
+        )
         for role in (HELD_OUT, TEST)
     )
-    rest = [one for one in splits if one.lower() not in SPLITS]
-    note = f"{named([f'{name}@{one}' for one in rest])} left out" if rest else ""
+    rest = [f"{name}@{one}" for one, role in roles.items() if not role]
+    note = f"{named(rest)} left out" if rest else ""
     return DataFile(path, name, HUGGINGFACE, note, held_out=held_out, test=test)
 
 
