@@ -201,7 +201,7 @@ def _plain(cell: Any) -> object:
     if isinstance(value, str):
         return _unescaped(value)
     if isinstance(value, bool):
-        return str(value)
+        return str(value).upper()
     if isinstance(value, datetime) and value.time() == time() and _shows_no_time(cell):
         return value.date().isoformat()
     if isinstance(value, date | time):

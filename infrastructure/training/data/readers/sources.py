@@ -53,6 +53,7 @@ from infrastructure.training.data.readers.rows import (
 )
 from infrastructure.training.data.readers.splits import (
     HELD_OUT,
+    SETTINGS,
     SPLITS,
     TEST,
     is_no_data,
@@ -456,8 +457,10 @@ def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> l
 
 
 def _is_known(path: Path, everything: list[Path]) -> bool:
-    """Whether a file belongs to a data set without being read as one: a card, a picture of rows."""
-    return path.name.lower().endswith(PICTURE_ENDINGS) or is_no_data(path, everything)
+    """Whether nobody expects a file to be read as data: a card, an index, a picture of rows."""
+    if path.name.lower().endswith(PICTURE_ENDINGS):
+        return True
+    return path.name.lower() not in SETTINGS and is_no_data(path, everything)
 
 
 def _data_set(path: Path, name: str, splits: Iterable[str]) -> DataFile:

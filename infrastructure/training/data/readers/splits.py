@@ -34,11 +34,15 @@ DOCUMENTS = frozenset(
     }
 )
 INDEXES = frozenset(
-    {
-        *("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"),
-        *("croissant.json", "datapackage.json", "checksums.json", "manifest.json", "urls.txt"),
-        *("package.json", "index.json", "metadata.yaml"),
-    }
+    {"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "croissant.json"}
+)
+SETTINGS = frozenset(  # of data, models and programs; they are named where they are left out
+    f"{name}.json"
+    for name in (
+        *("index", "info", "meta", "metadata", "schema", "features", "stats", "config", "settings"),
+        *("datapackage", "package", "vocab", "tokenizer", "tokenizer_config", "special_tokens_map"),
+        *("generation_config", "preprocessor_config", "dataset_config"),
+    )
 )
 NUM_SHOWN = 3
 
@@ -61,12 +65,17 @@ def is_no_data(path: Path, others: Iterable[Path]) -> bool:
     """Whether a file is about the data beside it: a card, a licence, an index, checksums. A readme
     among other files of its kind is a document like these."""
     name, stem = path.name.lower(), path.name.lower().partition(".")[0]
-    if name in INDEXES or name.endswith(".index.json"):
+    if name in SETTINGS or _is_index(path):
         return True
     if stem not in DOCUMENTS or path.suffix.lower() not in (".md", ".txt", ".json", ".markdown"):
         return False
     is_alike = any(one.suffix == path.suffix and not _is_document(one) for one in others)
     return not is_alike or bool(_front_matter(path)) or path.suffix.lower() == ".txt"
+
+
+def _is_index(path: Path) -> bool:
+    """Whether a file is one that a library writes beside data to find its way in it."""
+    return path.name.lower() in INDEXES or path.name.lower().endswith(".index.json")
 
 
 def _is_document(path: Path) -> bool:

@@ -242,7 +242,7 @@ def _next_record(
     if len(fields) != len(table.columns):
         detail = f"{len(fields)} fields under {len(table.columns)} columns{_up_to(records)}"
         return BadRow(name, at.line, WRONG_COLUMNS, detail, excerpt(fields), at.offset)
-    if fields == table.columns:
+    if [fields[0].removeprefix("\ufeff"), *fields[1:]] == table.columns:
         return BadRow(name, at.line, BROKEN_CSV, "the header again", excerpt(fields), at.offset)
     values = dict(zip(table.columns, fields, strict=True))
     if not records.is_plain:
