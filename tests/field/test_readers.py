@@ -23,9 +23,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.training.data.readers.line_reader import Start
 from infrastructure.training.data.readers.rows import BadRow, Row
 from infrastructure.training.data.readers.sources import discover
+from infrastructure.training.methods.method_data import read_data
 from tests.training.data.builders import (
     CHATML,
     byte_level_tokenizer,
@@ -142,6 +144,17 @@ def test_r5_one_long_answer_among_short_ones_is_whole(tmp_path: Path) -> None:
     good, bad = read(write_table(tmp_path / "rows.csv", [("question", "answer"), *rows]))
     assert [tuple(row.values.values()) for row in good] == rows
     assert not bad
+
+
+def test_r5_only_a_table_with_long_records_has_tables_inside(tmp_path: Path) -> None:
+    """Where lines could be rows, the other records of the file decide."""
+    table = ("Two, please.", "Here:\na,b\nc,d")
+    poem = ("A poem?", "Roses are red,\nviolets are blue.")
+    for others, num_bad in (([], 3), ([poem], 3), ([poem, poem], 0)):
+        rows = [("question", "answer"), ("One?", table[1]), *others, *QUESTIONS]
+        good, bad = read(write_table(tmp_path / "rows.csv", rows))
+        assert len(bad) == num_bad
+        assert len(good) == len(rows) - 1 - (num_bad > 0)
 
 
 @pytest.mark.parametrize(
@@ -268,6 +281,18 @@ def test_r6_files_are_used_by_their_names(tmp_path: Path, names: tuple[str, str,
     assert "LICENSE" not in notes
 
 
+def test_r6_a_method_of_trl_trains_on_the_same_files(tmp_path: Path) -> None:
+    folder = tmp_path / "snapshot"
+    for name, numbers in zip(NAMES, (range(10), range(10, 14), range(20, 24)), strict=True):
+        rows = [{"prompt": f"What is {n}?", "chosen": "a", "rejected": "b"} for n in numbers]
+        write_jsonl(folder / f"{name}.jsonl", rows)
+    config = DeploymentConfig(data={"path": str(folder)}, training={"method": "dpo"})
+    data = read_data(config, byte_level_tokenizer(CHATML), tmp_path / "quarantine.jsonl")
+    assert numbers_in([str(row) for row in data.train]) == {*range(10)}
+    assert numbers_in([str(row) for row in data.held_out]) == {*range(10, 14)}
+    assert "test.jsonl" in "\n".join(data.notes)
+
+
 def test_r6_a_test_split_is_measured_on_by_request(tmp_path: Path) -> None:
     folder = tmp_path / "snapshot"
     numbered(folder, {"train.jsonl": range(10), "test.jsonl": range(20, 24)})
@@ -350,6 +375,8 @@ def test_r6_of_several_configurations_one_has_to_be_named(tmp_path: Path) -> Non
     assert len(values(folder / "fourth")) == 10
     (folder / "README.md").write_text(CARD.format(configs=ONE + OTHER))
     assert numbers_in([str(row) for row in values(folder)]) == {*range(10)}
+    (folder / "README.md").write_text(CARD.format(configs=ONE + OTHER + "  default: true\n"))
+    assert numbers_in([str(row) for row in values(folder)]) == {*range(30, 40)}
 
 
 @pytest.mark.parametrize("card", ["", "# Data\n", "---\nconfigs: [\n---\n", "---\n- 1\n---\n"])
@@ -357,6 +384,15 @@ def test_r6_without_a_division_in_the_card_names_count(tmp_path: Path, card: str
     (tmp_path / "README.md").write_text(card)
     numbered(tmp_path, {"train.jsonl": range(10), "test.jsonl": range(20, 24)})
     assert numbers_in([str(row) for row in values(tmp_path)]) == {*range(10)}
+
+
+def test_r6_a_readme_among_documents_is_one_and_a_card_is_not(tmp_path: Path) -> None:
+    for name in ("README.md", "guide.md", "LICENSE"):
+        (tmp_path / name).write_text(f"{name} is a text.\n")
+    (tmp_path / "config.json").write_text('{"a": 1}')
+    assert len(values(tmp_path)) == 2
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\nA card.\n")
+    assert [row["text"] for row in values(tmp_path)] == ["guide.md is a text."]
 
 
 def test_r6_saved_splits_are_used_as_they_are_called(tmp_path: Path) -> None:
@@ -474,9 +510,10 @@ def test_r8_many_maps_are_read_in_slices(tmp_path: Path) -> None:
 def test_r7_the_row_numbers_of_pandas_are_no_column(tmp_path: Path) -> None:
     import pandas as pd
 
-    frame = pd.DataFrame({"question": ["q1", "q2"], "answer": pd.Categorical(["yes", "no"])})
-    frame[frame.answer == "no"].to_parquet(tmp_path / "rows.parquet")
-    assert values(tmp_path / "rows.parquet") == [{"question": "q2", "answer": "no"}]
+    rows = {"question": ["q1", "q2"], "answer": pd.Categorical(["yes", "no"])}
+    pd.DataFrame(rows, index=[7, 3]).to_parquet(tmp_path / "rows.parquet")
+    assert "__index_level_0__" in pq.read_schema(tmp_path / "rows.parquet").names
+    assert values(tmp_path / "rows.parquet")[1] == {"question": "q2", "answer": "no"}
 
 
 # R7, cells of Excel
@@ -511,6 +548,7 @@ def test_r7_a_cell_of_excel_is_what_it_shows(tmp_path: Path) -> None:
         (0.1 + 0.2, "", "0.3"),
         (3.25, "", "3.25"),
         (12, "", "12"),
+        (True, "", "TRUE"),
         ("a_x000D_\nb", "", "a\r\nb"),
         ("  two\n  lines", "", "  two\n  lines"),
         ("snake_xyz_case", "", "snake_xyz_case"),
@@ -597,7 +635,7 @@ def test_r15_messages_that_python_printed_are_messages(tmp_path: Path) -> None:
         "[{'role': 'user', 'content': print('a')}, {'role': 'assistant', 'content': 'c'}]",
         "[{'role': 'user', 'content': ...}, {'role': 'assistant', 'content': 'c'}]",
         "[" * 5_000 + "]" * 5_000,
-        "[" + "'a', " * 100_000 + "]",
+        str([{"role": role, "content": "a" * 200_000} for role in ("user", "assistant")]),
     ],
 )
 def test_r15_what_is_no_list_of_literals_is_set_aside(tmp_path: Path, text: str) -> None:

@@ -37,6 +37,10 @@ from infrastructure.training.data.readers.text_encoding import UTF8, likely_enco
 
 SNIFF_BYTES = 1 << 20
 DELIMITERS = (",", ";", "\t", "|")
+JOINED_ADVICE = (
+    "remove the quote, or double it inside a quoted field; where the lines are one field as they"
+    " stand, write the rows as JSON lines"
+)
 NUL = "a NUL byte, which no text has"
 
 
@@ -238,7 +242,8 @@ def _next_record(
             f"a quote opens here and closes on line {records.next.line - 1}, and each of these"
             f" {len(records.held)} lines would be a row of its own"
         )
-        return BadRow(name, at.line, BROKEN_CSV, detail, excerpt(records.held[0]), at.offset)
+        shown = excerpt(records.held[0])
+        return BadRow(name, at.line, BROKEN_CSV, detail, shown, at.offset, advice=JOINED_ADVICE)
     if len(fields) != len(table.columns):
         detail = f"{len(fields)} fields under {len(table.columns)} columns{_up_to(records)}"
         return BadRow(name, at.line, WRONG_COLUMNS, detail, excerpt(fields), at.offset)
