@@ -44,7 +44,7 @@ from infrastructure.training.data.readers.rows import (
     Row,
     excerpt,
 )
-from infrastructure.training.data.readers.sources import DataFile, files_of
+from infrastructure.training.data.readers.sources import DataFile, about_splits, files_of
 from infrastructure.training.data.store.fingerprints import content_number
 from infrastructure.training.methods.method_rows import MethodRow, MethodShape, recognise
 from infrastructure.training.methods.method_table import METHODS, OPTIONS, TOOLS, RowKind
@@ -202,6 +202,10 @@ def read_data(
         result.notes += _of_equal_columns(result)
     if about:
         result.notes.append(f"note: {about}")
+    files = [*train_files, *held_out_files]
+    about_files = [file.note for file in files if file.note]
+    about_files += about_splits(train_files, held_out_files)
+    result.notes += [f"note: {sentence}" for sentence in about_files]
     result.notes += [*writer.left_out.lines(), *writer.survivals.lines()]
     if writer.plain is None and any(row.is_plain for row in [*train, *held_out]):
         result.notes.append(

@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from infrastructure.core.json_text import parse_json
+from infrastructure.training.data.encoding.python_repr import parse_python
 from infrastructure.training.data.readers.pictures import (
     SOURCE_KEYS,
     PictureError,
@@ -39,6 +40,7 @@ from infrastructure.training.data.readers.rows import (
     WRONG_TYPE,
     BadRow,
     Conversation,
+    Label,
     PictureSource,
     Row,
     RowValues,
@@ -56,10 +58,12 @@ PROMPT, QA, ALPACA, MESSAGES, SHAREGPT, TEXT = SHAPES = (
     "sharegpt",
     "text",
 )
-# What conversations are made of rows: rows that were prepared otherwise are prepared anew. 2: the
-# arguments of tool calls are objects, and tables add no keys to messages. 3: calls that a template
-# would leave out are refused though their names stand in the text. 4: a context is written even
-# where its letters occur in the question, and beside a prompt of messages, too.
+# What rows are read and what conversations are made of them: rows that were prepared otherwise are
+# prepared again. 2: the arguments of tool calls are objects, and tables add no keys to messages. 3:
+# calls that a template would leave out are refused though their names stand in the text. 4: a
+# context is written even if its letters occur in the question, and beside a prompt of messages, too;
+# lines that a stray quote joins are no row, cells are what their types say, texts keep their white
+# space.
 ROWS_VERSION = 4
 LEARNT_KEYS = ("weight", "train")  # what of a message says whether it is trained on
 CHAT_KEYS = {MESSAGES: ("role", "content"), SHAREGPT: ("from", "value")}
@@ -144,7 +148,8 @@ class RowSchema:
         """
         column = self.columns.get(PICTURES)
         listed = _listed_pictures(value_of(values, column), column) if column else []
-        own = [source for part in self._chat_columns() for source in _own_pictures(values, part)]
+        chats = self._chat_columns(values)
+        own = [source for part in chats for source in _own_pictures(values, part)]
         if listed and not own:
             turns[:] = map(_with_marked_parts, turns)
             own = [None] * sum(turn.num_pictures for turn in turns)
@@ -161,9 +166,11 @@ class RowSchema:
         given = iter(listed)
         return tuple(next(given) if source is None else source for source in own)
 
-    def _chat_columns(self) -> list[str]:
-        """The columns that may list messages."""
-        return [self.columns[part] for part in ("chat", "prompt", "answer") if part in self.columns]
+    def _chat_columns(self, values: RowValues) -> list[str]:
+        """The columns that list messages; a prompt that is a text is one, however it begins."""
+        pair = [self.columns[part] for part in ("prompt", "answer") if part in self.columns]
+        lists = [column for column in pair if isinstance(value_of(values, column), list)]
+        return [*([self.columns["chat"]] if "chat" in self.columns else []), *lists]
 
     @property
     def used(self) -> frozenset[str | None]:
@@ -347,6 +354,8 @@ def choices_in(value: object) -> tuple[list[str], list[str]]:
 
 def chosen_number(answer: object, labels: Sequence[str]) -> int | None:
     """Which of the answers is meant, by its number from 0 or by its letter."""
+    if isinstance(answer, Label) and answer not in labels:
+        answer = answer.number
     if isinstance(answer, int) and not isinstance(answer, bool):
         return answer if 0 <= answer < len(labels) else None
     return labels.index(answer) if isinstance(answer, str) and answer in labels else None
@@ -375,7 +384,8 @@ def _optional_text(values: RowValues, column: str | None) -> str:
         return ""
     if isinstance(value, list) and all(isinstance(_part(part), str) for part in value):
         value = "\n\n".join(str(_part(part)) for part in value)
-    return _as_text(value, f"column {column!r}", may_be_empty=True).strip()
+    text = _as_text(value, f"column {column!r}", may_be_empty=True)
+    return text if text.strip() else ""
 
 
 def _as_text(value: object, where: str, may_be_empty: bool = False) -> str:
@@ -403,7 +413,8 @@ def chat_turns(value: object, column: str) -> list[Turn]:
 
 
 def from_json_text(value: object, column: str) -> object:
-    """What a column holds; a text that is a JSON list or object is that.
+    """What a column holds; a text that is a list or an object, in JSON or as Python prints it, is
+    that.
 
     Raises:
         ShapeError: it begins like one and is none.
@@ -413,7 +424,11 @@ def from_json_text(value: object, column: str) -> object:
     try:
         return parse_json(value)
     except ValueError as error:
-        raise ShapeError(BROKEN_JSON, f"column {column!r}: {error}") from error
+        try:
+            return parse_python(value)
+        except ValueError as other:
+            detail = f"column {column!r}: {error}; nor is it Python: {other}"
+            raise ShapeError(BROKEN_JSON, detail) from error
 
 
 def _turn(message: object, where: str) -> Turn:

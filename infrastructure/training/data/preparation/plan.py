@@ -1,6 +1,5 @@
 """From the configuration to a plan: which files, which shapes, which limits, under which key."""
 
-import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import islice
@@ -33,7 +32,7 @@ from infrastructure.training.data.preparation.quarantine import Quarantine
 from infrastructure.training.data.readers.pictures import PictureError, read_picture
 from infrastructure.training.data.readers.row_limits import in_chunks
 from infrastructure.training.data.readers.rows import BadRow, Row, excerpt
-from infrastructure.training.data.readers.sources import DataFile, files_of, held_out_beside
+from infrastructure.training.data.readers.sources import DataFile, about_splits, files_of
 from infrastructure.training.data.store.fingerprints import (
     content_number,
     text_hash,
@@ -57,7 +56,6 @@ TEXT_ONLY = (
     " as a Llava, a Qwen-VL or a SmolVLM; or set data.image_column=none where a column of texts is"
     " enough"
 )
-HELD_OUT = re.compile(r"(^|[-_.])(test|valid|validation|val|dev|eval)[-_.\d]", re.IGNORECASE)
 
 
 def plan_preparation(
@@ -78,7 +76,7 @@ def plan_preparation(
     _check(config)
     train, evaluation = files_of(config)
     shape, notes = understand(train, config)
-    notes += [_about_split(file, file in evaluation) for file in held_out_beside(train)]
+    notes += about_splits(train, evaluation)
     if shown := picture_words(_first_good_rows(train), shape):
         _check_pictures(shown, config, pictures)
     encoder = ConversationEncoder(
@@ -215,12 +213,6 @@ def look_at_rows(files: list[DataFile], config: DataConfig) -> RowSchema:
     return schema
 
 
-def _about_split(file: DataFile, is_held_out: bool) -> str:
-    if is_held_out:
-        return f"{file.name} divides its rows: `train` is trained on, `{file.split}` is held out"
-    return f"{file.name}: `train` is trained on, and `{file.split}` is left out"
-
-
 def find_shape(files: list[DataFile], config: DataConfig) -> RowSchema:
     """The shape that the first rows of these files have.
 
@@ -256,7 +248,7 @@ def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, li
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         hint = _missing_header(files[0], sample[0])
         raise ValueError(f"{files[0].name}{more}: {hint or error}") from error
-    return schema, [*advice(sample, schema), *_splits(files)]
+    return schema, advice(sample, schema)
 
 
 def first_rows(config: DataConfig) -> tuple[list[Row], RowSchema]:
@@ -299,17 +291,6 @@ def _missing_header(file: DataFile, row: Row) -> str:
     )
 
 
-def _splits(files: list[DataFile]) -> list[str]:
-    """A sentence where some of the files are called like held-out data."""
-    held_out = [file.name for file in files if HELD_OUT.search(Path(file.name).name)]
-    if not held_out or len(held_out) == len(files):
-        return []
-    return [
-        f"{held_out[0]} is trained on like the other files: to measure on it instead, move it out"
-        " of the folder and set data.eval_path to it"
-    ]
-
-
 def _first_good_rows(files: list[DataFile]) -> list[Row]:
     bad: list[BadRow] = []
 
@@ -339,7 +320,7 @@ def plan_key(plan: PreparationPlan) -> str:
     """The name of the plan's result in the cache: equal plans on equal content, equal keys."""
     encoder = plan.encoder
     parts = {
-        "version": _versions(plan),
+        "version": [FORMAT_VERSION, LABELS_VERSION, ROWS_VERSION],
         "files": [[_file_key(file) for file in files] for files in plan.files],
         "shapes": [vars(shape) for shape in plan.shapes],
         "tokenizer": tokenizer_hash(encoder.tokenizer),
@@ -356,12 +337,6 @@ def plan_key(plan: PreparationPlan) -> str:
         parts["pictures"] = encoder.pictures.settings()
         parts["folders"] = [str(file.path.absolute()) for files in plan.files for file in files]
     return text_hash(parts)
-
-
-def _versions(plan: PreparationPlan) -> list[int]:
-    """Rows that are no conversations are prepared as they were before those had a version."""
-    conversations = any("chat" in shape.columns for shape in plan.shapes)
-    return [FORMAT_VERSION, LABELS_VERSION, *([ROWS_VERSION] if conversations else [])]
 
 
 def _file_key(file: DataFile) -> list[str]:

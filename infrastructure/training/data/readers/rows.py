@@ -46,6 +46,7 @@ REMEDIES = {
     MISSING_COLUMN: "give one file where a folder holds rows of several kinds",
     NOT_IN_TOKENS: "take a model whose tokenizer has tokens for these characters",
     WRONG_COLUMNS: "put fields that hold the separator into quotes",
+    BROKEN_CSV: "put a field that holds a quote into quotes, and write each quote in it twice",
 }
 
 TEXT_ROLE = "text"
@@ -72,6 +73,35 @@ class Row:
     source: str
     line: int
     offset: int = 0
+
+
+class Label(str):
+    """The name of a label that its file keeps as a number.
+
+    Attributes:
+        number: from 0, which of several choices it may mean as well.
+    """
+
+    number: int
+
+    def __new__(cls, name: str, number: int = -1) -> "Label":
+        made = super().__new__(cls, name)
+        made.number = number
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The value of a cell that holds no text and no value.
+
+    Attributes:
+        what: it is, in words.
+    """
+
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +284,8 @@ def excerpt(value: object, characters: int = EXCERPT_CHARACTERS) -> str:
 
 def kind_of(value: object) -> str:
     """A JSON-like value's type in words."""
+    if isinstance(value, Unreadable):
+        return value.what
     names = {type(None): "nothing", bool: "a truth value", int: "a number", float: "a number"}
     names |= {str: "text", list: "a list", dict: "an object", bytes: "bytes"}
     return names.get(type(value), f"a {type(value).__name__}")
