@@ -96,6 +96,7 @@ class DataReport:
             num_positions: tokens that the model can see; None: it does not say.
         """
         warnings = [*([self.unread] if self.unread else []), *self._warnings(num_positions)]
+        warnings += self.notes  # they decide what is learned: everybody reads them before step 1
         if not is_verbose:
             return [*self._short_lines(), *warnings]
         sections = [*self._rows(), *self._tokens(), *self._quarantined(), *warnings]
@@ -104,7 +105,7 @@ class DataReport:
             if self.from_cache
             else f"Prepared in {self.seconds:.1f} s"
         )
-        return [*sections, *self._unused(), *self.notes, origin]
+        return [*sections, *self._unused(), origin]
 
     def _unused(self) -> list[str]:
         if not self.unused_columns:

@@ -316,18 +316,16 @@ class Preparation:
         return ""
 
     def _about_template(self, template: TemplateFormat) -> list[str]:
-        """What the chat template does that the rows do not say."""
-        notes = []
-        if template.writes_date:
-            notes.append("the chat template writes the date: a fixed one, to be repeatable")
+        """What the chat template writes that the rows do not say, in one line."""
+        own = []
         if template.preamble:
             text = excerpt(template.preamble)
-            notes.append(f"where a row has no system message, the chat template writes: {text!r}")
+            own.append(f"where a row has no system message, it begins with {text!r}")
+        if template.writes_date:
+            own.append("every row has the same fixed date")
         if template.own_end:
-            notes.append(
-                "the chat template marks answers without what ends them: that"
-                f" ({template.own_end}) is learnt too, so that the model learns to stop"
-            )
+            own.append(f"answers are learned with an end of their own ({template.own_end})")
+        notes = [f"the chat template adds to the rows: {'; '.join(own)}"] if own else []
         if template.origin and self.plan.encoder.train_on != "all":
             notes.append(
                 "the model's own chat template writes an answer otherwise as soon as the"
