@@ -280,8 +280,8 @@ class TemplateFormat:
         for number, name in calls:
             if name not in text:
                 raise FormatError(
-                    f"message {number} calls tools, and the template does not write that: give"
-                    " data.chat_template one that does"
+                    f"message {number} calls tools, and the template does not write that",
+                    "give data.chat_template one that does",
                 )
         return text, marked
 

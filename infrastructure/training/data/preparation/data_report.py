@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.user_text import note_user_values
 from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
 
 MAX_TASKS_SHOWN = 12
@@ -95,6 +96,8 @@ class DataReport:
             is_verbose: all of it; otherwise what everybody should read before a training.
             num_positions: tokens that the model can see; None: it does not say.
         """
+        note_user_values(self.unused_columns, self.unread, self.task_counts, self.end_tokens)
+        note_user_values(file["name"] for file in self.files)
         warnings = [*([self.unread] if self.unread else []), *self._warnings(num_positions)]
         warnings += self.notes  # they decide what is learned: everybody reads them before step 1
         if not is_verbose:
