@@ -27,11 +27,17 @@ def error_place(error: BaseException) -> str | None:
     return None
 
 
+def named(error: BaseException) -> str:
+    """Return `KeyError: 'a'`: type and text of an error that anybody may have raised, on one line;
+    the screen shows it as it is."""
+    note_foreign(error)
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def described(error: BaseException) -> str:
     """An error in one line: its type, its text, and the line of somebody's own code."""
-    text = user_text(" ".join(str(error).split()))
-    named = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return f"{named}{at_place(error)}"
+    return f"{named(error)}{at_place(error)}"
 
 
 def at_place(error: BaseException) -> str:
@@ -64,7 +70,8 @@ def note_foreign(error: BaseException) -> None:
         if isinstance(one, OSError):
             note_user_values(one.filename, one.filename2)
         frames = [*_frames(one)]
-        if frames and not _is_ours(frames[-1][0].f_code.co_filename):
+        is_ours = bool(frames) and _is_ours(frames[-1][0].f_code.co_filename)
+        if not is_ours or isinstance(one, LookupError | UnicodeError):  # which say a value alone
             user_text(str(one))
 
 

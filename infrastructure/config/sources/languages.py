@@ -112,9 +112,7 @@ def in_keywords(sentence: str) -> str:
     return _respelled(_FLAG_AND_WORD, _flag_as_keyword, text, spared)
 
 
-def _found(
-    pattern: re.Pattern[str], sentence: str, spared: frozenset[str]
-) -> list[re.Match[str]]:
+def _found(pattern: re.Pattern[str], sentence: str, spared: frozenset[str]) -> list[re.Match[str]]:
     """Where a sentence has what may be respelled: neither the words nor a name of a person."""
     if _BEGINNINGS.get(pattern) in spared:
         return []
@@ -196,6 +194,8 @@ def _literal(key: str, value: str) -> str:
 
 
 def _as_list(match: re.Match[str]) -> str:
+    if match[1].startswith("'"):  # as somebody has spelled it
+        return f"accept={json.dumps([match[1][1:-1]], ensure_ascii=False)}"
     names = re.findall(r"[\w.]+", match[1].replace("--accept", ""))
     return f"accept={json.dumps(names)}"
 
