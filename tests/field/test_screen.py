@@ -135,7 +135,7 @@ def test_s10_no_error_of_others_is_quoted_without_being_noted() -> None:
         for handler in ast.walk(ast.parse(path.read_text())):
             if not isinstance(handler, ast.ExceptHandler) or not handler.name:
                 continue
-            is_broad = any(kind in ast.unparse(handler.type or ast.Tuple()) for kind in BROAD)
+            is_broad = any(kind in ast.unparse(handler.type or handler) for kind in BROAD)
             inside = [*ast.walk(handler)]
             is_cause = any(isinstance(one, ast.Raise) and one.cause for one in inside)
             texts = [ast.unparse(one) for one in inside if isinstance(one, ast.FormattedValue)]

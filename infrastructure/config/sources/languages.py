@@ -82,15 +82,14 @@ def in_flags(sentence: str) -> str:
         return name if value is None else f"{name} {value}"
 
     text = _translated(sentence, spell, spared)
-    for pattern in (_TYPED, _VARIABLE):
-        named_elsewhere = _respelled(pattern, lambda _: "", text, spared)
-        text = _respelled(
-            pattern,
-            lambda match, others=named_elsewhere: "" if match["place"] in others else match[0],
-            text,
-            spared,
-        )
+    text = _told_once(_VARIABLE, _told_once(_TYPED, text, spared), spared)
     return _respelled(_POSITIONAL, lambda _: "", text, spared)
+
+
+def _told_once(pattern: re.Pattern[str], text: str, spared: frozenset[str]) -> str:
+    """Leave out the place of a value where the sentence names it already."""
+    rest = _respelled(pattern, lambda _: "", text, spared)
+    return _respelled(pattern, lambda m: "" if m["place"] in rest else m[0], text, spared)
 
 
 def in_keywords(sentence: str) -> str:
