@@ -93,6 +93,7 @@ SETTINGS: dict[str, Treatment] = {
     "data.context_column": _refused("write the context into the prompt"),
     "data.text_column": _refused("rows are answers to prompts here, no texts"),
     "data.image_column": _refused("methods train on text here"),
+    "data.image_background": _refused("methods train on text here"),
     "data.task_column": _refused(_OWN_LOOP),
     "data.over_length": Treatment(
         Use.DATA, "TRL cuts the ends of longer rows", ("keep_start", "quarantine")

@@ -28,6 +28,7 @@ from infrastructure.training.data.preparation.row_encoder import (
     work_on,
 )
 from infrastructure.training.data.preparation.row_stats import RowFacts, SharedSystemPrompt
+from infrastructure.training.data.readers.pictures import decisions_in_words
 from infrastructure.training.data.readers.row_limits import in_chunks
 from infrastructure.training.data.readers.rows import OVER_LONG, BadRow, excerpt
 from infrastructure.training.data.readers.sources import DataFile
@@ -97,6 +98,7 @@ class Preparation:
         self.checked_prompts = self.differing_prompts = 0
         self.left_out_answers = self.empty_answers = 0
         self.system_prompts = SharedSystemPrompt()
+        self.decided: Counter[str] = Counter()  # about pictures, by rows
         self.unused_columns: Counter[str] = Counter()
         self.unused_fields: Counter[str] = Counter()
         self.conversations = (folder / CONVERSATIONS_FILE).open("wb")
@@ -165,6 +167,7 @@ class Preparation:
     def _note(self, row: PreparedRow, is_evaluation: bool) -> None:
         self.facts.add(row, is_evaluation)
         self.report.special_text_rows += row.holds_special_text
+        self.decided.update({kind for one in row.example.pictures for kind in one.decided})
         first = row.conversation.turns[0]
         self.system_prompts.add(first.text if first.role == "system" else "")
         answers = [turn for turn in row.conversation.turns if turn.role == "assistant"]
@@ -290,6 +293,8 @@ class Preparation:
         report.notes += _uneven_split(
             self.plan.validation_split, report.num_evaluation, report.num_train
         )
+        if pictures := self.plan.encoder.pictures:
+            report.notes += decisions_in_words(self.decided, pictures.background)
         if self.left_out_answers:
             report.notes.append(
                 f"{self.left_out_answers:,} answers are read and not learnt, as their weight says"
