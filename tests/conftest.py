@@ -175,7 +175,7 @@ def save_tiny_llama(folder: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def nothing_said_before() -> None:
+def no_user_texts_before() -> None:
     """A name of a setting that a test's data holds is spelled as ever in the next test."""
     forget_user_texts()
 

@@ -298,13 +298,13 @@ def test_r12_training_and_evaluation_see_what_8_bits_show(processor: Any, tmp_pa
         questions = data.questions()
         assert len(questions) == 8
         assert data.pictures is not None
-        asked = [np.asarray(data.pictures.images(q.pictures)[0]) for q in questions]
+        of_questions = [np.asarray(data.pictures.images(q.pictures)[0]) for q in questions]
         notes = [note for note in data.report.notes if note.startswith("about the pictures")]
         assert len(notes) == (factor == 257)
-        seen.append((trained_on(data), np.array(asked), [q.prompt_ids for q in questions]))
-    (now, now_asked, ids), (deep, deep_asked, deep_ids) = seen
+        seen.append((trained_on(data), np.array(of_questions), [q.prompt_ids for q in questions]))
+    (now, now_questions, ids), (deep, deep_questions, deep_ids) = seen
     assert np.array_equal(now, deep)
-    assert np.array_equal(now_asked, deep_asked)
+    assert np.array_equal(now_questions, deep_questions)
     assert ids == deep_ids
     assert now.std() > 0.1
 
@@ -342,7 +342,7 @@ def test_r12_what_has_no_known_range_is_set_aside(processor: Any, tmp_path: Path
     assert [(row.line, row.reason) for row in report.quarantine.bad_rows] == [(2, "picture")]
 
 
-def test_r13_asking_shows_what_training_has_shown(tmp_path: Path) -> None:
+def test_r13_a_question_shows_what_training_has_shown(tmp_path: Path) -> None:
     final = tmp_path / "run" / "final"
     final.mkdir(parents=True)
     assert background_of_run(final) == "white"

@@ -83,7 +83,7 @@ def test_s10_no_name_of_a_setting_is_spelled_otherwise_in_a_text(
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_s10_what_nobody_has_said_is_spelled_as_ever(text: str) -> None:
+def test_s10_what_no_text_holds_is_spelled_as_ever(text: str) -> None:
     """The texts above would be changed: a test that uses them can fail."""
     assert any(spell(text) != text for spell in DIALECTS)
 
@@ -194,7 +194,7 @@ def test_h2_columns_are_called_what_they_are_called(
 
 
 @pytest.mark.parametrize("role", HOSTILE)
-def test_h2_what_is_wrong_with_rows_is_told_in_their_words(
+def test_h2_what_is_wrong_with_rows_stands_in_their_words(
     role: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -275,7 +275,7 @@ def test_s10_rows_stand_in_a_notebook_as_in_the_file(
     assert "setting backup_place" in shown
 
 
-def test_r6_what_is_learned_is_told_before_the_first_step(
+def test_r6_what_is_learned_is_shown_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Notes stand on the console, and a healthy data set has none."""

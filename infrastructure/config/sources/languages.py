@@ -63,10 +63,10 @@ Replace = Callable[[re.Match[str]], str]
 def in_flags(sentence: str) -> str:
     """As a command line spells it: `--batch-size must be …, not "many"`."""
     spared = _spared()
-    typed = {key_of_flag(m["place"]): m["place"] for m in _found(_TYPED, sentence, spared)}
-    positional = _found(_POSITIONAL, sentence, spared)
+    typed = {key_of_flag(m["place"]): m["place"] for m in _matches(_TYPED, sentence, spared)}
+    positional = _matches(_POSITIONAL, sentence, spared)
     typed |= {m["key"]: _WORDS.get(m["key"], m["key"]) for m in positional}
-    named = _found(_VARIABLE, sentence, spared)
+    named = _matches(_VARIABLE, sentence, spared)
     variables = {key_of_variable(m["place"]): m["place"] for m in named}
     keeps_keys = _FROM_FILE.search(sentence) is not None
 
@@ -82,11 +82,11 @@ def in_flags(sentence: str) -> str:
         return name if value is None else f"{name} {value}"
 
     text = _translated(sentence, spell, spared)
-    text = _told_once(_VARIABLE, _told_once(_TYPED, text, spared), spared)
+    text = _place_once(_VARIABLE, _place_once(_TYPED, text, spared), spared)
     return _respelled(_POSITIONAL, lambda _: "", text, spared)
 
 
-def _told_once(pattern: re.Pattern[str], text: str, spared: frozenset[str]) -> str:
+def _place_once(pattern: re.Pattern[str], text: str, spared: frozenset[str]) -> str:
     """Leave out the place of a value where the sentence names it already."""
     rest = _respelled(pattern, lambda _: "", text, spared)
     return _respelled(pattern, lambda m: "" if m["place"] in rest else m[0], text, spared)
@@ -111,7 +111,9 @@ def in_keywords(sentence: str) -> str:
     return _respelled(_FLAG_AND_WORD, _flag_as_keyword, text, spared)
 
 
-def _found(pattern: re.Pattern[str], sentence: str, spared: frozenset[str]) -> list[re.Match[str]]:
+def _matches(
+    pattern: re.Pattern[str], sentence: str, spared: frozenset[str]
+) -> list[re.Match[str]]:
     """Where a sentence has what may be respelled: neither the words nor a name of a person."""
     if _BEGINNINGS.get(pattern) in spared:
         return []
@@ -124,7 +126,7 @@ def _respelled(
     pattern: re.Pattern[str], replace: Replace, sentence: str, spared: frozenset[str]
 ) -> str:
     """The only function that changes a sentence."""
-    for match in reversed(_found(pattern, sentence, spared)):
+    for match in reversed(_matches(pattern, sentence, spared)):
         sentence = sentence[: match.start()] + replace(match) + sentence[match.end() :]
     return sentence
 

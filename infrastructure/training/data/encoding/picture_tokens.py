@@ -43,6 +43,8 @@ class PictureTokens:
         ValueError: it does not say which token stands for a picture.
     """
 
+    background = WHITE
+
     def __init__(
         self,
         processor: Any,
