@@ -95,7 +95,7 @@ def test_r12_grey_of_16_bits_is_scaled_by_its_range(mode: str, form: str) -> Non
     assert (seen.min(), seen.max()) == (0, 255)
 
 
-def test_r12_a_tiff_says_which_end_is_white() -> None:
+def test_r12_white_is_where_a_tiff_has_it() -> None:
     values = np.arange(256, dtype=np.uint16).reshape(16, 16) * 257
     zero_is_white = pixels(saved(Image.fromarray(values), "TIFF", tiffinfo={262: 0}))
     zero_is_black = pixels(saved(Image.fromarray(values), "TIFF"))
