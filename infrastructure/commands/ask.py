@@ -94,7 +94,8 @@ def run(options: argparse.Namespace) -> int:
         repair_model(Path(model))
         with without_progress_bars():
             answerer = Answerer(model, options.max_tokens, config.device, options.image)
-    for note in [] if options.json else notes_of_rounded(model):
+    notes = [*notes_of_rounded(model), *answerer.picture_notes()]
+    for note in [] if options.json else notes:
         show_beside(note)
     if options.context is None and not options.json and has_context(Path(model)):
         show_beside("note: it was trained on questions with a context: --context TEXT gives one")

@@ -10,6 +10,7 @@ from infrastructure.config.registries import AUGMENTATIONS, FORMATS
 from infrastructure.config.types import (
     SAME_RESULT,
     Auto,
+    Colour,
     Count,
     DataPath,
     MemoryAmount,
@@ -65,6 +66,9 @@ class DataConfig(ConfigSection):
     image_column: str = Field(
         default="auto",
         description="Column of pictures; auto: by its name and what it holds, none: not used.",
+    )
+    image_background: Colour = Field(
+        default="white", description="Colour behind the transparent parts of a picture."
     )
     task_column: str | None = Field(
         default=None, description="Column that names the kind of task; results are shown by task."

@@ -47,7 +47,6 @@ from infrastructure.training.data.preparation.preparation import (
 )
 from infrastructure.training.data.preparation.prepared import open_prepared
 from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
-from infrastructure.training.data.readers.pictures import decode
 from infrastructure.training.data.readers.rows import Conversation
 from infrastructure.training.data.serving.example_order import Indices, random_selection
 from infrastructure.training.data.serving.example_sources import (
@@ -367,7 +366,7 @@ class DataPipeline:
         questions = []
         for conversation in conversations:
             pictures = shown.get(conversation.place, ())
-            images = [decode(picture.read()) for picture in pictures]
+            images = self.pictures.images(pictures) if self.pictures else []
             prompt, inputs = conversation.prompt, conversation.inputs
             questions.append(
                 GenerationPrompt(

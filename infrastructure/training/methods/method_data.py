@@ -15,6 +15,7 @@ import numpy.typing as npt
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.user_text import note_user_values
 from infrastructure.training.data.encoding.chat_format import (
     FormatError,
     TemplateFormat,
@@ -137,6 +138,7 @@ def understand(files: Sequence[DataFile], config: DataConfig, method: str) -> Me
     try:
         return recognise(rows, config, method)
     except ValueError as error:
+        note_user_values(row.values for row in rows)
         raise ValueError(f"{files[0].name}: {error}") from error
 
 

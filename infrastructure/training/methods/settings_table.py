@@ -94,6 +94,7 @@ SETTINGS: dict[str, Treatment] = {
     "data.shape": _refused("the columns tell what the rows are"),
     "data.text_column": _refused("rows are answers to prompts here, no texts"),
     "data.image_column": _refused("methods train on text here"),
+    "data.image_background": _refused("methods train on text here"),
     "data.task_column": _refused(_OWN_LOOP),
     "data.over_length": Treatment(
         Use.DATA, "TRL cuts the ends of longer rows", ("keep_start", "quarantine")

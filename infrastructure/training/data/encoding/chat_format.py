@@ -67,6 +67,11 @@ class FormatError(Exception):
         super().__init__(text)
         self.advice = advice
 
+    @property
+    def sentence(self) -> str:
+        """What is wrong, and what to do."""
+        return f"{self}: {self.advice}" if self.advice else str(self)
+
 
 class HistoryError(FormatError):
     """The chat template writes earlier messages otherwise once the conversation goes on."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.types import amount_bytes
 from infrastructure.core.hardware import memory, processor
+from infrastructure.core.user_text import note_user_values
 from infrastructure.training.data.encoding.chat_format import (
     TemplateFormat,
     marks_without_token,
@@ -247,6 +248,7 @@ def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, li
     except ValueError as error:
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         hint = _missing_header(files[0], sample[0])
+        note_user_values(row.values for row in sample)
         raise ValueError(f"{files[0].name}{more}: {hint or error}") from error
     return schema, advice(sample, schema)
 

@@ -35,6 +35,7 @@ from infrastructure.training.data.preparation.row_encoder import (
     work_on,
 )
 from infrastructure.training.data.preparation.row_stats import RowFacts, SharedSystemPrompt
+from infrastructure.training.data.readers.pictures import decisions_in_words
 from infrastructure.training.data.readers.row_limits import in_chunks
 from infrastructure.training.data.readers.rows import OVER_LONG, BadRow, excerpt
 from infrastructure.training.data.readers.sources import DataFile
@@ -105,6 +106,7 @@ class Preparation:
         self.checked_prompts = self.differing_prompts = 0
         self.left_out_answers = self.empty_answers = 0
         self.system_prompts = SharedSystemPrompt()
+        self.decided: Counter[str] = Counter()  # about pictures, by rows
         self.unused_columns: Counter[str] = Counter()
         self.unused_fields: Counter[str] = Counter()
         self.left_out = LeftOut(CAUSE if plan.encoder.own_template else NO_TEMPLATE)
@@ -179,6 +181,7 @@ class Preparation:
         self.facts.add(row, is_evaluation)
         self.report.special_text_rows += row.holds_special_text
         self._note_account(row)
+        self.decided.update({kind for one in row.example.pictures for kind in one.decided})
         first = row.conversation.turns[0]
         is_read = all(one.message != 1 for one in row.account.missing)
         self.system_prompts.add(first.text if first.role == "system" and is_read else "")
@@ -330,6 +333,8 @@ class Preparation:
         report.notes += _uneven_split(
             self.plan.validation_split, report.num_evaluation, report.num_train
         )
+        if pictures := self.plan.encoder.pictures:
+            report.notes += decisions_in_words(self.decided, pictures.background)
         if self.left_out_answers:
             report.notes.append(
                 f"{self.left_out_answers:,} answers are read and not learnt, as their weight says"
@@ -367,18 +372,16 @@ class Preparation:
         return ""
 
     def _about_template(self, template: TemplateFormat) -> list[str]:
-        """What the chat template does that the rows do not say."""
-        notes = []
-        if template.writes_date:
-            notes.append("the chat template writes the date: a fixed one, to be repeatable")
+        """What the chat template writes that the rows do not say, in one line."""
+        own = []
         if template.preamble:
             text = excerpt(template.preamble)
-            notes.append(f"where a row has no system message, the chat template writes: {text!r}")
+            own.append(f"where a row has no system message, it begins with {text!r}")
+        if template.writes_date:
+            own.append("every row has the same fixed date")
         if template.own_end:
-            notes.append(
-                "the chat template marks answers without what ends them: that"
-                f" ({template.own_end}) is learnt too, so that the model learns to stop"
-            )
+            own.append(f"answers are learned with an end of their own ({template.own_end})")
+        notes = [f"the chat template adds to the rows: {'; '.join(own)}"] if own else []
         if template.origin and self.plan.encoder.train_on != "all":
             notes.append(
                 "the model's own chat template writes an answer otherwise as soon as the"

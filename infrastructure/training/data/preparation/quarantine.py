@@ -113,7 +113,7 @@ class Quarantine:
         """Each reason once, with how often it holds and the first row that it holds for."""
         shown = [
             f"{self.counts[row.reason]} {row.reason} ({row.place}"
-            + (f", {excerpt(row.detail, DETAIL_CHARACTERS)})" if row.detail else ")")
+            + (f", {excerpt(row.shown_detail, DETAIL_CHARACTERS)})" if row.detail else ")")
             for row in self.examples[:NUM_SHOWN]
         ]
         others = len(self.counts) - len(shown)

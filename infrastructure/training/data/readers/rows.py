@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.user_text import user_text
 
 EXCERPT_CHARACTERS = 120
 
@@ -135,8 +136,13 @@ class BadRow:
             return f"it looks like Windows text: set data.encoding={self.encoding}"
         return self.advice or REMEDIES.get(self.reason, "")
 
+    @property
+    def shown_detail(self) -> str:
+        """The detail, which quotes the row; that of a long row holds numbers alone."""
+        return self.detail if self.reason == OVER_LONG else user_text(self.detail)
+
     def __str__(self) -> str:
-        return f"{self.place}: {self.reason}" + (f" ({self.detail})" if self.detail else "")
+        return f"{self.place}: {self.reason}" + (f" ({self.shown_detail})" if self.detail else "")
 
 
 @dataclass(frozen=True, slots=True)

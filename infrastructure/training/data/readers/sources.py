@@ -20,6 +20,7 @@ from infrastructure.core.lookup import nearest, unknown_name
 from infrastructure.core.named_object import is_address
 from infrastructure.core.redact import public_address
 from infrastructure.core.registry import Registry
+from infrastructure.core.user_text import note_user_values
 from infrastructure.training.data.readers.compressed import (
     COMPRESSED,
     ZIP,
@@ -164,14 +165,22 @@ class DataFile:
     held_out: tuple["DataFile", ...] = ()
     test: tuple["DataFile", ...] = ()
 
+    def __post_init__(self) -> None:
+        note_user_values(self.name, str(self.path))
+
     def rows(self, start: Start = BEGIN) -> Iterator[Row | BadRow]:
         """The rows from `start` on.
 
         Raises:
             ValueError: the file as a whole cannot be read.
         """
+        columns = None
         try:
-            yield from self._rows(start)
+            for row in self._rows(start):
+                if isinstance(row, Row) and row.values.keys() != columns:
+                    columns = row.values.keys()
+                    note_user_values(*columns)
+                yield row
         except Exception as error:
             if is_damaged(error):
                 raise ValueError(
@@ -421,6 +430,7 @@ def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> l
     for directory in (folder, *filter(Path.is_dir, inside)):
         require_listable(directory)  # nothing of it would be read, and nobody told
     everything = sorted(p for p in inside if p.is_file() or (p.is_symlink() and not p.exists()))
+    note_user_values(p.name for p in everything)
     if data_format == "auto":
         known = [p for p in everything if _format_by_name(p)]
         known = [p for p in known if not is_no_data(p, known)] or known
