@@ -61,7 +61,7 @@ PROMPT, QA, ALPACA, MESSAGES, SHAREGPT, TEXT = SHAPES = (
 # What rows are read and what conversations are made of them: rows that were prepared otherwise are
 # prepared again. 2: the arguments of tool calls are objects, and tables add no keys to messages. 3:
 # calls that a template would leave out are refused though their names stand in the text. 4: a
-# context is written even if its letters occur in the question, and beside a prompt of messages, too;
+# context is written even if its letters occur in the question, and with a prompt of messages, too;
 # lines that a stray quote joins are no row, cells are what their types say, texts keep their white
 # space.
 ROWS_VERSION = 4
