@@ -81,12 +81,16 @@ def history_of(run: RunDirectory, step: int | None = None) -> list[HistoryEntry]
         except CheckpointError:
             continue
         if HISTORY in values:
-            return history_in(values)
+            return _until(history_in(values), step)
     try:
-        recorded = history_in(read_record(run.run_file))
+        return _until(history_in(read_record(run.run_file)), step)
     except (OSError, DamagedFileError):
         return []
-    return [entry for entry in recorded if step is None or entry["step"] < step]
+
+
+def _until(history: list[HistoryEntry], step: int | None) -> list[HistoryEntry]:
+    """Those changes that a step up to `step` was trained with; None: all."""
+    return [entry for entry in history if step is None or entry["step"] < step]
 
 
 def extend_history(

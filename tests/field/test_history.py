@@ -1,6 +1,7 @@
 """D6, D9, D10: a run that was changed under way, measured on other rows, or copied, says so."""
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -11,11 +12,13 @@ import torch
 
 from infrastructure.backup.backends import open_place
 from infrastructure.backup.format.lineage import Lineage
+from infrastructure.backup.format.retention import Retention, versions_to_keep
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.status import read_status
 from infrastructure.backup.replication.upload import fetch_version
 from infrastructure.commands.main import main
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.sources.load import load_config
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment.deploy_training import TrainingDeployment
@@ -27,6 +30,7 @@ from infrastructure.run.checkpoint_paths import best_of, by_step, step_of
 from infrastructure.run.configuration_judge import names as known_names
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.history import history_of
+from infrastructure.run.restore import run_at_place
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.methods.settings_table import setting_names
@@ -219,9 +223,12 @@ def test_d6_before_and_after_are_of_the_same_rows(
     of_these_rows = summary_of(other)["before"]
     assert resumed["before"]["eval_loss"] == of_these_rows["eval_loss"]
     assert resumed["before"]["eval_loss"] != first["metrics"]["eval_loss"]
-    best = best_of(Store(run / "checkpoints"))
+    store = Store(run / "checkpoints")
+    best = best_of(store)
     assert best is not None
     assert step_of(best) > 6, "earlier scores are of other rows"
+    kept = versions_to_keep(store, Retention(keep_last=2, keep_best=1))
+    assert all(store.read(name).step > 6 for name in kept)
 
 
 def test_d6_early_stopping_begins_again_on_other_rows() -> None:
@@ -232,8 +239,10 @@ def test_d6_early_stopping_begins_again_on_other_rows() -> None:
         stopping.eval_end(state)
     again = EarlyStopping(patience=2)
     again.load_state_dict(stopping.state_dict())
+    state.best_evaluation_loss = 1.0
     state.measure_on("new")
     assert (state.evaluation, state.score) == ({}, None)
+    assert state.best_evaluation_loss == math.inf
     again.train_start(state)
     for loss in (5.0, 4.0, 4.5):
         state.evaluation = {"eval_loss": loss}
@@ -387,3 +396,42 @@ def test_d9_a_change_of_a_trainer_s_argument_is_called_as_its_setting() -> None:
     assert names["num_train_epochs"] == "num_epochs"
     assert names["per_device_train_batch_size"] == "batch_size"
     assert {*names.values()} <= {*known_names()}
+
+
+def test_d10_of_two_that_write_at_the_same_instant_none_is_confirmed(tmp_path: Path) -> None:
+    rig, other = Rig(tmp_path / "one"), Store(tmp_path / "two")
+    for step in (1, 2):
+        stranger = save(other, step)
+    name = save(rig.local, 1)
+
+    def written(operation: str, path: Path) -> None:
+        if operation == "confirm" and path.stem == name:
+            rig.place.files.files[rig.remote.manifest_path(stranger)] = other.manifest_path(
+                stranger
+            ).read_bytes()
+
+    rig.place.fault = written
+    rig.settle()
+    assert rig.copier.status().state == "fenced"
+    assert rig.copier.status().confirmed_name is None
+
+
+def test_d9_and_d10_a_run_is_found_and_restored_from_its_place_as_it_is_here(
+    folder: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    to_place = ["--backup-place", str(place), "--backup-finish-seconds", "20"]
+    assert train("--max-steps", "2", *to_place) == ExitCode.DONE
+    [run] = runs_of(folder)
+    longer = ["--max-steps", "4", "--accept", "max_steps"]
+    assert main(["train-resume", str(run), *longer, *to_place]) == ExitCode.DONE
+    [entry] = record_of(run)["history"]
+    config = load_config(keywords={"training.max_steps": 4, "backup.place": str(place)})
+    assert run_at_place(config, []) is None
+    assert run_at_place(config, ["max_steps"]) == run.name
+    shutil.rmtree(folder / "runs")
+    assert main(["backup", "restore", run.name, "--place", str(place)]) == ExitCode.DONE
+    assert record_of(run)["history"] == [entry] == history_of(RunDirectory(run))
+    there = Store(Path(run.name), open_place(str(place))).versions()
+    assert Lineage(run / "checkpoints").known >= {*there}
