@@ -290,6 +290,6 @@ def test_r6_what_is_learned_is_shown_before_the_first_step(
     assert main(["train", "odd", *SHORT]) == 0
     odd = capsys.readouterr().out
     before, _, _ = odd.partition("step 1 ")
-    assert "1 other file left out" in before
+    assert "a.xyz" in before
     assert "left out" not in healthy
     assert "note:" not in healthy
