@@ -45,6 +45,7 @@ FACTS = {
     "held_out",
     "num_read",
     "numbers",
+    "unused",
 }
 # How tokenizers of today cut a text first: line ends stay together, whatever follows them.
 AS_LLAMA_3 = (
