@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.training.data.encoding.python_repr import parse_python
 from infrastructure.training.data.readers.line_reader import Start
 from infrastructure.training.data.readers.rows import BadRow, Row
 from infrastructure.training.data.readers.sources import discover
@@ -300,9 +301,10 @@ def test_r6_a_test_split_is_measured_on_by_request(tmp_path: Path) -> None:
     assert numbers_in(taught) | numbers_in(kept) == {*range(10)}
     assert kept
     for place in (folder, folder / "test.jsonl"):
-        taught, kept, _ = learnt(folder, tmp_path / "cache", eval_path=str(place))
+        taught, kept, notes = learnt(folder, tmp_path / "cache", eval_path=str(place))
         assert numbers_in(taught) == {*range(10)}
         assert numbers_in(kept) == {*range(20, 24)}
+        assert not notes
 
 
 def test_r6_without_a_share_to_hold_out_the_split_is_left_out(tmp_path: Path) -> None:
@@ -644,6 +646,11 @@ def test_r15_what_is_no_list_of_literals_is_set_aside(tmp_path: Path, text: str)
     settings: dict[str, Any] = {"max_bad_rows_percent": 50, "validation_split": 0}
     taught, _, _ = learnt(path, tmp_path / "cache", **settings)
     assert len(taught) == 2
+
+
+def test_r15_the_size_of_what_is_printed_is_bounded() -> None:
+    with pytest.raises(ValueError, match="more than"):
+        parse_python("['" + "a" * 300_000 + "']")
 
 
 def test_r15_a_prompt_that_begins_with_a_bracket_is_text(tmp_path: Path) -> None:

@@ -326,7 +326,8 @@ def about_splits(train: list[DataFile], held_out: list[DataFile]) -> list[str]:
     """What to tell of the files and rows that lie beside those to train on."""
     beside = held_out_beside(train)
     files = [file.name for file in beside if not file.split]
-    is_used = any(file in held_out for file in beside)
+    measured = {(file.path.resolve(), file.split) for file in held_out}
+    is_used = any((file.path.resolve(), file.split) in measured for file in beside)
     notes = [
         f"{file.name} divides its rows: `train` is trained on, `{file.split}` is held out"
         if is_used
@@ -337,8 +338,8 @@ def about_splits(train: list[DataFile], held_out: list[DataFile]) -> list[str]:
     if files:
         what = "held out, as the name says" if is_used else "neither trained on nor held out"
         notes.insert(0, f"{named(files)} {what}")
-    measured = {file.path for file in held_out}
-    if left := [one.name for file in train for one in file.test if one.path not in measured]:
+    tests = [one for file in train for one in file.test]
+    if left := [one.name for one in tests if (one.path.resolve(), "") not in measured]:
         notes.append(
             f"{named(left)} left alone, as kept for a test: to measure on it, set data.eval_path"
         )
