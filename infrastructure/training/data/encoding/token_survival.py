@@ -113,13 +113,13 @@ class TokenSurvival:
 
 
 def _learned_parts(written: Written) -> list[str]:
-    start_of_answers = len(written.given)
-    spans = zip(written.spans, written.is_learnt, strict=True)
-    return [
-        written.text[start:end]
-        for (start, end), is_learnt in spans
-        if is_learnt and start >= start_of_answers
-    ]
+    end_of_last = len(written.given)
+    parts = []
+    for (start, end), is_learnt in zip(written.spans, written.is_learnt, strict=True):
+        if is_learnt and end > end_of_last and start >= len(written.given):
+            parts.append(written.text[max(start, end_of_last) : end])
+            end_of_last = end
+    return parts
 
 
 def _kind(parts: Sequence[str], text: str, read_back: str) -> str:
