@@ -102,13 +102,9 @@ class TokenSurvival:
         if not self.tokenizer.is_fast:
             options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
             return [str(self.tokenizer.decode(one, **options)) for one in ids]
-        backend = self.tokenizer.backend_tokenizer
-        from tokenizers.decoders import WordPiece
-
-        if isinstance(backend.decoder, WordPiece):  # its own makes "don't" of "do not"
-            plain = WordPiece(prefix=backend.decoder.prefix, cleanup=False)
-            return [plain.decode([backend.id_to_token(number) for number in one]) for one in ids]
-        read_back: list[str] = backend.decode_batch(ids, skip_special_tokens=False)
+        read_back: list[str] = self.tokenizer.backend_tokenizer.decode_batch(
+            ids, skip_special_tokens=False
+        )
         return read_back
 
 
