@@ -189,6 +189,16 @@ def test_r2_reasoning_in_tags_is_written_in_the_field_that_is_read(tmp_path: Pat
     assert not any("reasoning" in note for note in tags.report.notes)  # as it stands
 
 
+def test_r2_reasoning_in_a_field_is_written_in_the_tags_that_are_read(tmp_path: Path) -> None:
+    """A template that knows the tags, if only to look for them, and no field."""
+    template = CHATML + "{% if '</think>' in messages[-1].content %}{% endif %}"
+    row = [USER, {**ANSWER, "reasoning_content": "\nFrance, so Paris. "}]
+    prepared = data(tmp_path, copies(row, 20), template)
+    assert kinds(prepared) == {}
+    wanted = "<think>\nFrance, so Paris.\n</think>\n\nIt is Paris.<|im_end|>"
+    assert decoded(prepared)[1] == wanted
+
+
 def test_r2_reasoning_that_no_form_saves_is_refused(tmp_path: Path) -> None:
     row = [USER, {**ANSWER, "reasoning_content": "France, so Paris."}]
     for number, template in enumerate((CHATML, None)):
@@ -545,16 +555,23 @@ def test_a_row_of_many_forms_needs_little_memory(monkeypatch: pytest.MonkeyPatch
 
 
 def test_rows_of_one_form_share_one_marked_writing() -> None:
-    encoder = ConversationEncoder(byte_level_tokenizer(CHATML), max_length=9)
+    encoder = ConversationEncoder(byte_level_tokenizer(TOOL_USE), max_length=9)
     calls = []
 
     def write(conversation: Conversation) -> str:
         calls.append(conversation)
         return encoder._text_of(conversation)
 
-    accounting = RowAccounting(write, [CHATML])
-    for text in ("b", "it's", "Jörg", "x" * 500):
-        conversation = Conversation(tuple(turns_of(text, text, text)))
+    accounting = RowAccounting(write, [TOOL_USE])
+    for number, text in enumerate(("b", "it's", "Jörg", "x" * 500)):
+        called = call(city=text, n=number, f=number / 3, Zeta=[text, number])
+        called["tool_calls"][0]["id"] = f"call_{number}"
+        more = [
+            Turn("assistant", "", json.dumps({"tool_calls": called["tool_calls"]})),
+            Turn("tool", text, json.dumps({"tool_call_id": f"call_{number}"})),
+            Turn("assistant", text),
+        ]
+        conversation = Conversation((*turns_of(text, text, text), *more))
         assert accounting.account(conversation, encoder._text_of(conversation)) == Account()
     assert len(calls) == 1
 

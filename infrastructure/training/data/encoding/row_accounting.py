@@ -8,7 +8,7 @@ what the model reads: where both are equal, every mark is the position of its te
 whose mark is nowhere is left out. Nothing is searched for, so short, repeated and escaped texts
 are told apart.
 
-Rows of one form (the same roles, fields and tags) share one marked writing. Where the texts do not
+Rows of one form (the same roles and fields) share one marked writing. Where the texts do not
 fit back, because the template looks into them, the row gets a marked writing of its own: the marks
 are as long as the texts, and every string that the template itself names stays as it is. Where
 that does not fit either, each text is tried by itself; what fits nowhere is undetermined, never
@@ -193,8 +193,6 @@ class RowAccounting:
         self._write = write
         strings, names = _words_of(sources)
         self._strings = tuple(sorted(strings - {""}, key=len, reverse=True))
-        tags = {text for text in strings if _is_tag(text)} | {*THINK_TAGS}
-        self._tags = tuple(sorted(tags, key=len, reverse=True))
         self._names = frozenset(strings | names)
         self._forms: OrderedDict[object, _Skeleton | None] = OrderedDict()
 
@@ -202,7 +200,7 @@ class RowAccounting:
         """Say which texts of a conversation `text` does not hold, which `write` made of it."""
         if conversation.is_text:
             return WHOLE
-        marker = _Marker(self._tags, self._names)
+        marker = _Marker(THINK_TAGS, self._names)
         marked = marker.conversation(conversation)
         skeleton = self._skeleton(marked, marker)
         if skeleton is not None and skeleton.fits(marker.pieces, text):
@@ -575,12 +573,6 @@ def _words_of(sources: Iterable[str]) -> tuple[set[str], set[str]]:
             elif kind == "name":
                 names.add(value)
     return strings, names
-
-
-def _is_tag(text: str) -> bool:
-    """Whether a string of a template is control rather than words."""
-    is_control = any(one in text for one in "<[{|")
-    return is_control and len(text) > 2 and any(map(str.isalnum, text)) and not text.isspace()
 
 
 def _unescaped(match: re.Match[str]) -> str:
