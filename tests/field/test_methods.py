@@ -55,7 +55,7 @@ WITH_TOOLS = (
     "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{% if mood is defined and mood is none %}none{% endif %}{{ mood }}" + CHATML
 )
-QUESTION = {
+QUESTION: dict[str, Any] = {
     "system": "Be brief.",
     "history": [["Are you there?", "Yes."]],
     "question": "What is the capital?",
@@ -144,7 +144,7 @@ def test_r10_messages_and_texts_with_other_columns_become_one_prompt(
 ) -> None:
     tokenizer, beside = byte_level_tokenizer(CHATML), {"system": "Be brief.", "context": "b"}
     user = {"role": "user", "content": "Say b."}
-    prompts = [
+    prompts: list[dict[str, Any]] = [
         {"prompt": "Say b.", **beside},
         {"prompt": [user], **beside},
         {"prompt": [{"role": "system", "content": "Be brief."}, user], **beside},
@@ -157,7 +157,10 @@ def test_r10_messages_and_texts_with_other_columns_become_one_prompt(
     assert ids == ids[:1] * len(ids)
     assert tokenizer.decode(ids[0]).count("Say b.\n\nb<|im_end|>") == 1
     if method == "dpo":
-        inside = {"chosen": [user, {"role": "assistant", "content": "B"}], "system": "Be brief."}
+        inside: dict[str, Any] = {
+            "chosen": [user, {"role": "assistant", "content": "B"}],
+            "system": "Be brief.",
+        }
         inside["rejected"] = [user, {"role": "assistant", "content": "A"}]
         (row,) = read(tmp_path, tokenizer, method, [inside]).train
         assert row["prompt"] == [{"role": "system", "content": "Be brief."}, user]
@@ -172,11 +175,12 @@ def test_r10_held_out_questions_and_typed_ones_are_the_same_prompt(
         (folder / file.name).write_bytes(file.read_bytes())
     (folder / "chat_template.jinja").write_text(CHATML)
     prompted: list[list[int]] = []
-    monkeypatch.setattr(
-        prompting,
-        "generate_answers",
-        lambda _, __, prompts, *___, **____: prompted.extend(p.prompt_ids for p in prompts) or [],
-    )
+
+    def generate(_: Any, __: Any, prompts: Any, *___: Any, **____: Any) -> list[Any]:
+        prompted.extend(prompt.prompt_ids for prompt in prompts)
+        return []
+
+    monkeypatch.setattr(prompting, "generate_answers", generate)
     answerer = prompting.Answerer(folder, 4, "cpu")
     answerer.answers([with_context("What is the capital?", "a")], "Be brief.")
     row = {"system": "Be brief.", "question": "What is the capital?", "context": "a"}
@@ -273,7 +277,7 @@ def test_r3_a_context_that_stands_in_the_question_is_written(context: str, tmp_p
         accept_small_data=True,
     )
     (example,) = first_examples(data, 1)
-    text = data.tokenizer.decode(example.example.input_ids)
+    text = str(data.tokenizer.decode(example.example.input_ids))
     assert text.startswith(f"Give the next letter of the alphabet.\n\n{context}\nc")
     assert with_context(row["instruction"], context).endswith(f"\n\n{context}")
     assert with_context("Q", " ") == with_context("Q", None) == "Q"
@@ -285,7 +289,7 @@ def test_r3_what_belongs_to_few_rows_is_written_in_those(method: str, tmp_path: 
     rows[4] |= {"input": "b", "system": "Be brief."}
     if method == "sft":
         data = prepared(tmp_path, byte_level_tokenizer(), rows)
-        text = data.tokenizer.decode(data.examples(range(9))[4].input_ids)
+        text = str(data.tokenizer.decode(data.examples(range(9))[4].input_ids))
     else:
         text = str(read(tmp_path, byte_level_tokenizer(), method, rows).train[4]["prompt"])
     assert text.startswith("Be brief.\n4?\n\nb\n")

@@ -102,24 +102,20 @@ class TokenSurvival:
         if not self.tokenizer.is_fast:
             options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
             return [str(self.tokenizer.decode(one, **options)) for one in ids]
-        backend = self.tokenizer.backend_tokenizer
-        from tokenizers.decoders import WordPiece
-
-        if isinstance(backend.decoder, WordPiece):  # its own makes "don't" of "do not"
-            plain = WordPiece(prefix=backend.decoder.prefix, cleanup=False)
-            return [plain.decode([backend.id_to_token(number) for number in one]) for one in ids]
-        read_back: list[str] = backend.decode_batch(ids, skip_special_tokens=False)
+        read_back: list[str] = self.tokenizer.backend_tokenizer.decode_batch(
+            ids, skip_special_tokens=False
+        )
         return read_back
 
 
 def _learned_parts(written: Written) -> list[str]:
-    start_of_answers = len(written.given)
-    spans = zip(written.spans, written.is_learnt, strict=True)
-    return [
-        written.text[start:end]
-        for (start, end), is_learnt in spans
-        if is_learnt and start >= start_of_answers
-    ]
+    end_of_last = len(written.given)
+    parts = []
+    for (start, end), is_learnt in zip(written.spans, written.is_learnt, strict=True):
+        if is_learnt and end > end_of_last and start >= len(written.given):
+            parts.append(written.text[max(start, end_of_last) : end])
+            end_of_last = end
+    return parts
 
 
 def _kind(parts: Sequence[str], text: str, read_back: str) -> str:
