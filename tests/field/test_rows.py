@@ -6,6 +6,7 @@ which are decoded; byte-level tokens give every text back.
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,13 @@ from infrastructure.deployment.export import _saved_template
 from infrastructure.testing.label_checks import check_labels
 from infrastructure.testing.subject import Subject
 from infrastructure.training.data.data_pipeline import DataPipeline, first_examples
-from infrastructure.training.data.encoding.chat_format import shipped_templates
+from infrastructure.training.data.encoding.chat_format import (
+    TemplateFormat,
+    shipped_templates,
+    tags_of,
+)
 from infrastructure.training.data.encoding.row_accounting import Account, RowAccounting
-from infrastructure.training.data.encoding.tokenization import ConversationEncoder
+from infrastructure.training.data.encoding.tokenization import ConversationEncoder, Encoded
 from infrastructure.training.data.readers.rows import BadRow, Conversation, Turn
 from tests.testing.check_models import MODELS, settings_of, trainer_of
 from tests.training.data.builders import CHATML, byte_level_tokenizer, pipeline, write_jsonl
@@ -214,6 +219,9 @@ def test_r2_the_refusal_names_a_template_that_writes_it_all(tmp_path: Path) -> N
     named = [name for name in shipped if re.search(rf"\b{name}\b", str(refused.value))]
     assert len(named) >= bool(shipped)
     for name in named:  # in tokens that the tokenizer has
+        tokenizer = byte_level_tokenizer()
+        tags = tags_of(TemplateFormat(tokenizer, shipped[name].read_text("utf-8")))
+        assert set(tags) <= set(tokenizer.get_vocab())
         prepared = data(tmp_path / name, copies(row, 20), shipped[name].read_text("utf-8"))
         assert kinds(prepared) == {}
         assert "France, so Paris." in decoded(prepared)[1]
@@ -574,6 +582,81 @@ def test_rows_of_one_form_share_one_marked_writing() -> None:
         conversation = Conversation((*turns_of(text, text, text), *more))
         assert accounting.account(conversation, encoder._text_of(conversation)) == Account()
     assert len(calls) == 1
+
+
+def test_rows_of_other_forms_do_not_share_a_marked_writing() -> None:
+    """Not even where they say the same: what one of them loses the other does not have."""
+    encoder = ConversationEncoder(byte_level_tokenizer(CHATML), max_length=9)
+    calls = []
+
+    def write(conversation: Conversation) -> str:
+        calls.append(conversation)
+        return encoder._text_of(conversation)
+
+    accounting = RowAccounting(write, [CHATML])
+    turns = turns_of("a", "b", "c")
+    thought = [*turns[:2], Turn("assistant", "c", json.dumps({"thinking": "so c"}))]
+    rows = [
+        (Conversation(tuple(turns)), 0),
+        (Conversation(tuple(thought)), 1),
+        (Conversation(tuple(turns), inputs=json.dumps({"tools": TOOLS})), 3),
+        (Conversation(tuple(turns) * 2, num_given=3), 0),
+        (Conversation(tuple(turns) * 2), 0),
+        (Conversation((*turns[:2], replace(turns[2], is_learnt=False), *turns)), 0),
+    ]
+    for conversation, num_missing in rows * 2:
+        found = accounting.account(conversation, encoder._text_of(conversation))
+        assert len(found.missing) == num_missing
+        assert found.undetermined == ()
+    assert len(calls) == len(rows)
+
+
+def test_the_form_that_loses_nothing_is_taken(tmp_path: Path) -> None:
+    """Not the first that the template names."""
+    template = CHATML.replace(
+        "{{ m['content'] }}",
+        "{% if m.reasoning_content %}{% endif %}{% if m.thinking %}<think>{{ m.thinking }}</think>"
+        "{% endif %}{{ m['content'] }}",
+    )
+    prepared = data(tmp_path, copies([USER, {**ANSWER, "reasoning": "So."}], 20), template)
+    assert kinds(prepared) == {}
+    assert decoded(prepared)[1].startswith("<think>So.</think>It is Paris.")
+
+
+def test_earlier_reasoning_is_no_mark_of_a_message_that_is_left_out() -> None:
+    encoder = ConversationEncoder(byte_level_tokenizer(WITHOUT_THOUGHT), max_length=90)
+    turns = [Turn("user", "b"), Turn("assistant", "<think>so</think>c"), Turn("user", "d")]
+    assert encoder.prompt_account(turns).missing[0].kind == "reasoning"
+    assert "left out" not in encoder.prompt_text(turns)
+
+
+def test_r9_options_alone_do_not_ask_for_the_template_of_tools() -> None:
+    both: Any = {"default": CHATML, "tool_use": TOOL_USE + "!"}
+    encoder = ConversationEncoder(byte_level_tokenizer(both), max_length=90)
+    turns = [Turn("user", "b")]
+    options = json.dumps({"chat_template_kwargs": {"enable_thinking": False}})
+    assert encoder.prompt_ids(turns, options) == encoder.prompt_ids(turns)
+
+
+def test_r9_whether_an_end_is_added_is_for_the_template_that_writes_the_row() -> None:
+    """The one for tools marks answers and ends none; the default ends them."""
+    marks = "{% generation %}{{ m['content'] }}{% endgeneration %}"
+    tools = "{% for m in messages %}{% if m.role == 'assistant' %}" + marks
+    tools += "{% else %}{{ m['content'] }}\n{% endif %}{% endfor %}"
+    both: Any = {
+        "default": CHATML.replace("{{ m['content'] }}<|im_end|>", f"{marks}<|im_end|>"),
+        "tool_use": tools,
+    }
+    row = Conversation(
+        (Turn("user", "b"), Turn("assistant", "c")), inputs=json.dumps({"tools": TOOLS})
+    )
+    results = [
+        ConversationEncoder(byte_level_tokenizer(template), max_length=90).encode([row])[0]
+        for template in (both, tools)
+    ]
+    listed, alone = (one.example.input_ids.tolist() for one in results if isinstance(one, Encoded))
+    assert listed == alone
+    assert listed[-1] == byte_level_tokenizer().eos_token_id
 
 
 def test_the_result_is_a_bad_row_with_its_place() -> None:
