@@ -558,6 +558,34 @@ def test_r4_what_is_only_read_is_no_loss(
     assert encoded.survival.kind == ("" if train_on == "last_answer" else LETTERS)
 
 
+# R2 and R10: what a template leaves out of rows of TRL's methods.
+
+PASSES_SYSTEM_OVER = CHATML.replace(
+    "{% for m in messages %}", "{% for m in messages if m['role'] != 'system' %}"
+)
+CUTS_THOUGHTS = CHATML.replace("m['content'] }}", "m['content'].split('</think>')[-1] }}")
+
+
+@pytest.mark.parametrize("method", ALL)
+def test_r2_what_a_template_leaves_out_of_a_prompt_is_told(method: str, tmp_path: Path) -> None:
+    rows = [row_for(method, question=f"{n}?", system="Be brief.") for n in range(3)]
+    notes = read(tmp_path, byte_level_tokenizer(PASSES_SYSTEM_OVER), method, rows).notes
+    assert [("3 rows" in note, "'Be brief.'" in note) for note in notes] == [(True, True)]
+    assert read(tmp_path, byte_level_tokenizer(CHATML), method, rows).notes == []
+
+
+@pytest.mark.parametrize("method", ["dpo", "orpo", "kto", "reward"])
+def test_r2_what_a_template_leaves_out_of_an_answer_is_not_trained_on(
+    method: str, tmp_path: Path
+) -> None:
+    rows = [row_for(method, f"{n}", "no", question=f"{n}?") for n in range(200)]
+    bad = row_for(method, "<think>Hm</think>Paris", "Rome", question="Where?")
+    data = read(tmp_path, byte_level_tokenizer(CUTS_THOUGHTS), method, [*rows, bad])
+    assert [one.line for one in data.quarantine.bad_rows] == [201]
+    with pytest.raises(ValueError, match="Hm"):
+        read(tmp_path, byte_level_tokenizer(CUTS_THOUGHTS), method, [*rows[:50], bad])
+
+
 # R14: a preset proposes.
 
 
