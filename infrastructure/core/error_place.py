@@ -70,7 +70,10 @@ def note_foreign(error: BaseException) -> None:
         if isinstance(one, OSError):
             note_user_values(one.filename, one.filename2)
         frames = [*_frames(one)]
-        is_ours = bool(frames) and _is_ours(frames[-1][0].f_code.co_filename)
+        if frames:
+            is_ours = _is_ours(frames[-1][0].f_code.co_filename)
+        else:  # it was made and never raised
+            is_ours = type(one).__module__.partition(".")[0] in OUR_FOLDERS
         if not is_ours or isinstance(one, LookupError | UnicodeError):  # which say a value alone
             user_text(str(one))
 

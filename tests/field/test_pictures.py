@@ -17,7 +17,7 @@ from infrastructure.config.base import ConfigurationError
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.evaluation.prompting import _read
-from infrastructure.evaluation.run_settings import background_of_run
+from infrastructure.evaluation.run_settings import INHERITED, background_of_run
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.data.encoding import picture_tokens
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
@@ -125,6 +125,8 @@ def test_r12_numbers_between_0_and_1_are_scaled() -> None:
     eight = ramp()
     content = saved(Image.fromarray(eight.astype(np.float32) / 255), "TIFF")
     assert np.array_equal(pixels(content), pixels(png(eight, GREY)))
+    nearest = saved(Image.fromarray(np.full((2, 2), 0.9999, np.float32)), "TIFF")
+    assert (pixels(nearest) == 255).all()
 
 
 @pytest.mark.parametrize(
@@ -340,6 +342,10 @@ def test_r12_what_has_no_known_range_is_set_aside(processor: Any, tmp_path: Path
     report = data.prepare()
     assert report.num_train == 1
     assert [(row.line, row.reason) for row in report.quarantine.bad_rows] == [(2, "picture")]
+
+
+def test_r13_a_row_is_measured_as_it_was_trained() -> None:
+    assert "image_background" in INHERITED
 
 
 def test_r13_a_question_shows_what_training_has_shown(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 import temper
 from infrastructure.commands.main import main
+from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources import languages
@@ -17,7 +18,7 @@ from infrastructure.config.sources.flags import all_flags
 from infrastructure.config.sources.languages import in_flags, in_keys, in_keywords
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.error_place import described, note_foreign
-from infrastructure.core.user_text import user_text, user_texts
+from infrastructure.core.user_text import note_user_values, user_text, user_texts
 from tests.training.data.builders import write_jsonl
 
 DIALECTS = [in_flags, in_keywords, in_keys]
@@ -121,6 +122,31 @@ def test_s10_an_error_that_is_not_ours_is_noted_through_one_that_is() -> None:
     note_foreign(error)
     assert in_flags(str(error)) == str(error)
     assert in_flags(described(RuntimeError("pass data.path = 3"))).endswith("pass data.path = 3")
+
+
+def test_s10_an_error_of_ours_that_was_never_raised_is_no_text_of_a_person() -> None:
+    sentence = "training.seed must be a number"
+    error = ValueError("two things are wrong")
+    error.__context__ = ConfigurationError(sentence)
+    note_foreign(error)
+    assert in_flags(sentence).startswith("--seed")
+
+
+def test_s10_a_text_may_be_shown_on_one_line_where_it_had_two() -> None:
+    user_text("device\nmust be; training.seed\n = 1")
+    for spell in DIALECTS:
+        assert spell("device must be; training.seed = 1") == "device must be; training.seed = 1"
+
+
+def test_s10_texts_inside_of_values_are_noted() -> None:
+    note_user_values({"a_b": [{"c": "set training.seed = 1"}]})
+    assert "set training.seed = 1" in user_texts()
+
+
+def test_s10_a_command_begins_with_no_texts(tmp_path: Path) -> None:
+    user_text("training.seed = 1")
+    assert main(["train", str(tmp_path / "gone.jsonl")]) == 2
+    assert "training.seed = 1" not in user_texts()
 
 
 BROAD = ("Exception", "BaseException", "PROBE_ERRORS")
