@@ -68,13 +68,13 @@ def show_data(config: DeploymentConfig) -> None:
     data: Any = trainer.initialize_data()
     print(*data.report.lines(), sep="\n")
     print("\nExamples as the model sees them. What is marked is trained, the rest is masked:")
-    for example in first_examples(data, NUM_PREVIEWED):
+    for one in first_examples(data, NUM_PREVIEWED):
         if in_notebook_kernel():
-            shown = token_preview_html(example, data.tokenizer)
+            shown = token_preview_html(one.example, data.tokenizer, one.left_out)
             _display_html(f"{PREVIEW_STYLE}{shown}", "temper-tokens")
         else:
-            print(token_preview(example, data.tokenizer))
-            print(counts_line(kinds_of(example, data.tokenizer)))
+            print(token_preview(one.example, data.tokenizer, left_out=one.left_out))
+            print(counts_line(kinds_of(one.example, data.tokenizer)))
 
 
 def show_report(run: str | Path, height_pixels: int = HEIGHT_PIXELS) -> None:

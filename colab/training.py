@@ -18,6 +18,7 @@ from infrastructure.core.errors import RunFailedError
 from infrastructure.core.importing import importing, searching_rarely
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.stop_signals import interrupt_on_signals
+from infrastructure.core.user_text import user_texts
 from infrastructure.deployment import detached as detached_trainings
 from infrastructure.deployment.detached import DetachedTraining
 from infrastructure.deployment.encoding_ahead import rows_encoded_ahead
@@ -155,7 +156,9 @@ class _Cell:
 def in_notebook_words(line: str) -> str:
     """A line of a run, for who has a cell instead of a command line."""
     line = in_keywords(line)
-    return line.replace("Ctrl-C", "interrupting the cell (■)") if in_notebook_kernel() else line
+    if not in_notebook_kernel() or any("Ctrl-C" in text for text in user_texts()):
+        return line
+    return line.replace("Ctrl-C", "interrupting the cell (■)")
 
 
 def _show_in_notebook_words(line: str) -> None:

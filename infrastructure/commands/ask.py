@@ -94,14 +94,18 @@ def run(options: argparse.Namespace) -> int:
         repair_model(Path(model))
         with without_progress_bars():
             answerer = Answerer(model, options.max_tokens, config.device, options.image)
-    for note in [] if options.json else notes_of_rounded(model):
+    notes = [*notes_of_rounded(model), *answerer.picture_notes()]
+    for note in [] if options.json else notes:
         show_beside(note)
     if options.context is None and not options.json and has_context(Path(model)):
         show_beside("note: it was trained on questions with a context: --context TEXT gives one")
-    num_answered = 0
+    num_answered = num_shown = 0
     for question in options.questions or chain([first] if first else [], typed):
         with waiting_beside("answering"):
             [written] = answerer.answers([with_context(question, options.context)], options.system)
+        for note in [] if options.json else answerer.notes[num_shown:]:
+            show_beside(note)
+        num_shown = len(answerer.notes)
         answer = written.text.strip()
         num_answered += 1
         # What an untrained model writes could steer a terminal.

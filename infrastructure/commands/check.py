@@ -67,20 +67,22 @@ def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
         data = adapter.create_data_source(config.cache, config.training.seed)
         examples = [*first_examples(cast("DataPipeline", data), options.preview)]
     records = []
-    for example in examples:
+    for shown in examples:
+        example = shown.example
         kinds = kinds_of(example, tokenizer)
         ids = example.input_ids.tolist()
         pairs = zip(ids, kinds, strict=True)
         records.append([[one, tokenizer.decode([one]), kind.value] for one, kind in pairs])
         if not options.json:
-            print(token_preview(example, tokenizer, has_colour(sys.stdout)))
+            print(token_preview(example, tokenizer, has_colour(sys.stdout), shown.left_out))
             print(f"{counts_line(kinds)}\n")
     prompts = check_prompts(cast("DataPipeline", data))
     notes = [f"{prompts.text}: {prompts.remedy}"] if prompts.status == "fail" else []
     for note in [] if options.json else notes:
         show(in_flags(f"note: {note}"))
     if options.json:
-        print(json.dumps({"examples": records, "notes": notes}))
+        left_out = [shown.left_out for shown in examples]
+        print(json.dumps({"examples": records, "left_out": left_out, "notes": notes}))
     return ExitCode.DONE
 
 

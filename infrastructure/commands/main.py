@@ -19,7 +19,7 @@ from infrastructure.commands.parser import PROGRAM, CommandParser, ShowVersion, 
 from infrastructure.core.agent import agent_folder, end_with_agent, left_to_agent
 from infrastructure.core.console import RED, styled, write_above_bar
 from infrastructure.core.console_log import start_console_log
-from infrastructure.core.error_place import described, error_place
+from infrastructure.core.error_place import described, error_place, note_foreign
 from infrastructure.core.errors import (
     NoAnswerError,
     ProcessLostError,
@@ -35,6 +35,7 @@ from infrastructure.core.redact import redact
 from infrastructure.core.shared_cores import share_the_cores
 from infrastructure.core.standard_output import LossyStream, is_reader_gone, lossy_output
 from infrastructure.core.stop_signals import StopSignal, take_usr1_as_sigterm
+from infrastructure.core.user_text import forget_user_texts, note_user_values
 
 # In the order of the help; `train-resume` is the module train_resume of this folder.
 COMMANDS = {
@@ -140,10 +141,13 @@ def _run_and_flush(arguments: Sequence[str] | None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     share_the_cores()  # before anything imports torch
+    forget_user_texts()
     try:
         parser = create_parser()
+        words = list(sys.argv[1:] if arguments is None else arguments)
+        note_user_values([word for word in words if not word.startswith("--")])
         options = parse(parser, arguments)
-        options.words_given = list(sys.argv[1:] if arguments is None else arguments)
+        options.words_given = words
         if options.command is None:
             parser.print_help()
             return ExitCode.DONE
@@ -222,6 +226,7 @@ def _fail(error: BaseException, code: ExitCode) -> ExitCode:
     if is_own:
         text = f"{described(error)}{_notes(error)}{_hint(error, shown)}"
     else:
+        note_foreign(error)
         text = _in_flags(f"{_sentence(error)}{_notes(error)}")
     _print_error(text)
     return code

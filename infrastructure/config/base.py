@@ -15,6 +15,7 @@ from infrastructure.config.elsewhere import ABSENT, SAME, SAME_WORDS, as_keys, p
 from infrastructure.config.field_help import allowed_values, choices, format_value, metadata_of
 from infrastructure.config.types import LARGEST, Allowed, UnknownNameError, UsedWhen
 from infrastructure.core.lookup import did_you_mean, nearest
+from infrastructure.core.user_text import note_user_values
 
 
 class ConfigurationError(ValueError):
@@ -92,6 +93,7 @@ class ConfigSection(BaseModel):
     def _plain_value(cls, value: object, info: ValidationInfo) -> object:
         """Text `none` is None where that may stand; a word may have capitals, or be that of
         another tool; a truth value is never taken for a number."""
+        note_user_values(value)
         field = cls.model_fields[str(info.field_name)]
         types = kinds(field.annotation)
         if isinstance(value, str):

@@ -3,7 +3,7 @@
 Names of models, strategies, formats and plug-ins are texts here; who looks them up knows them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Annotated, Any, Literal
 
@@ -20,16 +20,22 @@ from infrastructure.config.merging.cross_checks import (
     several_processes,
     testing_off,
 )
-from infrastructure.config.merging.effect import noted_without_effect, refused_without_effect
+from infrastructure.config.merging.effect import (
+    has_effect,
+    noted_without_effect,
+    refused_without_effect,
+)
 from infrastructure.config.merging.precedence import (
     Layer,
     Setting,
     Source,
     flatten,
+    is_of_preset,
     merge,
     nested,
     overridden_by_preset,
 )
+from infrastructure.config.merging.presets import OWN_LOOP_ONLY
 from infrastructure.config.merging.sharding import sharding_refusals
 from infrastructure.config.merging.stackwise_cross_checks import stackwise_costs
 from infrastructure.config.schema import schema_of, value_at
@@ -45,7 +51,7 @@ from infrastructure.config.sections.resource_config import (
     MonitorConfig,
     ResourcesConfig,
 )
-from infrastructure.config.sections.training_config import QUANTUM, TrainingConfig
+from infrastructure.config.sections.training_config import QUANTUM, SFT, TrainingConfig
 from infrastructure.config.serialize import (
     PATHS,
     absolute_place,
@@ -234,11 +240,44 @@ class DeploymentConfig(ConfigSection):
 
     def _merge(self, layers: list[list[Setting]]) -> None:
         """Become what the layers make."""
+        dropped: set[str] = set()
+        settings = self._become(layers, dropped)
+        while more := self._inapplicable(layers, settings, dropped):
+            dropped |= more
+            settings = self._become(layers, dropped)
+        self._preset_notes = overridden_by_preset(layers, settings)
+
+    def _become(
+        self, layers: list[list[Setting]], not_by_preset: Collection[str]
+    ) -> dict[str, Setting]:
         schema = schema_of(type(self))
-        settings = merge(layers, schema)
+        settings = merge(layers, schema, not_by_preset)
         self.__setstate__(self.of_checked(nested(settings, schema)).__getstate__())
         self._settings = settings
-        self._preset_notes = overridden_by_preset(layers, settings)
+        return settings
+
+    def _inapplicable(
+        self, layers: list[list[Setting]], settings: Mapping[str, Setting], dropped: set[str]
+    ) -> set[str]:
+        """What a preset has set and what does not apply, so that nobody is told of a setting that
+        nobody gave: it has no effect here, TRL's trainers do not take it, or without it one
+        contradiction fewer is left."""
+        schema = schema_of(type(self))
+        proposed = [setting for setting in settings.values() if is_of_preset(setting)]
+        vain = {
+            setting.key
+            for setting in proposed
+            if not has_effect(self, schema.fields[setting.key])
+            or (self.training.method != SFT and _is_own_loops(setting))
+        }
+        if vain or not proposed or not (before := len([*contradictions(self)])):
+            return vain
+        for setting in proposed:
+            other = type(self).__new__(type(self))
+            other._become(layers, {*dropped, setting.key})
+            if len([*contradictions(other)]) < before:
+                return {setting.key}
+        return set()
 
     def value(self, key: str) -> Any:
         """The value of a canonical key; false for an absent section such as model.lora_config."""
@@ -443,6 +482,11 @@ def _defaults(root: type[ConfigSection]) -> dict[str, object]:
     """Of every key, to compare with; some are made by a function, which takes its time."""
     fields = schema_of(root).fields
     return {key: s.default is not None if s.is_switch else s.default for key, s in fields.items()}
+
+
+def _is_own_loops(setting: Setting) -> bool:
+    values = OWN_LOOP_ONLY.get(setting.key)
+    return values is not None and (not values or setting.value in values)
 
 
 def check_sections(

@@ -267,6 +267,13 @@ def _text_encoding(value: str) -> str:
     return name
 
 
+def _colour(value: str) -> str:
+    colour = value.lower()
+    if colour not in ("white", "black", "gray") and not re.fullmatch("#[0-9a-f]{6}", colour):
+        raise ValueError("unknown")
+    return colour
+
+
 def _is_of_text(encoding: str) -> bool:
     """Whether it is of texts: Python has codecs from bytes to bytes, too, such as base64."""
     try:
@@ -338,6 +345,11 @@ TextEncoding = Annotated[
     str,
     AfterValidator(_text_encoding),
     Allowed("auto or an encoding, such as utf-8, cp1252, latin-1, utf-16, shift_jis, gb18030"),
+]
+Colour = Annotated[
+    str,
+    AfterValidator(_colour),
+    Allowed('"white", "black", "gray", or red, green and blue such as "#8090ff"'),
 ]
 Names = Annotated[
     list[str], BeforeValidator(split_commas), Allowed('a list of names, such as "a,b"')

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
-from infrastructure.core.error_place import at_place
+from infrastructure.core.error_place import at_place, named
 
 Result = TypeVar("Result")
 
@@ -52,7 +52,7 @@ class BestEffort:
         except self.errors as error:
             self.num_failures[name] += 1
             if name not in self.first_error:
-                self.first_error[name] = f"{type(error).__name__}: {error}"
+                self.first_error[name] = named(error)
                 self.log.warning(f"{self.message}%s", name, error, at_place(error))
         return None
 

@@ -33,6 +33,35 @@ def parse_json(
     return value
 
 
+def parse_record(text: str) -> JsonValue:
+    """The value of a JSON text none of whose objects has a key twice; raises what `parse_json`
+    does."""
+    try:
+        value: JsonValue = RECORD_DECODER.decode(text)
+    except RecursionError:
+        raise ValueError(too_deep()) from None
+    if is_too_deep(value):
+        raise ValueError(too_deep())
+    return value
+
+
+def without_repeats(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
+    """The object of these keys and values, as an `object_pairs_hook`.
+
+    Raises:
+        ValueError: a key appears twice with different values, of which an object keeps one.
+    """
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        for key, value in pairs:
+            if made[key] != value:
+                raise ValueError(f"the key {key!r} appears twice with different values")
+    return made
+
+
+RECORD_DECODER = json.JSONDecoder(object_pairs_hook=without_repeats)
+
+
 def as_object(value: JsonValue) -> JsonObject:
     """`value`, which a record of ours has as a JSON object.
 

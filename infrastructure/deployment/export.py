@@ -67,6 +67,7 @@ NOT_ROUNDED = (
     " the training"
 )
 TEMPLATE_FILE = "chat_template.jinja"  # of the tokenizer that the run trained with
+MORE_TEMPLATES = "additional_chat_templates"  # such as tool_use.jinja, beside it
 
 
 def export_model(
@@ -241,8 +242,8 @@ def _load(run: RunDirectory, checkpoint: Path | None, *, is_rounded: bool = Fals
     if loaded.tokenizer is not None:
         ends, known = _ends(run), special_tokens(loaded.tokenizer)
         teach_ends(loaded.model, [number for number, token in known.items() if token in ends])
-    if loaded.tokenizer is not None and (template := run.tokenizer / TEMPLATE_FILE).is_file():
-        loaded.tokenizer.chat_template = template.read_text(encoding="utf-8")
+    if loaded.tokenizer is not None and (template := _saved_template(run.tokenizer)):
+        loaded.tokenizer.chat_template = template
     if manager.processor is not None and loaded.tokenizer is not None:
         if manager.vision is not None:  # its template is one of texts
             loaded.tokenizer.chat_template = template_for_parts(
@@ -257,6 +258,17 @@ def _load(run: RunDirectory, checkpoint: Path | None, *, is_rounded: bool = Fals
     if (rounding := config.model.quantization_aware) is not None and not is_rounded:
         notes.append(NOT_ROUNDED.format(kind=rounding))
     return _Trained(loaded, step, checkpoint, name, manager.processor, tuple(notes))
+
+
+def _saved_template(folder: Path) -> str | dict[str, str] | None:
+    """The chat template of a saved tokenizer, or several by their names; None: it has none."""
+    file = folder / TEMPLATE_FILE
+    default = file.read_text(encoding="utf-8") if file.is_file() else None
+    files = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
+    named = {file.stem: file.read_text(encoding="utf-8") for file in files}
+    if not named:
+        return default
+    return named if default is None else {"default": default, **named}
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from infrastructure.config.sources.flags import key_of_keyword
 from infrastructure.config.sources.languages import in_flags, in_keywords
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.console import ShowLine, show, show_beside, waiting_beside
-from infrastructure.core.error_place import error_place
+from infrastructure.core.error_place import error_place, note_foreign
 from infrastructure.core.errors import TemperError
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.deployment.deploy_training import TrainingDeployment
@@ -75,6 +75,7 @@ def _in_words_of_python() -> Iterator[None]:
     try:
         yield
     except (ValueError, TemperError) as error:
+        note_foreign(error)
         if error_place(error) is None and len(error.args) == 1:
             error.args = (in_keywords(str(error)),)
             notes = getattr(error, "__notes__", [])

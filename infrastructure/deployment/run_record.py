@@ -139,8 +139,11 @@ def describe_data(config: DeploymentConfig, trainer: EnhancedTrainer) -> dict[st
 def _as_read(data: Any, report: Any, config: DeploymentConfig) -> dict[str, object]:
     lines = report.lines(num_positions=num_positions(config, may_fetch=False))
     examples = first_examples(data, NUM_PREVIEWED)
-    preview = "".join(token_preview_html(example, data.tokenizer) for example in examples)
-    return {**report.to_dict(), "lines": lines, "preview_html": preview}
+    preview = "".join(
+        token_preview_html(shown.example, data.tokenizer, shown.left_out) for shown in examples
+    )
+    facts = {name: fact for name, fact in report.to_dict().items() if name != "losses"}
+    return {**facts, "lines": lines, "preview_html": preview}
 
 
 def summarise(

@@ -1,6 +1,7 @@
 """Questions of a person's own to a saved model, answered as it was trained to answer."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,16 +9,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.core.console import show_beside
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.evaluation.generation import Answer, generate_answers
-from infrastructure.evaluation.run_settings import precision_of_run
+from infrastructure.evaluation.run_settings import background_of_run, precision_of_run
 from infrastructure.optimization.gpu_capability import best_precision
 from infrastructure.training.core.precision import Precision, choose_device
 from infrastructure.training.data.encoding.chat_format import special_tokens
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
+from infrastructure.training.data.encoding.row_accounting import CAUSE
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
 from infrastructure.training.data.readers.pictures import (
     PictureError,
+    decisions_in_words,
     picture_source,
     read_picture,
 )
@@ -42,8 +46,15 @@ def answer_questions(
     device: str = "auto",
     system: str | None = None,
 ) -> list[str]:
-    """What `Answerer` answers."""
-    return Answerer(model, max_tokens, device).answer(questions, system) if questions else []
+    """What `Answerer` answers; what the model does not read of the prompts is told on standard
+    error."""
+    if not questions:
+        return []
+    answerer = Answerer(model, max_tokens, device)
+    answers = answerer.answer(questions, system)
+    for note in answerer.notes:
+        show_beside(note)
+    return answers
 
 
 class Answerer:
@@ -54,6 +65,9 @@ class Answerer:
         model: a finished run, its `final/`, any model folder, or a hub name.
         max_tokens: the longest answer; one that does not end by then is cut.
         images: files of pictures that each question is about.
+
+    Attributes:
+        notes: a sentence for each kind of text that the model did not read of its prompts.
 
     Raises:
         ValueError: there is no such model, it writes no text, `max_tokens` is not positive, or a
@@ -79,17 +93,21 @@ class Answerer:
                 f"model {model}: reads text only, so it cannot be shown {images[0]}: give a model"
                 " that sees, such as a Llava, or leave the picture out"
             )
-        read = [_read(path) for path in images]
+        background = self._background = background_of_run(Path(model))
+        read = [_read(path, background) for path in images]
         self._pictures = tuple(picture for picture, _ in read)
         self._images = [image for _, image in read]
         loaded = manager.load()
         if loaded.tokenizer is None or not hasattr(loaded.model, "generate"):
             raise ValueError(f"model {model}: it writes no text, so it cannot be asked")
         self._model, self._tokenizer = loaded.model, loaded.tokenizer
-        self._seeing = PictureTokens(manager.processor, str(model)) if manager.sees else None
+        self._seeing = None
+        if manager.sees:
+            self._seeing = PictureTokens(manager.processor, str(model), background=background)
         self._encoder = ConversationEncoder(
             loaded.tokenizer, max_length=max_tokens, pictures=self._seeing
         )
+        self._left_out: dict[str, str] = {}
         self._max_tokens, self._positions = max_tokens, positions_of(loaded.model)
         self._ends = stop_token_ids(loaded.model, loaded.tokenizer, str(model))
         self._precision = _precision(Path(model), chosen_device)
@@ -108,6 +126,9 @@ class Answerer:
             ValueError: a question leaves the model no position to answer at.
         """
         before = [Turn("system", system)] if system else []
+        for text in questions:
+            for one in self._encoder.prompt_account([*before, self._shown(text)]).missing:
+                self._left_out.setdefault(one.kind, f"note: the model does not read {one}, {CAUSE}")
         prompts = [
             GenerationPrompt(
                 text,
@@ -127,6 +148,15 @@ class Answerer:
                 max_tokens=min(map(self._longest, prompts)),
                 pictures=self._seeing,
             )
+
+    @property
+    def notes(self) -> list[str]:
+        return [*self._left_out.values()]
+
+    def picture_notes(self) -> list[str]:
+        """What was decided about the pictures that each question is about."""
+        decided = Counter(kind for picture in self._pictures for kind in picture.decided)
+        return decisions_in_words(decided, self._background, "picture")
 
     def why_cut(self, answer: Answer) -> str:
         """What ended an answer that is cut, and what gives it more."""
@@ -171,9 +201,9 @@ def _precision(model: Path, device: torch.device) -> Precision:
     return Precision(str(of_run) if is_here else "fp32", device.type)
 
 
-def _read(path: Path) -> "tuple[Picture, Image]":
+def _read(path: Path, background: str) -> "tuple[Picture, Image]":
     try:
-        return read_picture(picture_source(str(path), str(path)), Path())
+        return read_picture(picture_source(str(path), str(path)), Path(), background)
     except PictureError as error:
         raise ValueError(str(error)) from error
 

@@ -14,7 +14,7 @@ from infrastructure.run.finalize import read_summary
 from infrastructure.training.data.preparation.plan import first_rows
 
 # How rows became tokens in the run that made the model; other rules would measure something else.
-INHERITED = ("max_length", "train_on", "chat_template", "over_length")
+INHERITED = ("max_length", "train_on", "chat_template", "over_length", "image_background")
 # Which columns they were made of; other data may have other ones.
 COLUMNS = (
     *("shape", "prompt_column", "answer_column", "context_column", "text_column"),
@@ -106,6 +106,14 @@ def precision_of_run(model: Path) -> str | None:
     """The number format that the run computed in that a model lies in; None: it lies in none."""
     run = record_of_run(model)
     return None if run is None else str(run.get("precision"))
+
+
+def background_of_run(model: Path) -> str:
+    """The colour behind transparent pixels that the model was trained with, or the usual one."""
+    run = record_of_run(model)
+    data = None if run is None else values_of(run).get("data")
+    recorded = data.get("image_background") if isinstance(data, dict) else None
+    return recorded if isinstance(recorded, str) else DataConfig().image_background
 
 
 def has_context(model: Path) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from infrastructure.core.error_place import named
 from infrastructure.core.optional import is_installed, require
 
 ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-2
@@ -79,7 +80,7 @@ def optimize_inference(
                 _check_equal(made(*inputs), expected)
             seconds = latency_seconds(made, inputs)
         except Exception as error:  # a converter that cannot do this model is no failure of ours
-            result.failures[method] = f"{type(error).__name__}: {error}".splitlines()[0]
+            result.failures[method] = named(error)
             continue
         result.seconds_of_method[method] = seconds
         if seconds < result.after_seconds:

@@ -20,6 +20,7 @@ from infrastructure.core.checksums import read_record
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.json_text import as_list, as_object, as_text, parse_json
 from infrastructure.core.transliteration import in_ascii
+from infrastructure.core.user_text import user_text
 from infrastructure.monitoring.records.run_list import (
     RUN_FILE,
     find_run_path,
@@ -49,6 +50,9 @@ class RunDirectory:
     """The paths of one run."""
 
     path: Path
+
+    def __post_init__(self) -> None:
+        user_text(str(self.path))
 
     @property
     def run_id(self) -> str:

@@ -7,7 +7,7 @@ from typing import Protocol, cast
 
 from infrastructure.backup.repair.run_files_repair import REPORT_FILE, SEAL, read_seal, seal_of
 from infrastructure.core.checksums import read_record, write_record
-from infrastructure.core.error_place import at_place
+from infrastructure.core.error_place import described
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.redact import redact
@@ -77,7 +77,7 @@ def summary_of(
 
 
 def _sentence(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}{at_place(error)}"
+    return described(error)
 
 
 def record_running(run: RunDirectory, total_steps: int, first_step: int = 0) -> None:

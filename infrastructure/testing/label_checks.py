@@ -18,6 +18,7 @@ from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.data.encoding.chat_format import (
     GENERATION_TAG,
     TEMPLATE_DATE,
+    FormatError,
     marks_without_token,
     special_tokens,
 )
@@ -61,6 +62,12 @@ def check_labels(subject: Subject) -> CheckResult:
     if wrong:
         return CheckResult("labels", "fail", wrong, LOOK, numbers=numbers)
     text = f"{100 * share:.0f} % of the tokens of {_examples(len(examples))} are learnt"
+    report = subject.data.report if isinstance(subject.data, DataPipeline) else None
+    if report is not None and report.left_out:
+        first = report.left_out[0]
+        text += f"; {first['rows']} rows lose a text: {first['what']} of {first['place']}"
+        remedy = "the model never reads it: give data.chat_template one that writes it"
+        return CheckResult("labels", "warn", text, remedy, numbers=numbers)
     return CheckResult("labels", "pass", text, numbers=numbers)
 
 
@@ -257,7 +264,8 @@ class AnswerMarks:
 
     def __init__(self, tokenizer: Any, template: str | None = None) -> None:
         self.tokenizer = tokenizer
-        self.template = template or tokenizer.chat_template
+        own = tokenizer.get_chat_template() if tokenizer.chat_template else None
+        self.template = template or own
         self.names = special_tokens(tokenizer)
         self._end = -1  # one that the template writes after answers and does not mark
         self._end = self._end_of_last(*self._answered(PROBES[0]))
@@ -423,8 +431,20 @@ def check_template(subject: Subject) -> CheckResult:
         ids, bos = example.input_ids, subject.tokenizer.bos_token_id
         if bos is not None and len(ids) > 1 and ids[0] == ids[1] == bos:
             text = f"example {number} begins with the BOS token twice"
-            return CheckResult("prompts", "fail", text, "remove it from data.chat_template")
+            return CheckResult("prompts", "fail", text, _remedy_for_bos(pipeline))
     return check_prompts(pipeline)
+
+
+def _remedy_for_bos(pipeline: DataPipeline) -> str:
+    """Where the second one comes from."""
+    encoder = ConversationEncoder(pipeline.tokenizer, max_length=pipeline.config.max_length)
+    bos = pipeline.tokenizer.bos_token_id
+    try:
+        is_templates = encoder.prompt_ids([Turn("user", "How much is 2 + 3?")])[:2] == [bos, bos]
+    except FormatError:
+        is_templates = True
+    where = "data.chat_template" if is_templates else "the rows: the chat template writes it"
+    return f"remove it from {where}"
 
 
 def check_prompts(pipeline: DataPipeline) -> CheckResult:
@@ -517,8 +537,9 @@ def _prompts_in_use(pipeline: DataPipeline) -> list[list[int]]:
     encoder = ConversationEncoder(
         pipeline.tokenizer, max_length=data.max_length, train_on=data.train_on
     )
-    writes_history_anew = encoder.template is not None and encoder.template.origin
     for row, question in pipeline.rows_with_questions(NUM_PROMPTS):
+        template = encoder.template_for(row.inputs)
+        writes_history_anew = template is not None and template.origin
         if writes_history_anew and any(message["role"] == "assistant" for message in row.messages):
             continue  # the report of the data says so
         ids = _prompt_in_use(pipeline, row.messages, row.inputs) or question.prompt_ids

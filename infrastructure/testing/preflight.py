@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from infrastructure.core.error_place import caller_place
+from infrastructure.core.error_place import caller_place, named
 from infrastructure.core.errors import PreflightError
 from infrastructure.core.hardware import detect
 from infrastructure.testing.doctor import Diagnosis, check_machine, examine
@@ -86,7 +86,7 @@ def run_check(check: Check, subject: Subject, group: Group) -> CheckResult:
     try:
         result = check(subject)
     except Exception as error:
-        message = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        message = named(error)
         where = caller_place(error)
         if is_out_of_memory(error):
             result = CheckResult(name, "skipped", f"not enough memory to check it ({message})")

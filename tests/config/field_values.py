@@ -23,6 +23,7 @@ CACHES.register("something", memory_cache)  # of our own there is one only, the 
 SPECIAL: dict[str, Any] = {
     "device": "cpu",
     "data.encoding": "cp1252",
+    "data.image_background": "#8090ff",
     "data.memory_limit": "90%",
     "training.mixed_precision": "bf16",
     "training.time_step_bins": [0, 5],

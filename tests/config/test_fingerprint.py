@@ -26,7 +26,7 @@ dtype attention trust_remote_code revision
 embedded.hidden_size embedded.num_layers embedded.num_heads embedded.num_kv_heads
 embedded.intermediate_size embedded.vocab_size embedded.max_positions
 data.path eval_path format encoding shape prompt_column answer_column context_column text_column
-image_column task_column
+image_column image_background task_column
 max_length over_length packing train_on validation_split streaming buffer_size memory_limit
 balance_by augmentation chat_template
 training.method rewards teacher beta num_generations max_completion_length temperature

@@ -15,7 +15,8 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import StorageError
 from infrastructure.deployment.given_paths import check_given, check_measured
 from infrastructure.training.data.defaults import make_ready
-from infrastructure.training.data.preparation.plan import read_chat_template, shipped_templates
+from infrastructure.training.data.encoding.chat_format import shipped_templates
+from infrastructure.training.data.preparation.plan import read_chat_template
 
 
 @pytest.fixture

@@ -44,6 +44,8 @@ FACTS = {
     "train",
     "held_out",
     "num_read",
+    "numbers",
+    "unused",
 }
 # How tokenizers of today cut a text first: line ends stay together, whatever follows them.
 AS_LLAMA_3 = (
@@ -62,8 +64,14 @@ def alarms(report: DataReport | MethodData, entry: Healthy) -> dict[str, object]
     warnings |= {"quarantine": dict(report.quarantine.counts)}
     warnings |= {"notes": report.notes if len(report.notes) > entry.num_notes else []}
     return {
-        name: value for name, value in warnings.items() if value and name not in entry.false_alarms
+        name: value
+        for name, value in warnings.items()
+        if _says_something(value) and name not in entry.false_alarms
     }
+
+
+def _says_something(value: object) -> bool:
+    return any(value.values()) if isinstance(value, dict) else bool(value)
 
 
 def tokenizer_of(entry: Healthy) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.backup.backends.base import Place
-from infrastructure.core.error_place import error_place
+from infrastructure.core.error_place import described
 from infrastructure.core.errors import TemperError
 from infrastructure.core.redact import redact
 
@@ -47,10 +47,8 @@ def held_to_contract(place: Place, make_error: Callable[[str], Exception] = Back
 
 def sentence(url: str, error: Exception) -> str:
     """What is told of an error that no place may raise."""
-    text = " ".join(str(error).split())
-    at = f" at {where}" if (where := error_place(error)) else ""
-    raised = f"{type(error).__name__}: {text}" if text else type(error).__name__
-    return redact(f"backup.place {url}: its backend raised {raised}{at}; a place raises OSError")
+    raised = described(error)
+    return redact(f"backup.place {url}: its backend raised {raised}; a place raises OSError")
 
 
 def _replace(place: Place, name: str, method: Callable[..., Any]) -> None:

@@ -6,7 +6,7 @@ spelling; inside one layer two values for one key must agree. `nested` makes the
 Nothing here knows files, the environment or the command line.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -119,8 +119,13 @@ def _truth_of(section: str, value: bool | str | None, source: Source) -> bool:
         raise ConfigurationError(f"{section} {error} ({source.place})") from None
 
 
-def merge(layers: list[list[Setting]], schema: Schema) -> dict[str, Setting]:
+def merge(
+    layers: list[list[Setting]], schema: Schema, not_by_preset: Collection[str] = ()
+) -> dict[str, Setting]:
     """What holds in the end, by canonical key, checked; lowest layer first in `layers`.
+
+    Args:
+        not_by_preset: keys that no preset sets.
 
     Raises:
         ConfigurationError: unknown keys, wrong values, disagreement inside a layer; all at once.
@@ -129,7 +134,8 @@ def merge(layers: list[list[Setting]], schema: Schema) -> dict[str, Setting]:
     problems: list[ConfigurationError] = []
     merged: dict[str, Setting] = {}
     for layer in _with_preset(layers):
-        one = _one_layer(layer, schema, problems)
+        left = [s for s in layer if not (is_of_preset(s) and s.key in not_by_preset)]
+        one = _one_layer(left, schema, problems)
         off = _switched_off(one)
         for key in [key for key in merged if key.startswith(off)]:
             del merged[key]
@@ -139,14 +145,19 @@ def merge(layers: list[list[Setting]], schema: Schema) -> dict[str, Setting]:
     return merged
 
 
+def is_of_preset(setting: Setting) -> bool:
+    """Whether a preset has set it."""
+    return setting.source.layer is Layer.PRESET
+
+
 def overridden_by_preset(layers: list[list[Setting]], merged: Mapping[str, Setting]) -> list[str]:
     """A sentence where a preset holds instead of other values that somebody has written."""
     places: dict[str, list[str]] = {}
     for setting in (setting for layer in layers for setting in layer):
         holds = merged.get(setting.key)
-        if holds is None or holds.source.layer is not Layer.PRESET:
+        if holds is None or not is_of_preset(holds):
             continue
-        if setting.source.layer is not Layer.PRESET and setting.value != holds.value:
+        if not is_of_preset(setting) and setting.value != holds.value:
             places.setdefault(holds.source.place, []).append(setting.source.place)
     return [
         f"{preset} goes before {', '.join(dict.fromkeys(others))}; to keep one of them give it"
@@ -162,7 +173,7 @@ def _with_preset(layers: list[list[Setting]]) -> list[list[Setting]]:
         return layers
     plain = [[s for s in layer if s.key != PRESET] for layer in layers]
     # of a configuration that was made before: what its own preset has set
-    below = [[s for s in one if s.source.layer is not Layer.PRESET] for one in plain[: levels[-1]]]
+    below = [[s for s in one if not is_of_preset(s)] for one in plain[: levels[-1]]]
     named = [s for s in layers[levels[-1]] if s.key == PRESET]
     return [*below, _settings_of(named), *plain[levels[-1] :]]
 

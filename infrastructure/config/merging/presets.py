@@ -1,5 +1,8 @@
 """Settings that go together, under one name.
 
+A preset proposes: what does not apply to the model or the method, or contradicts what somebody has
+given, it leaves at its default.
+
 `preset` may be given wherever settings are: in a file, a notebook's cell, the environment
 (`TEMPER_PRESET`), on the command line, as a keyword, in a form. One preset holds, that of the
 highest layer that names one; its settings lie just under that layer, so whoever names a preset may
@@ -12,6 +15,11 @@ from typing import Any
 
 PRESET = "preset"
 NO_PRESET = "none"  # switches off what a lower layer names
+# What no trainer of TRL's carries out: a setting, and its values; none: any.
+OWN_LOOP_ONLY: Mapping[str, tuple[object, ...]] = {
+    "training.validation_prompts": (),
+    "training.batch_size": ("auto",),
+}
 
 
 @dataclass(frozen=True)

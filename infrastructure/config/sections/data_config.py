@@ -10,6 +10,7 @@ from infrastructure.config.registries import AUGMENTATIONS, FORMATS
 from infrastructure.config.types import (
     SAME_RESULT,
     Auto,
+    Colour,
     Count,
     DataPath,
     MemoryAmount,
@@ -21,6 +22,7 @@ from infrastructure.config.types import (
     UsedWhen,
 )
 
+MAX_UNLEARNABLE_PERCENT = 1.0
 _WITHOUT_EVAL_PATH = UsedWhen(
     lambda config: config.data.eval_path is None or not config.data.validation_split,
     "data.eval_path is held out instead",
@@ -64,6 +66,9 @@ class DataConfig(ConfigSection):
     image_column: str = Field(
         default="auto",
         description="Column of pictures; auto: by its name and what it holds, none: not used.",
+    )
+    image_background: Colour = Field(
+        default="white", description="Colour behind the transparent parts of a picture."
     )
     task_column: str | None = Field(
         default=None, description="Column that names the kind of task; results are shown by task."
@@ -114,7 +119,9 @@ class DataConfig(ConfigSection):
         default=None, description="Name of an augmentation plug-in."
     )
     max_bad_rows_percent: Annotated[Percent, SAME_RESULT] = Field(
-        default=5.0, description="Share of unusable rows above which training does not start."
+        default=5.0,
+        description="Share of unusable rows above which training does not start; until it is set,"
+        " 1 % of rows with answers that would lose text.",
     )
     accept_small_data: Annotated[bool, SAME_RESULT] = Field(
         default=False,
@@ -124,6 +131,12 @@ class DataConfig(ConfigSection):
         default=None,
         description="Jinja text, a file, or a name of TRL's, as qwen3; none: the tokenizer's own.",
     )
+
+    @property
+    def max_unlearnable_percent(self) -> float:
+        """Share of rows whose answers would lose text above which training does not start."""
+        is_set = "max_bad_rows_percent" in self.model_fields_set
+        return self.max_bad_rows_percent if is_set else MAX_UNLEARNABLE_PERCENT
 
     @property
     def holds_out(self) -> bool:

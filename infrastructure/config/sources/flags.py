@@ -88,6 +88,11 @@ def key_of_flag(flag: str) -> str | None:
     return _keys_by_flag(schema_of(DeploymentConfig)).get(flag)
 
 
+def all_flags() -> tuple[str, ...]:
+    """Every flag that sets something, by all of its names."""
+    return tuple(_keys_by_flag(schema_of(DeploymentConfig)))
+
+
 def as_flags(settings: Collection[str]) -> str:
     """Settings, `key` or `key=value`, as they are typed: `--lora --quantization 4bit`."""
     pairs = [setting.partition("=") for setting in settings]

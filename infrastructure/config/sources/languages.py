@@ -3,6 +3,9 @@
 Sentences name a setting by its key, as files, forms and `temper config` do, and end in the place
 where its value was given. Who typed a flag reads of that flag, and who called a function, of its
 keyword. Where a file gave the values, what helps is written there too, so that keys stay keys.
+
+Nothing of a person or of data is respelled: a name that one of `core.user_text` holds stays as it
+is, wherever in a sentence it stands.
 """
 
 import json
@@ -15,7 +18,14 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import words_taken
 from infrastructure.config.schema import FieldSpec, schema_of
 from infrastructure.config.sources.environment import key_of_variable
-from infrastructure.config.sources.flags import flag_names, is_truth, key_of_flag, keyword_of
+from infrastructure.config.sources.flags import (
+    all_flags,
+    flag_names,
+    is_truth,
+    key_of_flag,
+    keyword_of,
+)
+from infrastructure.core.user_text import user_texts
 
 _FIELDS = schema_of(DeploymentConfig).fields
 _VALUE = r"""(?: ?= ?(?P<value>"[^"]*"|'[^']*'|[\w.+/-]*\w)|: (?P<in_file>\w+)(?= and | here))?"""
@@ -30,6 +40,16 @@ _COMMAND = re.compile(r"`temper (?P<name>train) (?:DATA )?(?P<flags>--[^`]*)`")
 _ACCEPT = re.compile(r"--accept ((?:'[^']*'|[\w.,]*\w)(?: --accept [\w.,]*\w)*)")
 _MEANT = re.compile(r"(?<=did you mean ')(?P<key>[\w.]+)(?=')")
 _UNKNOWN = re.compile(r"\bunknown key (?='\w+')")
+# How begins what is respelled beside names: of each pattern a part that all its matches have.
+_BEGINNINGS = {
+    _TYPED: "(--",
+    _POSITIONAL: "(argument ",
+    _VARIABLE: "(environment ",
+    _KEYWORD: "(keyword ",
+    _COMMAND: "`temper train ",
+    _ACCEPT: "--accept",
+    _UNKNOWN: "unknown key ",
+}
 # of commands and functions, and no settings
 _ARGUMENTS = {"--accept": "accept", "--max-tokens": "max_tokens", "--preset": "preset"}
 # of functions, where the first name of the flag is another one
@@ -37,13 +57,17 @@ _KEYWORDS = {"data.path": "data", "output_dir": "output_dir", "training.rewards"
 _WORDS = {"data.path": "DATA", "model.name": "MODEL"}  # of a command line, without a flag
 
 Spell = Callable[[str, str | None], str | None]
+Replace = Callable[[re.Match[str]], str]
 
 
 def in_flags(sentence: str) -> str:
     """As a command line spells it: `--batch-size must be …, not "many"`."""
-    typed = {key_of_flag(match["place"]): match["place"] for match in _TYPED.finditer(sentence)}
-    typed |= {m["key"]: _WORDS.get(m["key"], m["key"]) for m in _POSITIONAL.finditer(sentence)}
-    variables = {key_of_variable(m["place"]): m["place"] for m in _VARIABLE.finditer(sentence)}
+    spared = _spared()
+    typed = {key_of_flag(m["place"]): m["place"] for m in _matches(_TYPED, sentence, spared)}
+    positional = _matches(_POSITIONAL, sentence, spared)
+    typed |= {m["key"]: _WORDS.get(m["key"], m["key"]) for m in positional}
+    named = _matches(_VARIABLE, sentence, spared)
+    variables = {key_of_variable(m["place"]): m["place"] for m in named}
     keeps_keys = _FROM_FILE.search(sentence) is not None
 
     def spell(key: str, value: str | None) -> str | None:
@@ -57,24 +81,71 @@ def in_flags(sentence: str) -> str:
             return f"--no-{name.removeprefix('--')}" if is_off else name
         return name if value is None else f"{name} {value}"
 
-    text = _translated(sentence, spell)
-    named = _TYPED.sub("", text)
-    text = _TYPED.sub(lambda place: "" if place["place"] in named else place[0], text)
-    named = _VARIABLE.sub("", text)
-    text = _VARIABLE.sub(lambda place: "" if place["place"] in named else place[0], text)
-    return _POSITIONAL.sub("", text)
+    text = _translated(sentence, spell, spared)
+    text = _place_once(_VARIABLE, _place_once(_TYPED, text, spared), spared)
+    return _respelled(_POSITIONAL, lambda _: "", text, spared)
+
+
+def _place_once(pattern: re.Pattern[str], text: str, spared: frozenset[str]) -> str:
+    """Leave out the place of a value where the sentence names it already."""
+    rest = _respelled(pattern, lambda _: "", text, spared)
+    return _respelled(pattern, lambda m: "" if m["place"] in rest else m[0], text, spared)
 
 
 def in_keywords(sentence: str) -> str:
     """As Python spells it, with values that can be typed: `batch_size must be …, not 0`, `set
     prompt_column="question"`, `add accept=["max_steps"]`."""
-    keeps_keys = _FROM_FILE.search(sentence) is not None
-    text = sentence if keeps_keys else _KEYWORD.sub("", _translated(sentence, _as_keyword))
-    if not keeps_keys:
-        text = _UNKNOWN.sub("unknown keyword ", text)
-        text = _MEANT.sub(lambda m: _keyword(m["key"]) if m["key"] in _FIELDS else m[0], text)
-    text = _COMMAND.sub(lambda command: f"{command['flags']} in temper.{command['name']}", text)
-    return _FLAG_AND_WORD.sub(_flag_as_keyword, _ACCEPT.sub(_as_list, text))
+    spared = _spared()
+    text = sentence
+    if _FROM_FILE.search(sentence) is None:
+        text = _translated(sentence, _as_keyword, spared)
+        text = _respelled(_KEYWORD, lambda _: "", text, spared)
+        text = _respelled(_UNKNOWN, lambda _: "unknown keyword ", text, spared)
+        text = _respelled(
+            _MEANT, lambda m: _keyword(m["key"]) if m["key"] in _FIELDS else m[0], text, spared
+        )
+    text = _respelled(
+        _COMMAND, lambda command: f"{command['flags']} in temper.{command['name']}", text, spared
+    )
+    text = _respelled(_ACCEPT, _as_list, text, spared)
+    return _respelled(_FLAG_AND_WORD, _flag_as_keyword, text, spared)
+
+
+def _matches(
+    pattern: re.Pattern[str], sentence: str, spared: frozenset[str]
+) -> list[re.Match[str]]:
+    """Where a sentence has what may be respelled: neither the words nor a name of a person."""
+    if _BEGINNINGS.get(pattern) in spared:
+        return []
+    names = [name for name in ("key", "flag", "place") if name in pattern.groupindex]
+    matches = pattern.finditer(sentence)
+    return [match for match in matches if spared.isdisjoint(match[name] for name in names)]
+
+
+def _respelled(
+    pattern: re.Pattern[str], replace: Replace, sentence: str, spared: frozenset[str]
+) -> str:
+    """The only function that changes a sentence."""
+    for match in reversed(_matches(pattern, sentence, spared)):
+        sentence = sentence[: match.start()] + replace(match) + sentence[match.end() :]
+    return sentence
+
+
+def _spared() -> frozenset[str]:
+    """Names and beginnings that some text of a person or of data holds."""
+    return frozenset().union(*map(_names_in, user_texts()))
+
+
+@cache
+def _names_in(text: str) -> frozenset[str]:
+    """As parts of it: what is shown of a text may begin and end anywhere, and on another line."""
+    texts = (text, " ".join(text.split()))
+    return frozenset(name for name in _all_names() if any(name in each for each in texts))
+
+
+@cache
+def _all_names() -> tuple[str, ...]:
+    return (*_FIELDS, *all_flags(), *_ARGUMENTS, *_BEGINNINGS.values())
 
 
 def _as_keyword(key: str, value: str | None) -> str:
@@ -124,20 +195,22 @@ def _literal(key: str, value: str) -> str:
 
 
 def _as_list(match: re.Match[str]) -> str:
+    if match[1].startswith("'"):  # as somebody has spelled it
+        return f"accept={json.dumps([match[1][1:-1]], ensure_ascii=False)}"
     names = re.findall(r"[\w.]+", match[1].replace("--accept", ""))
     return f"accept={json.dumps(names)}"
 
 
 def in_keys(sentence: str) -> str:
     """As a configuration file and `DeploymentConfig` spell it: `training.num_epochs 12`."""
-    return _FLAG.sub(lambda match: key_of_flag(match["flag"]) or match[0], sentence)
+    return _respelled(_FLAG, lambda m: key_of_flag(m["flag"]) or m[0], sentence, _spared())
 
 
-def _translated(sentence: str, spell: Spell) -> str:
+def _translated(sentence: str, spell: Spell, spared: frozenset[str]) -> str:
     def spelt(match: re.Match[str]) -> str:
         return spell(match["key"], match["value"] or match["in_file"]) or match[0]
 
-    return _keys().sub(spelt, sentence)
+    return _respelled(_keys(), spelt, sentence, spared)
 
 
 @cache

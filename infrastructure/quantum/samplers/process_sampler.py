@@ -20,6 +20,7 @@ import numpy as np
 from infrastructure.core.errors import SamplerError
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.json_text import JsonObject, as_text
+from infrastructure.core.user_text import note_user_values
 from infrastructure.quantum.arrays import Array
 from infrastructure.quantum.samplers import messages as wire
 from infrastructure.quantum.samplers.bqm_arrays import as_arrays, coefficient_sum, vectors_of
@@ -118,6 +119,7 @@ class ProcessSampler(dimod.Sampler):
                 raise SamplerError(f"the process of {self.name} died: {error}") from error
             raise
         if "error" in values:
+            note_user_values(values["error"])
             raise SamplerError(f"{self.name} failed: {values['error']}")
         return values, results
 

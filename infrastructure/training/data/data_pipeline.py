@@ -24,6 +24,7 @@ from infrastructure.config.sections.resource_config import CacheConfig, MemoryCo
 from infrastructure.training.data.encoding.augmentation import Augmentation, get_augmentation
 from infrastructure.training.data.encoding.chat_format import special_tokens
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
+from infrastructure.training.data.encoding.token_survival import Survivals
 from infrastructure.training.data.encoding.tokenization import KEEP_START, ConversationEncoder
 from infrastructure.training.data.preparation.data_report import DataReport
 from infrastructure.training.data.preparation.plan import (
@@ -46,7 +47,6 @@ from infrastructure.training.data.preparation.preparation import (
 )
 from infrastructure.training.data.preparation.prepared import open_prepared
 from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
-from infrastructure.training.data.readers.pictures import decode
 from infrastructure.training.data.readers.rows import Conversation
 from infrastructure.training.data.serving.example_order import Indices, random_selection
 from infrastructure.training.data.serving.example_sources import (
@@ -366,11 +366,11 @@ class DataPipeline:
         questions = []
         for conversation in conversations:
             pictures = shown.get(conversation.place, ())
-            images = [decode(picture.read()) for picture in pictures]
+            images = self.pictures.images(pictures) if self.pictures else []
             prompt, inputs = conversation.prompt, conversation.inputs
             questions.append(
                 GenerationPrompt(
-                    prompt=encoder.prompt_text(prompt),
+                    prompt=encoder.prompt_text(prompt, inputs),
                     prompt_ids=encoder.prompt_ids(prompt, inputs, images),
                     expected=conversation.answer.text,
                     expected_length=encoder.num_tokens(conversation.answer.text),
@@ -422,9 +422,12 @@ class DataPipeline:
             report.rows_read,
             self.config.max_bad_rows_percent,
             listed,
+            max_unlearnable_percent=self.config.max_unlearnable_percent,
             about_length=about_template(report.template_tokens, report.max_length),
             cuts_prompts=report.template_tokens < report.max_length,
         )
+        survivals = Survivals.from_json(report.survivals)
+        survivals.check(report.rows_read, self.config.max_unlearnable_percent)
         if not report.num_train:
             raise ValueError(f"{self.config.path}: no row is left to train on")
         return report
@@ -457,17 +460,29 @@ class DataPipeline:
         )
 
 
-def first_examples(data: DataPipeline, count: int) -> list[TokenizedExample]:
+@dataclass(frozen=True)
+class ShownExample:
+    """An example to look at, and what of its row the model never reads, in words."""
+
+    example: TokenizedExample
+    left_out: tuple[str, ...] = ()
+
+
+def first_examples(data: DataPipeline, count: int) -> list[ShownExample]:
     """Examples that are trained on, to look at: the first of the data, equal ones once; of a stream
     those that are trained on first."""
     if data.is_stored:
-        looked_at = data.examples(range(min(LOOKED_THROUGH, data.num_candidates)))
+        ids = range(min(LOOKED_THROUGH, data.num_candidates))
+        looked_at, places = data.examples(ids), data.places_of(ids)
     else:
         with closing(data.train_batches(0, 0, count)) as batches:
             looked_at = next(batches)
-    different: dict[bytes, TokenizedExample] = {}
-    for example in looked_at:
-        different.setdefault(example.input_ids.tobytes(), example)
+        places = data.places(0, 0, len(looked_at))
+    losses = data.report.losses
+    different: dict[bytes, ShownExample] = {}
+    for example, place in zip(looked_at, places, strict=True):
+        shown = ShownExample(example, tuple(losses.get(place, ())))
+        different.setdefault(example.input_ids.tobytes(), shown)
     return [*different.values()][:count]
 
 

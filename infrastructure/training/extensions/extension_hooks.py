@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import torch
 
+from infrastructure.core.error_place import named
 from infrastructure.core.json_text import JsonObject
 from infrastructure.training.core.state import TrainingState
 
@@ -191,7 +192,7 @@ class HookRunner:
             except Exception as error:
                 failures.append(error)
                 if state.error is not None:
-                    state.error.add_note(f"{hook.name}.{event} failed too: {error!r}")
+                    state.error.add_note(f"{hook.name}.{event} failed too: {named(error)}")
         if failures and state.error is None:
             raise failures[0]
 

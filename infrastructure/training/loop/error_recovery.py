@@ -7,6 +7,7 @@ once, so that whoever goes on after a kill chooses the same.
 
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.config.sections.recovery_config import RecoveryConfig
+from infrastructure.core.error_place import named
 from infrastructure.core.errors import (
     CheckpointError,
     DeviceFailedError,
@@ -165,7 +166,7 @@ class ErrorRecovery:
             # What was handed over before is written still.
             self.checkpointer.announce(state, wait=True)
         except Exception as failure:
-            error.add_note(f"finishing the last checkpoint failed too: {failure}")
+            error.add_note(f"finishing the last checkpoint failed too: {named(failure)}")
         return device_failed(error, state)
 
     def rescue(self, state: TrainingState, error: BaseException) -> None:
@@ -186,4 +187,4 @@ class ErrorRecovery:
             stopped = isinstance(error, KeyboardInterrupt)
             self.checkpointer.rescue(state, SaveKind.STOPPED if stopped else SaveKind.EMERGENCY)
         except Exception as failure:
-            error.add_note(f"saving a last checkpoint failed too: {failure}")
+            error.add_note(f"saving a last checkpoint failed too: {named(failure)}")

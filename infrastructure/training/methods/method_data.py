@@ -1,15 +1,11 @@
 """The rows of a training by TRL: read, understood, set aside with their places, held out, and
 written as its trainer reads them. Loads no torch.
-
-With a chat template every row becomes messages, as `temper train` writes answers too; without one
-every row becomes text, with a line break after the prompt. So a model that was trained on
-answers first meets the same prompts here.
 """
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,27 +15,63 @@ import numpy.typing as npt
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.user_text import note_user_values
+from infrastructure.training.data.encoding.chat_format import (
+    FormatError,
+    TemplateFormat,
+    start_of_text,
+)
+from infrastructure.training.data.encoding.row_accounting import (
+    REASONING_KIND,
+    Account,
+    LeftOut,
+    RowAccounting,
+    reasoning_forms,
+)
 from infrastructure.training.data.encoding.schema_detection import SAMPLE_ROWS
+from infrastructure.training.data.encoding.token_survival import LOST, Survivals
+from infrastructure.training.data.encoding.tokenization import ConversationEncoder, num_common
 from infrastructure.training.data.preparation.data_report import rows_in_words
 from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
 from infrastructure.training.data.preparation.row_stats import SharedSystemPrompt
 from infrastructure.training.data.readers.rows import (
     CHAT_TEMPLATE,
+    LEFT_OUT,
+    NO_PREFERENCE,
+    NOT_IN_TOKENS,
     OVER_LONG,
     BadRow,
+    Conversation,
     Row,
     excerpt,
 )
-from infrastructure.training.data.readers.sources import DataFile, files_of
+from infrastructure.training.data.readers.sources import DataFile, about_splits, files_of
 from infrastructure.training.data.store.fingerprints import content_number
-from infrastructure.training.methods.method_rows import MethodRow, MethodShape, Text, recognise
-from infrastructure.training.methods.method_table import METHODS, RowKind
+from infrastructure.training.methods.method_rows import MethodRow, MethodShape, recognise
+from infrastructure.training.methods.method_table import METHODS, OPTIONS, TOOLS, RowKind
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-ANSWERS = ("chosen", "rejected", "completion")
+TRAINED = ("chosen", "rejected", "completion")  # answers that TRL reads
 GOOD_ANSWERS = ("chosen", "completion", "answer")  # what a row is known by elsewhere
+
+TrlRow = dict[str, Any]  # columns of plain values, texts and messages
+
+
+@dataclass(frozen=True)
+class WrittenRow:
+    """A row as a trainer of TRL reads it.
+
+    Attributes:
+        content: number of its prompt with a good answer, as `temper train` numbers its rows; None:
+            it has no good answer.
+        is_plain: its texts hold their prompt themselves.
+    """
+
+    columns: TrlRow
+    content: int | None
+    is_plain: bool
 
 
 @dataclass
@@ -47,31 +79,33 @@ class MethodData:
     """What a trainer of TRL is given.
 
     Attributes:
-        train, held_out: rows of plain values, texts and messages.
+        train, held_out: the rows.
         num_cut: rows whose ends TRL will cut off.
         system_prompt: what every row begins with; None: they have none, or several.
+        unused: columns that are not read.
     """
 
     shape: MethodShape
-    train: list[MethodRow]
-    held_out: list[MethodRow]
+    train: list[TrlRow]
+    held_out: list[TrlRow]
     quarantine: Quarantine
     num_read: int
     num_cut: int = 0
     system_prompt: str | None = None
     notes: list[str] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
 
     def contents(self) -> npt.NDArray[np.uint64]:
         """Numbers of prompts with good answers that are trained on, as `temper train` numbers its
-        rows; without messages that hold more than a text."""
-        rows = (row for row in self.train if row.get("label") is not False)
-        named = ((row, next((n for n in GOOD_ANSWERS if n in row), None)) for row in rows)
-        turns = (_turns(row["prompt"], row[name]) for row, name in named if name is not None)
-        return np.array([content_number(each) for each in turns if each], dtype=np.uint64)
+        rows."""
+        return np.array(self.numbers, dtype=np.uint64)
 
     def lines(self) -> list[str]:
         """For people: what was read, and what becomes of it."""
         counts = f"{rows_in_words(self.num_read)} read: {self.shape.reason}"
+        if self.unused and self.shape.kind is not RowKind.PROMPTS:  # rewards may read them
+            counts += f"; not used: {', '.join(self.unused)}"
         parts = [f"{len(self.train):,} are trained on", f"{len(self.held_out):,} held out"]
         if self.quarantine.total:
             first = self.quarantine.examples[0]
@@ -79,16 +113,6 @@ class MethodData:
         if self.num_cut:
             parts.append(f"the ends of {self.num_cut:,} are cut off")
         return [f"{counts}; {', '.join(parts)}", *self.notes]
-
-
-def _turns(prompt: Text, answer: object) -> list[list[str]]:
-    """A prompt and its answer as a conversation has them; empty where they are none of texts."""
-    if not isinstance(answer, str | list):
-        return []
-    question = prompt.removesuffix("\n") if isinstance(prompt, str) else prompt
-    messages = [*_as_messages(question, "user"), *_as_messages(answer, "assistant")]
-    is_plain = all(isinstance(one, dict) and one.keys() == {"role", "content"} for one in messages)
-    return [[str(one["role"]), str(one["content"])] for one in messages] if is_plain else []
 
 
 def sample(files: Sequence[DataFile]) -> list[Row]:
@@ -114,6 +138,7 @@ def understand(files: Sequence[DataFile], config: DataConfig, method: str) -> Me
     try:
         return recognise(rows, config, method)
     except ValueError as error:
+        note_user_values(row.values for row in rows)
         raise ValueError(f"{files[0].name}: {error}") from error
 
 
@@ -134,7 +159,7 @@ def read_data(
     quarantine = Quarantine()
     shape = understand(train_files, data, method)
     places, num_read = _written(train_files, shape, writer, quarantine)
-    held_out: list[MethodRow] = []
+    held_out: list[WrittenRow] = []
     if held_out_files:
         other = understand(held_out_files, data, method)
         if other.kind is not shape.kind:
@@ -152,17 +177,39 @@ def read_data(
     is_long = writer.num_cut or OVER_LONG in quarantine.counts
     about = about_template(writer.num_template_tokens() if is_long else 0, data.max_length)
     quarantine.check(
-        num_read, data.max_bad_rows_percent, listed, about_length=about, cuts_prompts=False
+        num_read,
+        data.max_bad_rows_percent,
+        listed,
+        max_unlearnable_percent=data.max_unlearnable_percent,
+        about_length=about,
+        cuts_prompts=False,
     )
+    writer.survivals.finish()
+    writer.survivals.check(num_read, data.max_unlearnable_percent)
     if not train:
         raise ValueError(f"{data.path}: no row is left to train on")
-    system = writer.system_prompts.text
-    result = MethodData(shape, train, held_out, quarantine, num_read, writer.num_cut, system)
+    result = MethodData(
+        shape,
+        [row.columns for row in train],
+        [row.columns for row in held_out],
+        quarantine,
+        num_read,
+        writer.num_cut,
+        writer.system_prompts.text,
+        numbers=[row.content for row in train if row.content is not None],
+        unused=[*writer.unused],
+    )
+    _fill_inputs([*result.train, *result.held_out])
     if shape.kind is RowKind.PROMPTS:
         result.notes += _of_equal_columns(result)
     if about:
         result.notes.append(f"note: {about}")
-    if any(row.pop("is_plain", False) for row in [*train, *held_out]) and writer.has_template:
+    files = [*train_files, *held_out_files]
+    about_files = [file.note for file in files if file.note]
+    about_files += about_splits(train_files, held_out_files)
+    result.notes += [f"note: {sentence}" for sentence in about_files]
+    result.notes += [*writer.left_out.lines(), *writer.survivals.lines()]
+    if writer.plain is None and any(row.is_plain for row in [*train, *held_out]):
         result.notes.append(
             "note: texts that hold their prompt themselves are learnt as they stand, without the"
             " chat template; give a column prompt to have it used"
@@ -172,25 +219,29 @@ def read_data(
 
 def _written(
     files: Iterable[DataFile], shape: MethodShape, writer: "RowWriter", quarantine: Quarantine
-) -> tuple[list[MethodRow], int]:
+) -> tuple[list[WrittenRow], int]:
     """Rows for TRL, and how many were read."""
-    rows: list[MethodRow] = []
+    rows: list[WrittenRow] = []
     count = 0
     for row in (row for file in files for row in file.rows()):
         count += 1
-        understood = row if isinstance(row, BadRow) else shape.row(row)
-        if isinstance(row, Row) and not isinstance(understood, BadRow):
-            understood = writer.write(understood, row)
-        if isinstance(understood, BadRow):
-            quarantine.add([understood])
-        else:
-            rows.append(understood)
+        written: WrittenRow | MethodRow | BadRow = (
+            row if isinstance(row, BadRow) else shape.row(row)
+        )
+        if isinstance(row, Row) and isinstance(written, MethodRow):
+            given = (name for name, value in row.values.items() if value is not None)
+            writer.unused.update(dict.fromkeys(n for n in given if n not in shape.used))
+            written = writer.write(written, row)
+        if isinstance(written, WrittenRow):
+            rows.append(written)
+        elif isinstance(written, BadRow):
+            quarantine.add([written])
     return rows, count
 
 
-def _split(rows: list[MethodRow], share: float) -> tuple[list[MethodRow], list[MethodRow]]:
+def _split(rows: list[WrittenRow], share: float) -> tuple[list[WrittenRow], list[WrittenRow]]:
     """Held out is by the prompt: all answers to one prompt lie on one side."""
-    numbers = [content_number([["prompt", _spelt(row["prompt"])]]) for row in rows]
+    numbers = [content_number([["prompt", _spelt(row.columns["prompt"])]]) for row in rows]
     if not share or len(set(numbers)) < 2:
         return rows, []
     limit = max(int(share * 2.0**64), min(numbers) + 1)  # one prompt at least
@@ -201,14 +252,22 @@ def _split(rows: list[MethodRow], share: float) -> tuple[list[MethodRow], list[M
     return train, [row for row, is_held_out in zip(rows, chosen, strict=True) if is_held_out]
 
 
-def _spelt(text: Text) -> str:
-    return text if isinstance(text, str) else json.dumps(text, sort_keys=True, default=str)
+def _spelt(prompt: str | list[JsonObject]) -> str:
+    return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
+
+
+def _fill_inputs(rows: list[TrlRow]) -> None:
+    """Give every row the columns for the chat template that one of them has: a table has all or
+    none, and TRL takes these values for nothing."""
+    for name, nothing in ((TOOLS, None), (OPTIONS, {})):
+        for row in rows if any(name in row for row in rows) else []:
+            row.setdefault(name, nothing)
 
 
 def _of_equal_columns(data: MethodData) -> Iterator[str]:
     """Leave out columns that not every row has, or that hold values of several kinds."""
     rows = [*data.train, *data.held_out]
-    names = {name for row in rows for name in row} - {"prompt", "is_plain"}
+    names = {name for row in rows for name in row} - {"prompt"}
     kept = {n for n in names if len({type(row.get(n)) for row in rows}) == 1}
     for row in rows:
         for name in names - kept:
@@ -218,106 +277,218 @@ def _of_equal_columns(data: MethodData) -> Iterator[str]:
 
 
 class RowWriter:
-    """Writes rows for TRL, and refuses those that it would leave out, or learn nothing from.
+    """Writes rows for TRL, and refuses those that it would leave out, learn nothing from, or learn
+    at a place where the model is never asked.
+
+    With a chat template every row becomes messages; without one every row becomes text in the plain
+    format, both as `temper train` writes them.
 
     Attributes:
         num_cut: rows that are longer than allowed.
         system_prompts: of the rows.
+        left_out: what the chat template leaves out of usable rows.
+        survivals: what the tokenizer makes of their answers.
+        unused: columns that rows have and that are not read, in order.
     """
 
     def __init__(self, config: DeploymentConfig, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.tokenizer = tokenizer
-        self.has_template = bool(tokenizer.chat_template)
+        self.encoder = ConversationEncoder(tokenizer, max_length=config.data.max_length)
+        self.plain = self.encoder.plain
+        self.start = start_of_text(tokenizer)  # TRL's tokenisation writes it before texts
+        self.accounting = RowAccounting(self._text_of, self.encoder.template_sources)
         self.max_length = config.data.max_length
         self.keeps_start = config.data.over_length == "keep_start"
         self.method = config.training.method
+        self.options = config.training.method_settings.get(OPTIONS)
         is_generated = METHODS[self.method].rows is RowKind.PROMPTS
         self.reserved = config.training.max_completion_length if is_generated else 0
         self.num_cut = 0
         self.system_prompts = SharedSystemPrompt()
+        self.left_out, self.survivals = LeftOut(), Survivals()
+        self.unused: dict[str, None] = {}
 
-    def write(self, row: MethodRow, place: Row) -> MethodRow | BadRow:
+    def write(self, row: MethodRow, place: Row) -> WrittenRow | BadRow:
         """One row, or why it cannot be used."""
         try:
-            written = self._written(row)
-            prompt, longest = self._lengths(written)
-        except Exception as error:  # whatever a chat template raises
-            return _bad(place, CHAT_TEMPLATE, str(error))
+            inputs = self._inputs(row)
+            row, accounts = self._accounted(row, inputs)
+            prompt_text, answers = self._texts(row, inputs)
+        except FormatError as error:
+            return _bad(place, CHAT_TEMPLATE, str(error), error.advice)
+        for name, account in accounts.items():
+            if lost := account.unlearnable:
+                detail = f"{lost[0]} would not be learned: the chat template leaves it out"
+                conversation = replace(row.conversation(name), inputs=inputs)
+                return _bad(place, LEFT_OUT, detail, self.encoder.advice_for(conversation))
+        is_text = self.plain is not None or row.is_plain
+        texts = [prompt_text, *(prompt_text + answer for answer in answers.values())]
+        prompt, *wholes = self._ids(texts, is_text)
+        if len(wholes) > 1 and all(whole == wholes[0] for whole in wholes):
+            detail = f"{' and '.join(answers)} are the same to the tokenizer"
+            return _bad(place, NO_PREFERENCE, detail)
+        learned = [whole[num_common(prompt, whole) :] for whole in wholes]
+        survivals = self.encoder.survival.compare([[a] for a in answers.values()], learned)
+        if lost_in := next((one for one in survivals if one.kind == LOST), None):
+            return _bad(place, NOT_IN_TOKENS, lost_in.example)
+        num_prompt = len(prompt)
+        longest = max((len(whole) + is_text for whole in wholes), default=num_prompt)  # its end
         if self.reserved:
-            longest = prompt + self.reserved
-            if longest > self.max_length:
-                return _bad(place, OVER_LONG, f"{prompt} tokens, with {self.reserved} to answer")
-            self.system_prompts.add(_system_of(row["prompt"]))
-            return written
-        if longest > self.max_length and (self.method == "reward" or not self.keeps_start):
+            if num_prompt + self.reserved > self.max_length:
+                detail = f"{num_prompt} tokens, with {self.reserved} to answer"
+                return _bad(place, OVER_LONG, detail)
+        elif longest > self.max_length and (self.method == "reward" or not self.keeps_start):
             return _bad(place, OVER_LONG, f"{longest} tokens, {self.max_length} allowed")
-        if prompt >= self.max_length:
-            return _bad(place, OVER_LONG, f"its prompt alone has {prompt} tokens")
-        self.num_cut += longest > self.max_length
-        self.system_prompts.add(_system_of(row["prompt"]))
-        return written
+        elif num_prompt >= self.max_length:
+            return _bad(place, OVER_LONG, f"its prompt alone has {num_prompt} tokens")
+        self.num_cut += not self.reserved and longest > self.max_length
+        where = f"{place.source}:{place.line}"
+        self.left_out.add(where, chain.from_iterable(one.missing for one in accounts.values()))
+        for survival in survivals:
+            self.survivals.add(where, survival)
+        first = row.prompt[0]
+        self.system_prompts.add(first.text if first.role == "system" else "")
+        columns = dict(row.values)
+        if is_text:
+            columns |= {"prompt": prompt_text, **answers}
+        else:
+            columns |= self._messages(row, inputs)
+        if "answer" in row.answers:
+            columns["answer"] = row.answers["answer"][0].text
+        return WrittenRow(columns, _content(row), row.is_plain)
 
     def num_template_tokens(self) -> int:
         """Tokens that the chat template itself writes around one question and its answer."""
-        if not self.has_template:
-            return 0
-        messages = [{"role": role, "content": "a"} for role in ("user", "assistant")]
-        text = self.tokenizer("a", add_special_tokens=False)["input_ids"]
-        return self._num_tokens(messages) - len(messages) * len(text)
+        return self.encoder.num_template_tokens()
 
-    def _written(self, row: MethodRow) -> MethodRow:
-        if row.get("is_plain"):
-            return row
-        if self.has_template:
-            messages = {n: _as_messages(row[n], "assistant") for n in ANSWERS if n in row}
-            return {**row, "prompt": _as_messages(row["prompt"], "user"), **messages}
-        answers = {n: _as_answer(row[n]) for n in ANSWERS if n in row}
-        return {**row, "prompt": _as_question(row["prompt"]), **answers}
+    def _inputs(self, row: MethodRow) -> str:
+        """What the chat template is given beside the messages, by TRL too; raises `FormatError`."""
+        given: JsonObject = json.loads(row.inputs) if row.inputs else {}
+        method = METHODS[self.method]
+        for name in given:
+            if name in method.reads or (name == OPTIONS and given[name] == self.options):
+                continue
+            advice = "leave the column out, or write into the prompt what it says"
+            if name == OPTIONS and method.rows is RowKind.PROMPTS:
+                advice = f"give them for all rows as training.method_settings.{OPTIONS}"
+            raise FormatError(
+                f"it has {name}, and TRL's {method.title} gives the chat template none of a row",
+                advice,
+            )
+        if given and self.plain is not None:
+            raise FormatError(
+                f"it has {', '.join(given)}: only a chat template can write that",
+                "the model has no chat template: give one with data.chat_template",
+            )
+        if self.options:
+            given = {OPTIONS: self.options, **given}
+        return json.dumps(given, ensure_ascii=False) if given else ""
 
-    def _lengths(self, row: MethodRow) -> tuple[int, int]:
-        """Tokens of the prompt, and of the prompt with its longest answer."""
-        prompt = self._num_tokens(row["prompt"], True)
-        wholes = [self._num_tokens(row["prompt"] + row[name]) for name in ANSWERS if name in row]
-        return prompt, max(wholes, default=prompt)
+    def _texts(self, row: MethodRow, inputs: str) -> tuple[str, dict[str, str]]:
+        """The prompt as the model is asked it, and what the answers are after it; raises
+        `FormatError`."""
+        names = [name for name in row.answers if name in TRAINED]
+        if row.is_plain:
+            prompt = row.prompt[0].text.removeprefix(self.start)
+            return prompt, {name: row.answers[name][0].text for name in names}
+        if self.plain is not None:
+            prompt = self.plain.write_prompt(row.prompt).text.removeprefix(self.start)
+            return prompt, _plain_answers(row, names)
+        prompt = self.encoder.prompt_written(row.prompt, inputs).text
+        answers = {}
+        for name in names:
+            whole = self._text_of(replace(row.conversation(name), inputs=inputs))
+            if not whole.startswith(prompt):
+                raise FormatError(
+                    "the template writes what stands before an answer differently when the model is"
+                    f" asked ({_where_unlike(prompt, whole)}), so an answer would be learnt where"
+                    " asking never puts it",
+                    "give data.chat_template one that writes both alike",
+                )
+            answers[name] = whole[len(prompt) :]
+        return prompt, answers
 
-    def _num_tokens(self, text: Any, adds_prompt: bool = False) -> int:
-        if isinstance(text, str):
-            return len(self.tokenizer(text)["input_ids"]) + (not adds_prompt)  # its end token
-        rendered = self.tokenizer.apply_chat_template(
-            text, tokenize=False, add_generation_prompt=adds_prompt
-        )
-        return len(self.tokenizer(rendered, add_special_tokens=False)["input_ids"])
+    def _accounted(self, row: MethodRow, inputs: str) -> tuple[MethodRow, dict[str, Account]]:
+        """A row with what becomes of the texts of each of its answers, or of its prompt alone.
+
+        Reasoning that the template would not let be learned is written in another form which it
+        does, if there is one, as `ConversationEncoder` does it.
+        """
+        if self.plain is not None or row.is_plain:
+            return row, {}
+        names = [name for name in row.answers if name in TRAINED]
+        if not names:
+            return row, {"prompt": self.encoder.prompt_account(row.prompt, inputs)}
+        accounts, written = {}, dict(row.answers)
+        for name in names:
+            conversation = replace(row.conversation(name), inputs=inputs)
+            accounts[name] = self._account(conversation)
+            if not any(one.kind == REASONING_KIND for one in accounts[name].unlearnable):
+                continue
+            for other in reasoning_forms(conversation, self._template(inputs).template):
+                answer = other.turns[len(row.prompt) :]
+                account = self._account(replace(conversation, turns=(*row.prompt, *answer)))
+                if not account.unlearnable:
+                    accounts[name], written[name] = account, answer
+                    break
+        return replace(row, answers=written), accounts
+
+    def _account(self, conversation: Conversation) -> Account:
+        return self.accounting.account(conversation, self._text_of(conversation))
+
+    def _text_of(self, conversation: Conversation) -> str:
+        return self._template(conversation.inputs).text_of(conversation)
+
+    def _template(self, inputs: str) -> TemplateFormat:
+        """The tokenizer's own, with which TRL writes."""
+        template = self.encoder.own_template_for(inputs)
+        assert template is not None
+        return template
+
+    def _ids(self, texts: list[str], is_text: bool = False) -> list[list[int]]:
+        """As TRL does it: a template has written the special tokens already."""
+        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=is_text, verbose=False)[
+            "input_ids"
+        ]
+        return ids
+
+    def _messages(self, row: MethodRow, inputs: str) -> TrlRow:
+        """What TRL gives the chat template."""
+        template = self._template(inputs)
+        columns: TrlRow = {"prompt": [template.message(turn) for turn in row.prompt]}
+        for name, turns in row.answers.items():
+            columns[name] = [template.message(turn) for turn in turns]
+        given: JsonObject = json.loads(row.inputs) if row.inputs else {}
+        reads = METHODS[self.method].reads & given.keys()
+        return columns | {n: json.dumps(given[n]) if n == TOOLS else given[n] for n in reads}
 
 
-def _as_messages(text: Text, role: str) -> list[JsonObject]:
-    return [{"role": role, "content": text}] if isinstance(text, str) else text
+def _plain_answers(row: MethodRow, names: Sequence[str]) -> dict[str, str]:
+    for name in names:
+        if len(row.answers[name]) != 1 or row.answers[name][0].calls_tools:
+            raise FormatError(
+                "an answer of several messages, or of calls of tools, needs a chat template",
+                "the model has none: give one with data.chat_template",
+            )
+    return {name: row.answers[name][0].text for name in names}
 
 
-def _system_of(prompt: Text) -> str:
-    """The system prompt that it begins with; "" where there is none."""
-    if isinstance(prompt, str) or not prompt or prompt[0]["role"] != "system":
-        return ""
-    return str(prompt[0]["content"])
+def _where_unlike(prompt: str, whole: str) -> str:
+    """Where a text stops being how another one begins."""
+    both = zip(prompt, whole, strict=False)
+    start = next((n for n, (a, b) in enumerate(both) if a != b), len(whole))
+    return f"{excerpt(prompt[start:], 40)!r} and not {excerpt(whole[start:], 40)!r}"
 
 
-def _as_question(text: Text) -> str:
-    """As the plain format of `temper train` writes it."""
-    messages = _as_messages(text, "user")
-    if any(message["role"] == "assistant" for message in messages):
-        raise ValueError(
-            "an answer before the prompt needs a chat template: set data.chat_template"
-        )
-    return "".join(f"{message['content']}\n" for message in messages)
+def _content(row: MethodRow) -> int | None:
+    """The number of its prompt with a good answer."""
+    name = next((name for name in GOOD_ANSWERS if name in row.answers), None)
+    if name is None or row.values.get("label") is False:
+        return None
+    return content_number(replace(row.conversation(name), num_given=0).pairs())
 
 
-def _as_answer(text: Text) -> str:
-    if isinstance(text, str):
-        return text
-    if len(text) != 1:
-        raise ValueError("an answer of several messages needs a chat template")
-    return str(text[0]["content"])
-
-
-def _bad(row: Row, reason: str, detail: str) -> BadRow:
+def _bad(row: Row, reason: str, detail: str, advice: str = "") -> BadRow:
     shown = excerpt(json.dumps(row.values, ensure_ascii=True, default=str))
-    return BadRow(row.source, row.line, reason, excerpt(detail), shown, row.offset)
+    place = (row.source, row.line)
+    return BadRow(*place, reason, detail, shown, row.offset, advice=advice)

@@ -1,45 +1,45 @@
-"""What rows mean to TRL's methods: pairs, judged answers, prompts; and how one of each becomes the
-columns that its trainer reads. Loads no torch.
+"""What rows mean to TRL's methods: pairs, judged answers, prompts. Loads no torch.
 
-| rows | columns of the data | columns for TRL |
+| rows | columns of the data | answers |
 | --- | --- | --- |
-| pairs | chosen, rejected; a prompt beside or inside both | prompt, chosen, rejected |
-| judged | pairs; or prompt, answer and a truth value | prompt, completion, label |
-| prompts | prompt and answer, or prompts alone | prompt, answer, what else is a plain value |
+| pairs | chosen, rejected; a prompt beside or inside both | chosen, rejected |
+| judged | pairs; or prompt, answer and a truth value | chosen, rejected; or completion |
+| prompts | prompt and answer, or prompts alone | answer, or none |
 
-Prompts and answers are texts or lists of messages; rows that do not fit become `BadRow`s.
+What a row asks is put together by `RowSchema.prompt_turns`, as everywhere else, so that a model
+meets the prompts that it was trained on before. Rows that do not fit become `BadRow`s.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any
 
 from infrastructure.config.sections.data_config import DataConfig
-from infrastructure.core.json_text import JsonObject
 from infrastructure.core.lookup import unknown_name
 from infrastructure.training.data.encoding.column_names import PREFERENCE_PAIRS
 from infrastructure.training.data.encoding.row_schema import (
     TEXT,
     RowSchema,
     ShapeError,
-    chat_turns,
     value_of,
 )
 from infrastructure.training.data.encoding.schema_detection import (
-    CHAT_COLUMNS,
-    PROMPT_NAMES,
     ShapeRequest,
     common_columns,
     matching,
+    recognise_question,
     recognise_shape,
     shown,
 )
 from infrastructure.training.data.readers.rows import (
     EMPTY,
-    MISSING_COLUMN,
     NO_PREFERENCE,
     NOT_SUPERVISED,
+    PICTURE,
+    TEXT_ROLE,
     WRONG_TYPE,
     BadRow,
     Conversation,
@@ -47,7 +47,6 @@ from infrastructure.training.data.readers.rows import (
     RowValues,
     Turn,
     excerpt,
-    kind_of,
 )
 from infrastructure.training.methods.method_table import METHODS, RowKind
 
@@ -57,10 +56,42 @@ RANKED_PAIRS = (  # of a better and a worse answer, in this order
     ("response_j", "response_k"),
 )
 LABEL_COLUMNS = ("label", "labels", "kto_tag", "preferred", "desirable", "is_good", "thumbs_up")
-WITHOUT_ANSWER = (PROMPT_NAMES, CHAT_COLUMNS)
+TRUTH_WORDS = {
+    **dict.fromkeys(("true", "1", "1.0", "yes", "good", "desirable"), True),
+    **dict.fromkeys(("false", "0", "0.0", "no", "bad", "undesirable"), False),
+}
+PICTURE_NAMES = ("image", "images")  # columns that TRL would show to the model
+NUM_VALUES_SHOWN = 3
 
-MethodRow = dict[str, Any]
-Text = str | list[JsonObject]  # a text, or messages of role and content
+
+@dataclass(frozen=True)
+class MethodRow:
+    """A row as it is understood.
+
+    Attributes:
+        prompt: the messages that ask; one of the role "text" where texts hold their prompt
+            themselves.
+        answers: messages by the name that TRL, or a reward, knows them by.
+        inputs: what else a chat template is given, as `Conversation.inputs`.
+        values: columns that TRL, or a reward, reads besides.
+    """
+
+    prompt: tuple[Turn, ...]
+    answers: Mapping[str, tuple[Turn, ...]] = field(default_factory=dict)
+    inputs: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+    source: str = ""
+    line: int = 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its texts are learnt as they stand."""
+        return self.prompt[0].role == TEXT_ROLE
+
+    def conversation(self, name: str) -> Conversation:
+        """The prompt with one of its answers, which alone is learnt."""
+        turns, place = (*self.prompt, *self.answers[name]), (self.source, self.line)
+        return Conversation(turns, "", "", *place, self.inputs, len(self.prompt))
 
 
 @dataclass(frozen=True)
@@ -71,7 +102,7 @@ class MethodShape:
         kind: what the rows of TRL are; JUDGED data that comes as pairs is PAIRS.
         reason: which columns were taken for what.
         used: those columns.
-        convert: the columns for TRL of one row; raises `ShapeError`.
+        convert: what one row means; raises `ShapeError`.
     """
 
     kind: RowKind
@@ -80,12 +111,18 @@ class MethodShape:
     convert: Callable[[RowValues], MethodRow]
 
     def row(self, row: Row) -> MethodRow | BadRow:
-        """The columns for TRL, or why the row cannot be used."""
+        """What a row means, or why it cannot be used."""
         try:
-            return self.convert(row.values)
+            understood = self.convert(row.values)
+            turns = (
+                turn for part in (understood.prompt, *understood.answers.values()) for turn in part
+            )
+            if any(turn.num_pictures for turn in turns):
+                raise ShapeError(PICTURE, "it shows a picture, and methods train on text here")
         except ShapeError as error:
             text = excerpt(json.dumps(row.values, ensure_ascii=True, default=str))
             return BadRow(row.source, row.line, error.reason, error.detail, text, row.offset)
+        return replace(understood, source=row.source, line=row.line)
 
 
 def recognise(rows: Sequence[Row], config: DataConfig, method: str) -> MethodShape:
@@ -128,7 +165,7 @@ def _pairs(
             " answers: call them chosen and rejected"
         )
     if pair is not None:
-        return _pair_shape(columns, config, *pair)
+        return _pair_shape(rows, config, *pair)
     for names in PREFERENCE_PAIRS:
         if len(two := matching(names, columns)) == len(names):
             raise ValueError(
@@ -148,50 +185,55 @@ def _pairs(
     )
 
 
-def _pair_shape(columns: list[str], config: DataConfig, chosen: str, rejected: str) -> MethodShape:
-    prompt = config.prompt_column
-    if prompt is None:
-        prompt = next(iter(matching((*PROMPT_NAMES, *CHAT_COLUMNS), columns)), None)
-    words = f"column {prompt!r} asks" if prompt else "what both begin with asks"
+def _pair_shape(rows: Sequence[Row], config: DataConfig, chosen: str, rejected: str) -> MethodShape:
+    schema = recognise_question(rows, _request(config), (chosen, rejected))
+    has_prompt = "prompt" in schema.columns
+    are_texts = all(isinstance(value_of(row.values, chosen), str) for row in rows)
+    if not has_prompt and are_texts and schema.columns:
+        named = ", ".join(map(repr, schema.columns.values()))
+        raise ValueError(
+            f"{chosen!r} and {rejected!r} are texts that hold their prompt themselves, and column"
+            f" {named} belongs before them, where nothing can be written: give a column prompt"
+        )
 
     def convert(values: RowValues) -> MethodRow:
-        better, worse = _answer(values, chosen), _answer(values, rejected)
+        better, worse = schema.answers(values, chosen), schema.answers(values, rejected)
         if better == worse:
             raise ShapeError(NO_PREFERENCE, f"{chosen!r} and {rejected!r} say the same")
-        if isinstance(better, str) != isinstance(worse, str):
-            raise ShapeError(
-                WRONG_TYPE, f"{chosen!r} is a text or messages, {rejected!r} the other"
-            )
-        if not isinstance(better, str) and not isinstance(worse, str):
-            return _pair_of_messages(values, prompt, better, worse)
-        if prompt is None:
-            return _split_texts(str(better), str(worse))
-        return {"prompt": _prompt(values, prompt), "chosen": better, "rejected": worse}
-
-    used = frozenset({chosen, rejected, *([prompt] if prompt else [])})
-    reason = f"{words}, {chosen!r} is better than {rejected!r}"
-    return MethodShape(RowKind.PAIRS, reason, used, convert)
-
-
-def _pair_of_messages(
-    values: RowValues, prompt: str | None, better: list[Turn], worse: list[Turn]
-) -> MethodRow:
-    """Messages that hold the prompt too, or answers alone beside it."""
-    num_shared = 0
-    for one, other in zip(better, worse, strict=False):
-        if one != other:
-            break
-        num_shared += 1
-    shared, better, worse = better[:num_shared], better[num_shared:], worse[num_shared:]
-    question: Text = _messages(shared)
-    if not shared:
-        if prompt is None:
+        if not has_prompt and all(isinstance(value_of(values, n), str) for n in (chosen, rejected)):
+            return _split_texts(better[0].text, worse[0].text)
+        together = zip(better, worse, strict=False)
+        shared = [turn for turn, _ in takewhile(lambda two: two[0] == two[1], together)]
+        if not shared and not has_prompt:
             raise ShapeError(NOT_SUPERVISED, "the two conversations share no prompt")
-        question = _prompt(values, prompt)
-    for turns in (better, worse):
-        if not turns or turns[0].role != "assistant" or not turns[0].text.strip():
-            raise ShapeError(NOT_SUPERVISED, "what differs does not begin with an answer")
-    return {"prompt": question, "chosen": _messages(better), "rejected": _messages(worse)}
+        prompt = _prompt_of(schema, values, shared)
+        answers = {"chosen": better[len(shared) :], "rejected": worse[len(shared) :]}
+        for turns in answers.values():
+            if not turns or turns[0].role != "assistant" or not _has_content(turns[0]):
+                raise ShapeError(NOT_SUPERVISED, "what differs does not begin with an answer")
+        named = {name: tuple(turns) for name, turns in answers.items()}
+        return MethodRow(prompt, named, schema.inputs(values))
+
+    words = schema.reason if has_prompt else f"what both begin with asks{schema.reason}"
+    reason = f"{words}, {chosen!r} is better than {rejected!r}"
+    return MethodShape(RowKind.PAIRS, reason, _used(schema) | {chosen, rejected}, convert)
+
+
+def _prompt_of(
+    schema: RowSchema, values: RowValues, messages: Sequence[Turn] = ()
+) -> tuple[Turn, ...]:
+    """The messages that ask; of a whole conversation in the prompt's column those before its
+    answer."""
+    turns = schema.prompt_turns(values, messages)
+    while not messages and turns and turns[-1].role == "assistant":
+        turns.pop()
+    if not any(turn.role != "system" for turn in turns):
+        raise ShapeError(EMPTY, f"column {schema.columns['prompt']!r} asks nothing")
+    return tuple(turns)
+
+
+def _has_content(answer: Turn) -> bool:
+    return bool(answer.text.strip()) or answer.calls_tools
 
 
 def _split_texts(better: str, worse: str) -> MethodRow:
@@ -206,33 +248,48 @@ def _split_texts(better: str, worse: str) -> MethodRow:
     rest = {"chosen": better[len(prompt) :], "rejected": worse[len(prompt) :]}
     if not all(text.strip() for text in rest.values()):
         raise ShapeError(EMPTY, "one of the two texts is the other's beginning")
-    return {"prompt": prompt, **rest, "is_plain": True}
+    answers = {name: (Turn(TEXT_ROLE, text),) for name, text in rest.items()}
+    return MethodRow((Turn(TEXT_ROLE, prompt),), answers)
 
 
 def _labels(rows: Sequence[Row], columns: list[str]) -> list[str]:
-    """Columns that are true or false (or 1 and 0) and named as a judgement."""
+    """Columns that are true or false (or 1 and 0) in most rows, and named as a judgement."""
     names = matching(LABEL_COLUMNS, columns)
-    return [n for n in names if all(_truth(row.values.get(n)) is not None for row in rows)]
+    return [n for n in names if 2 * sum(_is_label(row, n) for row in rows) >= len(rows)]
+
+
+def _is_label(row: Row, column: str) -> bool:
+    return _truth(row.values.get(column)) is not None
 
 
 def _truth(value: object) -> bool | None:
-    if isinstance(value, bool):
-        return value
-    words = {"true": True, "false": False, "1": True, "0": False}
-    return words.get(str(value).strip().lower())
+    return TRUTH_WORDS.get(str(value).strip().lower())
+
+
+def _no_label(rows: Sequence[Row], columns: list[str]) -> ValueError:
+    """Why there is nothing that says which answers are good."""
+    learns = "training.method = kto learns from answers that are good or bad, and"
+    for name in matching(LABEL_COLUMNS, columns):
+        held = Counter(repr(row.values.get(name)) for row in rows)
+        some = ", ".join(excerpt(value, 24) for value, _ in held.most_common(NUM_VALUES_SHOWN))
+        return ValueError(
+            f"{learns} column {name!r} holds other values ({some}): write true for the good ones"
+            " and false for the bad ones"
+        )
+    return ValueError(
+        f"{learns} there is no column label with true and false (there are: {shown(columns)}), nor"
+        " chosen and rejected"
+    )
 
 
 def _judged(
     rows: Sequence[Row], columns: list[str], config: DataConfig, pair: tuple[str, str] | None
 ) -> MethodShape:
     if pair is not None and config.answer_column is None:
-        return _pair_shape(columns, config, *pair)
+        return _pair_shape(rows, config, *pair)
     labels = _labels(rows, columns)
     if not labels:
-        raise ValueError(
-            "training.method = kto learns from answers that are good or bad, and there is no column"
-            f" label with true and false (there are: {shown(columns)}), nor chosen and rejected"
-        )
+        raise _no_label(rows, columns)
     label = labels[0]
     without = [_without(row, label) for row in rows]
     schema = recognise_shape(without, _request(config))
@@ -242,9 +299,7 @@ def _judged(
         judged = _truth(values.get(label))
         if judged is None:
             raise ShapeError(WRONG_TYPE, f"column {label!r} is neither true nor false")
-        row = inner(values)
-        answer = row.pop("answer_messages")
-        return {"prompt": row["prompt"], "completion": answer, "label": judged}
+        return inner(values, "completion", {"label": judged})
 
     reason = f"{schema.reason}, column {label!r} says whether it is good"
     return MethodShape(RowKind.JUDGED, reason, _used(schema) | {label}, convert)
@@ -256,43 +311,37 @@ def _without(row: Row, column: str) -> Row:
 
 
 def _request(config: DataConfig) -> ShapeRequest:
-    return ShapeRequest(prompt_column=config.prompt_column, answer_column=config.answer_column)
+    return ShapeRequest(
+        prompt_column=config.prompt_column,
+        answer_column=config.answer_column,
+        context_column=config.context_column,
+    )
 
 
 def _used(schema: RowSchema) -> frozenset[str]:
     return frozenset(name for name in schema.used if name is not None)
 
 
-def _of_conversation(schema: RowSchema, what: str) -> Callable[[RowValues], MethodRow]:
-    """Rows of any shape that `temper train` knows, as a prompt and an answer."""
+def _of_conversation(
+    schema: RowSchema, what: str
+) -> Callable[[RowValues, str, dict[str, Any]], MethodRow]:
+    """Rows of any shape that `temper train` knows, as a prompt and an answer of some name."""
     if schema.name == TEXT:
         raise ValueError(
             f"{what} answers prompts, and {schema.reason}: name the columns with data.prompt_column"
             " and data.answer_column"
         )
-    is_chat = "chat" in schema.columns
 
-    def convert(values: RowValues) -> MethodRow:
-        conversation = schema.convert(Row(values, "", 0))
-        if isinstance(conversation, BadRow):
-            raise ShapeError(conversation.reason, conversation.detail)
+    def convert(values: RowValues, name: str, others: dict[str, Any]) -> MethodRow:
+        conversation = schema.conversation(Row(values, "", 0))
         if not conversation.prompt:
             raise ShapeError(EMPTY, "nothing is asked before the answer")
-        plain = not is_chat and len(conversation.prompt) == 1 and not conversation.inputs
-        answer = conversation.answer
-        if not answer.text.strip():
+        if not _has_content(conversation.answer):
             raise ShapeError(EMPTY, "the answer says nothing")
-        return {
-            "prompt": conversation.prompt[0].text if plain else _prompt_messages(conversation),
-            "answer": answer.text,
-            "answer_messages": answer.text if plain else [answer.message()],
-        }
+        answers = {name: (conversation.answer,)}
+        return MethodRow(conversation.prompt, answers, conversation.inputs, others)
 
     return convert
-
-
-def _prompt_messages(conversation: Conversation) -> list[JsonObject]:
-    return _messages(conversation.prompt)
 
 
 def _prompts(
@@ -310,84 +359,49 @@ def _prompts(
         )
     schema = _with_answers(rows, config)
     if schema is None:
-        alone = _prompt_alone(columns, config)
-        if alone is None:
-            raise ValueError(
-                f"training.method = {method} answers prompts, and no column of prompts is known"
-                f" (there are: {shown(columns)}): name it with data.prompt_column"
-            )
-        return alone
+        return _prompts_alone(rows, columns, config, method)
     inner = _of_conversation(schema, f"training.method = {method}")
 
     def convert(values: RowValues) -> MethodRow:
-        row = inner(values)
-        return {**_plain_values(values), "prompt": row["prompt"], "answer": row["answer"]}
+        return inner(values, "answer", _for_rewards(values))
 
     return MethodShape(RowKind.PROMPTS, schema.reason, _used(schema), convert)
 
 
 def _with_answers(rows: Sequence[Row], config: DataConfig) -> RowSchema | None:
-    """The shape of prompts with answers; None: they are of none."""
+    """The shape of prompts with answers; None: they are of none, or none of them is answered."""
     try:
         schema = recognise_shape(rows, _request(config))
     except ValueError:
         return None
-    return schema if schema.name != TEXT else None
+    has_answers = any(isinstance(schema.convert(row), Conversation) for row in rows)
+    return schema if schema.name != TEXT and has_answers else None
 
 
-def _prompt_alone(columns: list[str], config: DataConfig) -> MethodShape | None:
-    if config.answer_column is not None:
-        return None
-    prompt = config.prompt_column
-    if prompt is None:
-        prompt = next(iter(matching((*PROMPT_NAMES, *CHAT_COLUMNS), columns)), None)
-    if prompt is None:
-        return None
-    name = prompt
+def _prompts_alone(
+    rows: Sequence[Row], columns: list[str], config: DataConfig, method: str
+) -> MethodShape:
+    schema = recognise_question(rows, _request(config))
+    if "prompt" not in schema.columns or config.answer_column is not None:
+        raise ValueError(
+            f"training.method = {method} answers prompts, and no column of prompts is known"
+            f" (there are: {shown(columns)}): name it with data.prompt_column"
+        )
 
     def convert(values: RowValues) -> MethodRow:
-        return {**_plain_values(values), "prompt": _prompt(values, name)}
+        return MethodRow(
+            _prompt_of(schema, values), {}, schema.inputs(values), _for_rewards(values)
+        )
 
-    reason = f"column {name!r} asks, and no column answers"
-    return MethodShape(RowKind.PROMPTS, reason, frozenset({name}), convert)
-
-
-def _plain_values(values: Mapping[str, object]) -> MethodRow:
-    """What a reward function may read besides: columns of texts and numbers."""
-    kinds = (str, int, float, bool)
-    return {name: value for name, value in values.items() if isinstance(value, kinds)}
+    reason = f"{schema.reason}, and no column answers"
+    return MethodShape(RowKind.PROMPTS, reason, _used(schema), convert)
 
 
-def _messages(turns: Sequence[Turn]) -> list[JsonObject]:
-    return [turn.message() for turn in turns]
-
-
-def _prompt(values: RowValues, column: str) -> Text:
-    """A prompt that is a text, or messages of which the last is no answer."""
-    value = value_of(values, column)
-    if isinstance(value, list):
-        turns = chat_turns(value, column)
-        while turns and turns[-1].role == "assistant":
-            turns.pop()
-        if not turns:
-            raise ShapeError(EMPTY, f"column {column!r} asks nothing")
-        return _messages(turns)
-    return _text(value, column)
-
-
-def _answer(values: RowValues, column: str) -> str | list[Turn]:
-    """An answer that is a text, a message or messages."""
-    value = value_of(values, column)
-    if isinstance(value, Mapping):
-        value = [dict(value)]
-    return chat_turns(value, column) if isinstance(value, list) else _text(value, column)
-
-
-def _text(value: object, column: str) -> str:
-    if value is None:
-        raise ShapeError(MISSING_COLUMN, f"no column {column!r}")
-    if not isinstance(value, str):
-        raise ShapeError(WRONG_TYPE, f"column {column!r} is {kind_of(value)}, not text")
-    if not value.strip():
-        raise ShapeError(EMPTY, f"column {column!r} is empty")
-    return value
+def _for_rewards(values: Mapping[str, object]) -> dict[str, Any]:
+    """What a reward function may read besides: columns of what JSON can hold."""
+    kinds = (str, int, float, bool, list, dict)
+    return {
+        name: value
+        for name, value in values.items()
+        if isinstance(value, kinds) and name not in PICTURE_NAMES
+    }

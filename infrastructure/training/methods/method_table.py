@@ -40,6 +40,7 @@ class Method:
             counts.
         rows: what it learns from.
         head: the auto class of transformers that its model is of.
+        reads: what a row may give the chat template beside its messages.
     """
 
     title: str
@@ -47,6 +48,7 @@ class Method:
     modules: tuple[tuple[str, str], ...]
     rows: RowKind
     head: str = "AutoModelForCausalLM"
+    reads: frozenset[str] = frozenset()
 
 
 def _stable(name: str) -> tuple[str, str]:
@@ -57,11 +59,15 @@ def _experimental(name: str) -> tuple[str, str]:
     return f"trl.experimental.{name}", f"experimental/{name}/{name}"
 
 
+TOOLS, OPTIONS = "tools", "chat_template_kwargs"
+BOTH = frozenset({TOOLS, OPTIONS})
 METHODS = {
-    "dpo": Method("DPO", "DPO", (_stable("dpo"),), RowKind.PAIRS),
+    "dpo": Method("DPO", "DPO", (_stable("dpo"),), RowKind.PAIRS, reads=BOTH),
     # 0.29.1 has a shell of it in trl that warns, 1.14.2 one in trl.experimental without this file
-    "kto": Method("KTO", "KTO", (_experimental("kto"), _stable("kto")), RowKind.JUDGED),
-    "orpo": Method("ORPO", "ORPO", (_experimental("orpo"),), RowKind.PAIRS),
+    "kto": Method("KTO", "KTO", (_experimental("kto"), _stable("kto")), RowKind.JUDGED, reads=BOTH),
+    "orpo": Method(
+        "ORPO", "ORPO", (_experimental("orpo"),), RowKind.PAIRS, reads=frozenset({OPTIONS})
+    ),
     "grpo": Method("GRPO", "GRPO", (_stable("grpo"),), RowKind.PROMPTS),
     "rloo": Method("RLOO", "RLOO", (_stable("rloo"),), RowKind.PROMPTS),
     "reward": Method(
@@ -70,6 +76,7 @@ METHODS = {
         (_stable("reward"),),
         RowKind.PAIRS,
         "AutoModelForSequenceClassification",
+        BOTH,
     ),
     "distillation": Method(
         "distillation", "Distillation", (_stable("distillation"),), RowKind.PROMPTS

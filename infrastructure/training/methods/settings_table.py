@@ -85,15 +85,16 @@ SETTINGS: dict[str, Treatment] = {
     **dict.fromkeys(
         (
             *("data.path", "data.eval_path", "data.format", "data.encoding", "data.prompt_column"),
-            *("data.answer_column", "data.max_length", "data.validation_split"),
+            *("data.answer_column", "data.context_column", "data.max_length"),
+            "data.validation_split",
             *("data.max_bad_rows_percent", "data.accept_small_data", "data.chat_template"),
         ),
         _DATA,
     ),
     "data.shape": _refused("the columns tell what the rows are"),
-    "data.context_column": _refused("write the context into the prompt"),
     "data.text_column": _refused("rows are answers to prompts here, no texts"),
     "data.image_column": _refused("methods train on text here"),
+    "data.image_background": _refused("methods train on text here"),
     "data.task_column": _refused(_OWN_LOOP),
     "data.over_length": Treatment(
         Use.DATA, "TRL cuts the ends of longer rows", ("keep_start", "quarantine")

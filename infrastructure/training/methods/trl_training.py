@@ -1,5 +1,6 @@
 """A trainer of TRL, made from a configuration and its rows; nothing is trained here."""
 
+import json
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from infrastructure.training.core.precision import choose_device
 from infrastructure.training.core.product_choice import ProductChoice, measured_choice
 from infrastructure.training.data.preparation.plan import read_chat_template, template_notes
 from infrastructure.training.methods.held_out_means import weigh_pairs
-from infrastructure.training.methods.method_data import MethodData, MethodRow, read_data
+from infrastructure.training.methods.method_data import MethodData, TrlRow, read_data
 from infrastructure.training.methods.method_table import RowKind, TrlMethod, installed_method
 from infrastructure.training.methods.rewards import reward_functions, try_rewards
 from infrastructure.training.methods.trainer_arguments import (
@@ -301,8 +302,28 @@ class TrlTraining:
             f" {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'fp32'} on {self.device}"
         )
 
-    def _dataset(self, datasets: Any, rows: list[MethodRow]) -> Any:
-        return datasets.Dataset.from_list(rows) if rows else None
+    def _dataset(self, datasets: Any, rows: list[TrlRow]) -> Any:
+        """The rows as a table that gives each of them back as it is: a table of one structure adds
+        keys with nothing in them to messages, calls of tools and options, which a chat template
+        takes for something.
+
+        Raises:
+            ValueError: the installed datasets has no table that does.
+        """
+        if not rows:
+            return None
+        spelt = [_spelt(row) for row in rows]
+        for more in ({}, {"on_mixed_types": "use_json"}):
+            try:
+                table = datasets.Dataset.from_list(rows, **more)
+            except (TypeError, ValueError, ArithmeticError):  # pyarrow's are of these classes
+                continue
+            if all(_spelt(row) == one for row, one in zip(table, spelt, strict=True)):
+                return table
+        raise ValueError(
+            "the rows differ in what their messages, tools or options hold, and the installed"
+            f" datasets {version('datasets')} would add empty ones: pip install 'datasets>=4.7'"
+        )
 
     def _loading(self) -> dict[str, object]:
         """How transformers loads the model, and the reference, for TRL."""
@@ -351,6 +372,10 @@ class TrlTraining:
         return peft.LoraConfig(
             task_type="SEQ_CLS" if has_head else "CAUSAL_LM", **self.lora_arguments
         )
+
+
+def _spelt(row: TrlRow) -> str:
+    return json.dumps(row, sort_keys=True, default=str)
 
 
 def _draw_nothing(trainer: Any) -> None:

@@ -97,7 +97,7 @@ class DialogueModelAdapter(StandardModelAdapter):
         try:
             return self.encoder.prompt_ids(whole.turns[:-1], whole.inputs)
         except FormatError as error:
-            raise ValueError(f"{IN_PYTHON}: {error}") from error
+            raise ValueError(f"{IN_PYTHON}: {error.sentence}") from error
 
     @cached_property
     def encoder(self) -> ConversationEncoder:
@@ -211,7 +211,7 @@ class DialogueModelAdapter(StandardModelAdapter):
                 return
         if first_error is not None:
             one, reason = first_error
-            raise ValueError(_none_of(conversations, one, str(reason))) from reason
+            raise ValueError(_none_of(conversations, one, reason.sentence)) from reason
 
     def _encoder_of(self, tokenizer: Any) -> ConversationEncoder:
         data = self.data_config

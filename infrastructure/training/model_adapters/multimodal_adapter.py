@@ -76,6 +76,7 @@ class MultimodalModelAdapter(StandardModelAdapter):
             processor,
             self.model_config.name,
             has_text_template=self.training_config.enables(MULTIMODAL),
+            background=self.data_config.image_background,
         )
 
     @property

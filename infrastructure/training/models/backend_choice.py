@@ -15,6 +15,7 @@ import torch
 from infrastructure.config.auto import attention_for, trains_from_scratch
 from infrastructure.config.sections.model_config import ModelConfig, variants_of
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.error_place import named
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.optional import PIP_LINES, is_installed
@@ -150,6 +151,5 @@ def _not_importable(model_config: ModelConfig, cache_directory: Path | None) -> 
     try:
         prepare_backend(model_config.model_copy(update={"backend": "unsloth"}), cache_directory)
     except Exception as error:  # of any package that it imports
-        words = " ".join(str(error).split())[:LONGEST_REASON]
-        return f"it cannot be imported ({type(error).__name__}: {words})"
+        return f"it cannot be imported ({named(error)[:LONGEST_REASON]})"
     return None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from infrastructure.core.error_place import named
 from infrastructure.training.models.model_inputs import (
     PROBE_ERRORS,
     attention_implementation,
@@ -117,7 +118,7 @@ def check_packing(
             rows = "packed rows with pictures"
             difference, leak = map(max, (difference, leak), with_pictures(model))
     except PROBE_ERRORS as error:
-        reason = f"{name} cannot read {rows} ({type(error).__name__}: {error})"
+        reason = f"{name} cannot read {rows} ({named(error)})"
         return PackingCheck(False, float("inf"), float("inf"), attention, reason)
     if _keeps_apart(difference, leak, dtype):
         return PackingCheck(True, difference, leak, attention, f"{name} isolates {rows}")

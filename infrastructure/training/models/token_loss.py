@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from infrastructure.core.error_place import named
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.models.chunked_loss import head_loss, loss_sum
 from infrastructure.training.models.last_mlp import last_mlp, mlp_at
@@ -277,7 +278,7 @@ def choose_method(model: torch.nn.Module) -> tuple[str, str]:
                 reason = why_not(method, model, arguments)
                 actual = expected if reason else within_forward(model, compute, *given)
             except PROBE_ERRORS as error:
-                reason = f"{type(error).__name__}: {error}"
+                reason = named(error)
             if not reason and relative_difference(actual, expected) > tolerance(
                 compute_dtype(model)
             ):

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from infrastructure.config.sections.quantum_config import SAMPLER, QuantumConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.error_place import named
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.quantum.quantum_step import (
     Solution,
@@ -131,7 +132,7 @@ class SolverSession:
             "num_asked": self.num_steps,
             "asked_step": self.last_step,
             "asked_phase": self.last_phase,
-            "untold": dict(self.unlogged),
+            "undetermined": dict(self.unlogged),
             "is_waiting": self.waiting is not None,
         }
 
@@ -144,7 +145,7 @@ class SolverSession:
         self.num_steps = saved["num_asked"]
         self.last_step = None if saved["is_waiting"] else saved["asked_step"]
         self.last_phase = saved["asked_phase"]
-        self.unlogged = dict(saved["untold"])
+        self.unlogged = dict(saved["undetermined"])
 
     def run(self, state: TrainingState, decide: Callable[[], None]) -> None:
         """Do one quantum step; whatever goes wrong, the training goes on as it was.
@@ -300,7 +301,7 @@ class SolverSession:
         self._report({**self._record(state), "outcome": SKIPPED, "why": self._complete(why)})
 
     def _has_failed(self, state: TrainingState, error: Exception) -> None:
-        why = clipped(f"{type(error).__name__}: {error}")
+        why = clipped(named(error))
         record_recovery(state, RecoveryKind.QUANTUM_STEP, "the training goes on as it was", why)
         state.must_save = True
         self._report({**self._record(state), "outcome": FAILED, "why": self._complete(why)})

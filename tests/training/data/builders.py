@@ -1,6 +1,7 @@
 """Real tokenizers trained on a few sentences, and data files, for the tests of the data part."""
 
 import json
+import string
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -63,7 +64,10 @@ def _metaspace_json() -> str:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
     trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False
+        vocab_size=300,
+        special_tokens=["<unk>", "<s>", "</s>"],
+        initial_alphabet=[*string.printable, *"äßé你"],
+        show_progress=False,
     )
     tokenizer.train_from_iterator(SENTENCES * 3, trainer)
     tokenizer.post_processor = processors.TemplateProcessing(

@@ -1169,9 +1169,9 @@ FOLDERS = [
         "table with a readme",
         "a Hub data set, cloned",
         "cloned/",
-        {"README.md": b"# Read me\n", "data/train.csv": CSV.encode()},
+        {"README.md": b"# Read me\n", "data/train.csv": CSV.encode(), "notes.txt": b"x"},
         QA_GIVES,
-        "1 other file left out",
+        "notes.txt is left out",
     ),
     Shape(
         "splits in a folder",
@@ -1179,8 +1179,7 @@ FOLDERS = [
         "splits/",
         {"train.jsonl": lines(QA), "test.jsonl": lines(QA)},
         QA_GIVES,
-        "set data.eval_path",
-        num_rows=4,
+        "column 'question' asks",
     ),
     Shape(
         "pictures",

@@ -406,7 +406,7 @@ def test_the_first_examples_are_trained_on_and_differ(
     rows = pairs(40)
     data = write_jsonl(tmp_path / "rows.jsonl", [rows[0], *rows])  # the first one twice
     prepared = pipeline(data, cache, **MODES[mode])
-    shown = [tuple(example.input_ids) for example in first_examples(prepared, 3)]
+    shown = [tuple(one.example.input_ids) for one in first_examples(prepared, 3)]
     assert len({*shown}) == 3
     trained = [tuple(e.input_ids) for batch in prepared.train_batches(0, 0, 8) for e in batch]
     assert {*shown} <= {*trained}

@@ -89,20 +89,31 @@ def test_what_is_not_used_is_named_once_with_what_to_do(tmp_path: Path) -> None:
 
 @needs_templates
 def test_fields_of_messages_that_the_template_does_not_read_are_named(tmp_path: Path) -> None:
-    answer = {**ANSWER, "reasoning_content": "easy", "mood": "good"}
-    rows = [{"messages": [question(n), answer], "tools": [{"name": "f"}]} for n in range(20)]
+    thought = {**ANSWER, "reasoning_content": "easy", "mood": "good", "weight": 0}
+    rows = [
+        {"messages": [question(n), thought, question(n), ANSWER], "tools": [{"name": "f"}]}
+        for n in range(20)
+    ]
     tokenizer = byte_level_tokenizer(DEFAULT_SYSTEM)
-    lines = prepared(rows, tmp_path, tokenizer).prepare().lines(is_verbose=False)
-    (fields,) = [line for line in lines if line.startswith("not used: ")]
-    for name in ("reasoning_content", "mood", "tools"):
-        assert name in fields
-    assert "the chat template does not read that" in fields
-    plain = prepared(rows, tmp_path / "plain", byte_level_tokenizer()).prepare().lines()
-    assert any("the tokenizer has none" in line for line in plain)
+    for folder, one in (("template", tokenizer), ("plain", byte_level_tokenizer())):
+        data = prepared(rows, tmp_path / folder, one)
+        lines = data.prepare().lines(is_verbose=False)
+        (fields,) = [line for line in lines if line.startswith("not used: ")]
+        assert fields.startswith("not used: mood (")
+        assert {one["kind"]: one["rows"] for one in data.report.left_out} == {
+            "reasoning": 20,
+            "tool": 20,
+        }
+        (first, second) = [line for line in lines if "rows.jsonl:1" in line]
+        is_plain = folder == "plain"
+        assert (
+            ("the tokenizer has none" in first) == ("the tokenizer has none" in second) == is_plain
+        )
     reads = tokenizer_for(training_templates()["qwen3"])
-    lines = prepared(rows, tmp_path / "qwen3", reads).prepare().lines()
-    (line,) = [line for line in lines if "not used" in line]
+    data = prepared(rows, tmp_path / "qwen3", reads)
+    (line,) = [line for line in data.prepare().lines() if "not used" in line]
     assert line.startswith("not used: mood (")
+    assert data.report.left_out == []
 
 
 @needs_templates
@@ -117,7 +128,7 @@ def test_a_call_that_the_template_leaves_out_is_refused_though_its_name_is_spell
         ANSWER,
     ]
     data = prepared([{"messages": talk}] * 20, tmp_path, byte_level_tokenizer(DEFAULT_SYSTEM))
-    with pytest.raises(ValueError, match=r"chat template .*message 2 calls tools"):
+    with pytest.raises(ValueError, match=r"message 2 \('capital'\) would not be learned"):
         data.prepare()
 
 

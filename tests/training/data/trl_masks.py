@@ -37,7 +37,7 @@ from transformers import PreTrainedTokenizerFast
 from infrastructure.training.data.encoding.chat_format import TEMPLATE_DATE
 from infrastructure.training.data.encoding.schema_detection import ShapeRequest, recognise_shape
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
-from infrastructure.training.data.readers.rows import BadRow, Row
+from infrastructure.training.data.readers.rows import LEFT_OUT, BadRow, Row
 from infrastructure.training.data.store.examples import TokenizedExample
 from tests.training.data.builders import SENTENCES
 
@@ -91,6 +91,12 @@ def training_templates() -> dict[str, str]:
     it keeps them otherwise, as Colab's 0.29.1 does."""
     files = sorted(_templates_folder().glob("*_training.jinja"))
     return {file.name.removesuffix("_training.jinja"): file.read_text("utf-8") for file in files}
+
+
+def all_templates() -> dict[str, str]:
+    """Every template that the installed TRL ships, by the name of its file."""
+    files = sorted(_templates_folder().glob("*.jinja"))
+    return {file.stem: file.read_text("utf-8") for file in files}
 
 
 def model_template(family: str) -> str:
@@ -405,6 +411,8 @@ SPACE = "white space beside an answer"  # what follows its end, or is one token 
 HEADER = "what the generation prompt writes"
 TAIL = "messages after the last answer are left out"  # nothing of them is learnt
 REASONS = (SPACE, HEADER, TAIL)
+LEAVES_OUT = "leaves out what is to be learned"
+REWRITTEN = "reasoning in the other form"
 
 
 def reasons_of(
@@ -466,8 +474,9 @@ class Comparison:
     """What was found for one template.
 
     Attributes:
-        counts: by outcome; "leaves tool calls out" are rows that TRL trains on without the tool
-            calls that they hold, because the template does not write them: Temper refuses them.
+        counts: by outcome; LEAVES_OUT are rows that TRL trains on without some of the calls or
+            the reasoning of their answers, because the template does not write them: Temper
+            refuses them, or (REWRITTEN) writes the reasoning in the form that the template reads.
         different: in words, each that should not be.
         same: the conversations that both learn alike, with what TRL learns.
     """
@@ -502,6 +511,18 @@ def compare(
         if model and isinstance(wanted, Learnt) and isinstance(ours, Learnt) and wanted != ours:
             reasons = reasons_of(tokenizer, wanted, ours, case.options)
             outcome = "; ".join(reasons) or outcome
+        if outcome == "DIFFERENT":
+            others = [by_transformers(reference, other) for other in _forms(case)]
+            is_other = any(
+                one == ours
+                or (
+                    isinstance(one, Learnt)
+                    and isinstance(ours, Learnt)
+                    and reasons_of(tokenizer, one, ours, case.options)
+                )
+                for one in others
+            )
+            outcome = REWRITTEN if is_other else outcome
         found.counts[outcome] += 1
         if outcome == "same" and isinstance(wanted, Learnt):
             found.same.append((case, wanted))
@@ -526,12 +547,25 @@ def compare_with_trainer(
                 found.different.append(f"{family}, {kind}: the trainer: {shown}")
 
 
+def _forms(case: Case) -> Iterator[Case]:
+    """The case with the reasoning of its answers in another field, or in tags."""
+    for name in ("reasoning_content", "reasoning", "thinking", None):
+        messages = copy.deepcopy(case.messages)
+        for message in messages:
+            thought = message.pop("thinking", message.pop("reasoning_content", None))
+            if thought is not None and name:
+                message[name] = thought.strip()
+            elif thought is not None:
+                text = f"<think>\n{thought.strip()}\n</think>\n\n{message['content'].lstrip()}"
+                message["content"] = text
+        yield replace(case, messages=messages)
+
+
 def _outcome(wanted: Learnt | Exception, ours: Learnt | str) -> str:
     if isinstance(wanted, Exception):
         return "both refuse" if isinstance(ours, str) else "REFUSED BY TRL ALONE"
     if isinstance(ours, str):
-        leaves_out = "calls tools, and the template does not write" in ours
-        alone = "leaves tool calls out" if leaves_out else "REFUSED BY TEMPER ALONE"
+        alone = LEAVES_OUT if f": {LEFT_OUT} (" in ours else "REFUSED BY TEMPER ALONE"
         return alone if any(wanted.mask) else "nothing to learn"
     return "same" if wanted == ours else "DIFFERENT"
 

@@ -16,8 +16,11 @@ import importlib.metadata
 import json
 import re
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from infrastructure.core.json_text import JsonObject
@@ -64,6 +67,11 @@ class FormatError(Exception):
         super().__init__(text)
         self.advice = advice
 
+    @property
+    def sentence(self) -> str:
+        """What is wrong, and what to do."""
+        return f"{self}: {self.advice}" if self.advice else str(self)
+
 
 class HistoryError(FormatError):
     """The chat template writes earlier messages otherwise once the conversation goes on."""
@@ -98,6 +106,9 @@ class ChatFormat(Protocol):
     def write(self, conversation: Conversation) -> Written:
         """The conversation as text with its answers marked; raises `FormatError`."""
 
+    def text_of(self, conversation: Conversation) -> str:
+        """The text alone, in one writing; raises `FormatError`."""
+
     def write_prompt(self, turns: Sequence[Turn], inputs: str = "") -> Written:
         """The text before an answer, as it stands at generation; raises `FormatError`."""
 
@@ -107,12 +118,14 @@ class PlainFormat:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.lead = leading_ids(tokenizer)
+        self.start = start_of_text(tokenizer)
         self.end = end_of_text(tokenizer)
 
     def write(self, conversation: Conversation) -> Written:
         if conversation.is_text:
-            text = conversation.turns[0].text + self.end
-            return Written(self.lead, text, ((0, len(text)),), (True,))
+            text = conversation.turns[0].text
+            text += "" if text.endswith(self.end) else self.end
+            return Written(self._lead(text), text, ((0, len(text)),), (True,))
         text, spans, is_learnt = "", [], []
         for index, turn in enumerate(conversation.taught):
             if turn.calls_tools:
@@ -127,12 +140,20 @@ class PlainFormat:
                 spans.append((start, len(text)))
                 is_learnt.append(conversation.is_learnt(index))
             text += "\n"
-        return Written(self.lead, text[:-1], tuple(spans), tuple(is_learnt))
+        return Written(self._lead(text), text[:-1], tuple(spans), tuple(is_learnt))
+
+    def text_of(self, conversation: Conversation) -> str:
+        return self.write(conversation).text
 
     def write_prompt(self, turns: Sequence[Turn], inputs: str = "") -> Written:
         ends = (self.end if turn.role == "assistant" else "" for turn in turns)
         texts = (turn.text + end + "\n" for turn, end in zip(turns, ends, strict=True))
-        return Written(self.lead, "".join(texts), (), ())
+        text = "".join(texts)
+        return Written(self._lead(text), text, (), ())
+
+    def _lead(self, text: str) -> tuple[int, ...]:
+        """What comes before a text: not what it begins with itself."""
+        return () if self.start and text.startswith(self.start) else self.lead
 
 
 class TemplateFormat:
@@ -173,7 +194,7 @@ class TemplateFormat:
     def write(self, conversation: Conversation) -> Written:
         if not self.marks_answers:
             return self._write_unmarked(conversation)
-        text, spans = self._render_whole(conversation, conversation.turns, mark=True)
+        text, spans = self._render(conversation.turns, conversation.inputs, mark=True)
         spans = [(start, end) for start, end in spans if end > start]
         answers = [i for i, turn in enumerate(conversation.turns) if turn.role == "assistant"]
         left_out = [i for i in answers if not conversation.is_learnt(i)]
@@ -188,9 +209,13 @@ class TemplateFormat:
         spans = [(start, self._with_own_end(text, end)) for start, end in spans]
         return Written((), text, tuple(spans), tuple(is_learnt), True, given)
 
+    def text_of(self, conversation: Conversation) -> str:
+        turns = conversation.turns if self.marks_answers else conversation.taught
+        return self._render(turns, conversation.inputs)[0]
+
     def _write_unmarked(self, conversation: Conversation) -> Written:
         turns, inputs = conversation.taught, conversation.inputs
-        text, _ = self._render_whole(conversation, turns)
+        text, _ = self._render(turns, inputs)
         spans, is_learnt = [], []
         for index, turn in enumerate(turns):
             is_prompt = index < conversation.num_given and turn.is_learnt
@@ -244,8 +269,7 @@ class TemplateFormat:
 
     def write_whole(self, conversation: Conversation) -> Written:
         """The conversation as one text of which everything is learnt; raises `FormatError`."""
-        turns = conversation.turns if self.marks_answers else conversation.taught
-        text, _ = self._render_whole(conversation, turns)
+        text = self.text_of(conversation)
         return Written((), text, ((0, len(text)),), (True,))
 
     def write_prompt(self, turns: Sequence[Turn], inputs: str = "") -> Written:
@@ -263,27 +287,6 @@ class TemplateFormat:
                 " it: give data.chat_template one that does not, or one with {% generation %}"
             )
         return len(prefix)
-
-    def _render_whole(
-        self, conversation: Conversation, turns: Sequence[Turn], mark: bool = False
-    ) -> tuple[str, list[tuple[int, int]]]:
-        """What the template writes of a row; raises `FormatError` where it would leave out a call
-        of a tool in silence. A call's name may stand in the row's text, too, so that a template
-        which does not so much as read calls is refused by that."""
-        calls = [
-            (number, call.get("function", call)["name"])
-            for number, turn in enumerate(conversation.turns, 1)
-            for call in turn.message().get("tool_calls") or ()
-        ]
-        is_read = not calls or self.reads("tool_calls")
-        text, marked = self._render(turns, conversation.inputs, mark=mark) if is_read else ("", [])
-        for number, name in calls:
-            if name not in text:
-                raise FormatError(
-                    f"message {number} calls tools, and the template does not write that: give"
-                    " data.chat_template one that does"
-                )
-        return text, marked
 
     def _spans_of(
         self, conversation: Conversation, index: int, text: str, spans: Sequence[tuple[int, int]]
@@ -374,7 +377,7 @@ class TemplateFormat:
         options = {**self.variables, **given.pop("chat_template_kwargs", {}), **given}
         try:
             rendered: Any = render_jinja_template(
-                conversations=[[self._message(turn) for turn in turns]],
+                conversations=[[self.message(turn) for turn in turns]],
                 chat_template=self.template,
                 return_assistant_tokens_mask=mark,
                 add_generation_prompt=prompts,
@@ -385,7 +388,8 @@ class TemplateFormat:
         (text,), marked = rendered
         return text, list(marked[0]) if mark else []
 
-    def _message(self, turn: Turn) -> JsonObject:
+    def message(self, turn: Turn) -> JsonObject:
+        """A message as this template takes it."""
         message = turn.message()
         if self.takes_parts and isinstance(message["content"], str):
             message["content"] = [{"type": "text", "text": message["content"]}]
@@ -407,8 +411,10 @@ def training_format(
     from jinja2.exceptions import TemplateError
     from trl.chat_template_utils import get_training_chat_template
 
+    one = copy(tokenizer)  # TRL looks at a template by itself, and some tokenizers have several
+    one.chat_template = own.template
     try:
-        template = get_training_chat_template(tokenizer)
+        template = get_training_chat_template(one)
     except (ValueError, TypeError, TemplateError):  # none for this family
         return own
     origin = f"TRL {importlib.metadata.version('trl')}"
@@ -448,18 +454,35 @@ def marks_without_token(template: str, tokenizer: "PreTrainedTokenizerBase") -> 
     return [mark for mark in dict.fromkeys(MARK.findall(template)) if mark not in known]
 
 
-def spelled_tags(tokenizer: "PreTrainedTokenizerBase") -> tuple[list[str], int]:
-    """The tags that the chat template writes around a question and its answer and that are no
-    tokens of this tokenizer, and about how many tokens more they take than if they were: what
-    stands beside them may be cut otherwise, too."""
-    try:
-        text = TemplateFormat(tokenizer).write_whole(Conversation((QUESTION, ANSWER))).text
-    except FormatError:
-        return [], 0  # it wants more than a question and an answer
+def spelled_tags(
+    template: TemplateFormat, tokenizer: "PreTrainedTokenizerBase"
+) -> tuple[list[str], int]:
+    """The tags that a chat template writes around a question and its answer and that are no tokens
+    of this tokenizer, and about how many tokens more they take than if they were: what stands
+    beside them may be cut otherwise, too."""
     known = tokenizer.get_vocab()
-    tags = [tag for tag in TAG.findall(text) if tag not in known]
+    tags = [tag for tag in tags_of(template) if tag not in known]
     pieces = [len(tokenizer(tag, add_special_tokens=False)["input_ids"]) for tag in tags]
     return list(dict.fromkeys(tags)), sum(pieces) - len(tags)
+
+
+def tags_of(template: TemplateFormat) -> list[str]:
+    """The tags that a chat template writes around a question and its answer."""
+    try:
+        return TAG.findall(template.text_of(Conversation((QUESTION, ANSWER))))
+    except FormatError:
+        return []  # it wants more than a question and an answer
+
+
+def shipped_templates() -> dict[str, Path]:
+    """The chat templates that come with TRL, by their names; without its variants that only mark
+    answers, which Temper finds by itself. Empty where TRL is not there, or ships none."""
+    package = find_spec("trl")
+    folders = package.submodule_search_locations if package else None
+    if not folders:
+        return {}
+    files = sorted(Path(folders[0], "chat_templates").glob("*.jinja"))
+    return {file.stem: file for file in files if not file.stem.endswith("_training")}
 
 
 def leading_ids(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
@@ -468,6 +491,12 @@ def leading_ids(tokenizer: "PreTrainedTokenizerBase") -> tuple[int, ...]:
     whole = tokenizer("a")["input_ids"]
     start = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
     return tuple(whole[:start])
+
+
+def start_of_text(tokenizer: "PreTrainedTokenizerBase") -> str:
+    """The BOS token as text, if the tokenizer puts it before every text; else ""."""
+    is_put = leading_ids(tokenizer) == (tokenizer.bos_token_id,)
+    return str(tokenizer.bos_token) if is_put else ""
 
 
 def end_of_text(tokenizer: "PreTrainedTokenizerBase") -> str:

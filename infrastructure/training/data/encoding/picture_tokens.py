@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from infrastructure.training.data.readers.pictures import PictureError, decode, read_picture
+from infrastructure.training.data.readers.pictures import (
+    RULE_VERSION,
+    WHITE,
+    PictureError,
+    decode,
+    read_picture,
+)
 from infrastructure.training.data.readers.rows import PictureSource
 from infrastructure.training.data.store.examples import Picture
 
@@ -31,14 +37,25 @@ class PictureTokens:
         processor: of transformers, for pictures and text.
         name: the model's, for sentences.
         has_text_template: the chat template is that of a text model, which may know no pictures.
+        background: the colour behind transparent pixels.
 
     Raises:
         ValueError: it does not say which token stands for a picture.
     """
 
-    def __init__(self, processor: Any, name: str, *, has_text_template: bool = False) -> None:
+    background = WHITE
+
+    def __init__(
+        self,
+        processor: Any,
+        name: str,
+        *,
+        has_text_template: bool = False,
+        background: str = WHITE,
+    ) -> None:
         self.processor = processor
         self.name = name
+        self.background = background
         self.has_text_template = has_text_template
         mark = getattr(processor, "image_token", None)
         if not isinstance(mark, str):
@@ -54,13 +71,14 @@ class PictureTokens:
     def settings(self) -> list[str]:
         """What decides the tokens of a picture, beside the tokenizer."""
         made_by = type(self.processor.image_processor).__name__
-        return [type(self.processor).__name__, made_by, self.processor.to_json_string()]
+        rule = [str(RULE_VERSION), self.background]
+        return [type(self.processor).__name__, made_by, self.processor.to_json_string(), *rule]
 
     def read(
         self, sources: Sequence[PictureSource], folder: Path
     ) -> tuple[list[Picture], list["Image"]]:
         """The pictures of a row and their pixels; raises `PictureError`."""
-        read = [read_picture(source, folder) for source in sources]
+        read = [read_picture(source, folder, self.background) for source in sources]
         return [picture for picture, _ in read], [image for _, image in read]
 
     def ids_of(self, image: "Image") -> list[int]:
@@ -158,7 +176,11 @@ class PictureTokens:
         Raises:
             DataError: one is not what it was when the data was prepared.
         """
-        return self.pixels_of([decode(picture.read()) for picture in pictures])
+        return self.pixels_of(self.images(pictures))
+
+    def images(self, pictures: Sequence[Picture]) -> list["Image"]:
+        """Some pictures decoded; raises what `pixels` does."""
+        return [decode(picture.read(), background=self.background) for picture in pictures]
 
     def pixels_of(self, images: Sequence["Image"]) -> dict[str, Any]:
         """The same of decoded pictures."""

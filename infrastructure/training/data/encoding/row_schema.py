@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from infrastructure.core.json_text import parse_json
+from infrastructure.training.data.encoding.python_repr import parse_python
 from infrastructure.training.data.readers.pictures import (
     SOURCE_KEYS,
     PictureError,
@@ -39,6 +40,7 @@ from infrastructure.training.data.readers.rows import (
     WRONG_TYPE,
     BadRow,
     Conversation,
+    Label,
     PictureSource,
     Row,
     RowValues,
@@ -56,10 +58,13 @@ PROMPT, QA, ALPACA, MESSAGES, SHAREGPT, TEXT = SHAPES = (
     "sharegpt",
     "text",
 )
-# What conversations are made of rows: rows that were prepared otherwise are prepared anew. 2: the
-# arguments of tool calls are objects, and tables add no keys to messages. 3: calls that a template
-# would leave out are refused though their names stand in the text.
-ROWS_VERSION = 3
+# What rows are read and what conversations are made of them: rows that were prepared otherwise are
+# prepared again. 2: the arguments of tool calls are objects, and tables add no keys to messages. 3:
+# calls that a template would leave out are refused though their names stand in the text. 4: a
+# context is written even if its letters occur in the question, and with a prompt of messages, too;
+# lines that a stray quote joins are no row, cells are what their types say, texts keep their white
+# space.
+ROWS_VERSION = 4
 LEARNT_KEYS = ("weight", "train")  # what of a message says whether it is trained on
 CHAT_KEYS = {MESSAGES: ("role", "content"), SHAREGPT: ("from", "value")}
 OTHER_ROLE_KEYS = ("author",)  # of messages that have neither "role" nor "from"
@@ -130,7 +135,7 @@ class RowSchema:
         """The same; raises `ShapeError` where the row does not fit."""
         turns, num_given = self._turns(row.values)
         pictures = self._pictures(row.values, turns)
-        inputs = self._inputs(row.values)
+        inputs = self.inputs(row.values)
         task, group = self._label(row, self.task_column), self._label(row, self.group_column)
         place = (row.source, row.line)
         return Conversation(tuple(turns), task, group, *place, inputs, num_given, pictures)
@@ -143,7 +148,8 @@ class RowSchema:
         """
         column = self.columns.get(PICTURES)
         listed = _listed_pictures(value_of(values, column), column) if column else []
-        own = [source for part in self._chat_columns() for source in _own_pictures(values, part)]
+        chats = self._chat_columns(values)
+        own = [source for part in chats for source in _own_pictures(values, part)]
         if listed and not own:
             turns[:] = map(_with_marked_parts, turns)
             own = [None] * sum(turn.num_pictures for turn in turns)
@@ -160,9 +166,11 @@ class RowSchema:
         given = iter(listed)
         return tuple(next(given) if source is None else source for source in own)
 
-    def _chat_columns(self) -> list[str]:
-        """The columns that may list messages."""
-        return [self.columns[part] for part in ("chat", "prompt", "answer") if part in self.columns]
+    def _chat_columns(self, values: RowValues) -> list[str]:
+        """The columns that list messages; a prompt that is a text is one, however it begins."""
+        pair = [self.columns[part] for part in ("prompt", "answer") if part in self.columns]
+        lists = [column for column in pair if isinstance(value_of(values, column), list)]
+        return [*([self.columns["chat"]] if "chat" in self.columns else []), *lists]
 
     @property
     def used(self) -> frozenset[str | None]:
@@ -184,30 +192,51 @@ class RowSchema:
             turns = _by_turns(chat, column) if BY_TURNS in self.columns else None
             turns = chat_turns(chat, column) if turns is None else turns
             return self._system(values, turns) + _with_answer(turns, column), 0
-        prompt, answer = self.columns["prompt"], self.columns["answer"]
-        if not isinstance(value_of(values, prompt), list):
-            return self._pair_turns(values), 0
-        before = chat_turns(
-            _present(values, prompt), prompt
-        )  # conversational prompt and completion
-        before = self._system(values, before) + before
-        after = _present(values, answer)
-        last = chat_turns(after, answer) if isinstance(after, list) else None
-        last = last or [Turn("assistant", _text(values, answer))]
-        return before + _with_answer(last, answer), len(before)
+        answer = self.columns["answer"]
+        before, after = self.prompt_turns(values), self.answers(values, answer)
+        if isinstance(value_of(values, self.columns["prompt"]), list):
+            return before + _with_answer(after, answer), len(before)
+        if after[0].role != "assistant":
+            raise ShapeError(NOT_SUPERVISED, f"column {answer!r} does not begin with an answer")
+        return [*before, *after], 0
 
-    def _pair_turns(self, values: RowValues) -> list[Turn]:
-        prompt, answer = self.columns["prompt"], self.columns["answer"]
+    def prompt_turns(self, values: RowValues, messages: Sequence[Turn] = ()) -> list[Turn]:
+        """The messages that a row asks with, whatever answers them: the one place where a prompt is
+        put together.
+
+        Args:
+            messages: the question, if another column holds it.
+
+        Raises:
+            ShapeError: the row asks nothing.
+        """
+        turns = [*_past_turns(values, self.columns.get(HISTORY))]
+        turns += messages or self._question(values)
         context = _optional_text(values, self.columns.get("context"))
-        question = _text(values, prompt)
-        question = with_context(question, context)
-        before = [*self._system(values, []), *_past_turns(values, self.columns.get(HISTORY))]
+        listed = _listed_choices(values, self.columns[CHOICES]) if CHOICES in self.columns else ""
+        if context or listed:
+            last = max((n for n, turn in enumerate(turns) if turn.role == "user"), default=None)
+            if last is None:
+                raise ShapeError(EMPTY, "no message asks what the other columns belong to")
+            turns[last] = _with_more_text(_with_more_text(turns[last], context), listed)
+        return self._system(values, turns) + turns
+
+    def _question(self, values: RowValues) -> list[Turn]:
+        prompt = self.columns["prompt"]
+        if isinstance(value_of(values, prompt), list):
+            return chat_turns(_present(values, prompt), prompt)
+        return [Turn("user", _text(values, prompt))]
+
+    def answers(self, values: RowValues, column: str) -> list[Turn]:
+        """What a column answers: a text, one of the choices, or messages; raises `ShapeError`."""
         if CHOICES in self.columns:
-            listed, right = _choice(values, self.columns[CHOICES], answer)
-            return [*before, Turn("user", f"{question}\n\n{listed}"), Turn("assistant", right)]
-        given = _first_answer(_present(values, answer), answer)
-        text = _as_text(given, f"column {answer!r}")
-        return [*before, Turn("user", question), Turn("assistant", text)]
+            return [Turn("assistant", _choice(values, self.columns[CHOICES], column))]
+        value = _present(values, column)
+        listed = value if isinstance(value, list) else [value]
+        if any(isinstance(one, Mapping) and message_keys(one)[0] in one for one in listed):
+            return chat_turns(listed, column)
+        text = _as_text(_first_answer(value, column), f"column {column!r}")
+        return [Turn("assistant", text)]
 
     def _system(self, values: RowValues, turns: list[Turn]) -> list[Turn]:
         """The system message of a column, where the messages have none of their own."""
@@ -215,7 +244,7 @@ class RowSchema:
         has_own = any(turn.role == "system" for turn in turns)
         return [Turn("system", system)] if system and not has_own else []
 
-    def _inputs(self, values: RowValues) -> str:
+    def inputs(self, values: RowValues) -> str:
         """What the chat template is given beside the messages, as `Conversation.inputs`."""
         inputs: dict[str, object] = {}
         for part, kind in (("tools", list), ("options", dict)):
@@ -286,14 +315,27 @@ def _past_turns(values: RowValues, column: str | None) -> list[Turn]:
     return [Turn(role, _as_text(text, where)) for role, text in zip(roles, texts, strict=True)]
 
 
-def _choice(values: RowValues, column: str, answer: str) -> tuple[str, str]:
-    """The answers to choose from, a line each, and the right one."""
-    texts, labels = choices_in(_present(values, column))
+def _listed_choices(values: RowValues, column: str) -> str:
+    """The answers to choose from, a line each."""
+    lines = _lines_of_choices(values, column)[0]
+    if not lines:
+        raise ShapeError(WRONG_TYPE, f"column {column!r} lists no answers to choose from")
+    return "\n".join(lines)
+
+
+def _choice(values: RowValues, column: str, answer: str) -> str:
+    """The line of the right one."""
+    lines, labels = _lines_of_choices(values, column)
     number = chosen_number(_present(values, answer), labels)
-    if number is None or not texts:
+    if number is None or not lines:
         raise ShapeError(WRONG_TYPE, f"column {answer!r} names none of the answers in {column!r}")
+    return lines[number]
+
+
+def _lines_of_choices(values: RowValues, column: str) -> tuple[list[str], list[str]]:
+    texts, labels = choices_in(_present(values, column))
     lines = [f"{label}. {text}" for label, text in zip(labels, texts, strict=True)]
-    return "\n".join(lines), lines[number]
+    return lines, labels
 
 
 def choices_in(value: object) -> tuple[list[str], list[str]]:
@@ -312,6 +354,8 @@ def choices_in(value: object) -> tuple[list[str], list[str]]:
 
 def chosen_number(answer: object, labels: Sequence[str]) -> int | None:
     """Which of the answers is meant, by its number from 0 or by its letter."""
+    if isinstance(answer, Label) and answer not in labels:
+        answer = answer.number
     if isinstance(answer, int) and not isinstance(answer, bool):
         return answer if 0 <= answer < len(labels) else None
     return labels.index(answer) if isinstance(answer, str) and answer in labels else None
@@ -340,7 +384,8 @@ def _optional_text(values: RowValues, column: str | None) -> str:
         return ""
     if isinstance(value, list) and all(isinstance(_part(part), str) for part in value):
         value = "\n\n".join(str(_part(part)) for part in value)
-    return _as_text(value, f"column {column!r}", may_be_empty=True).strip()
+    text = _as_text(value, f"column {column!r}", may_be_empty=True)
+    return text if text.strip() else ""
 
 
 def _as_text(value: object, where: str, may_be_empty: bool = False) -> str:
@@ -368,7 +413,8 @@ def chat_turns(value: object, column: str) -> list[Turn]:
 
 
 def from_json_text(value: object, column: str) -> object:
-    """What a column holds; a text that is a JSON list or object is that.
+    """What a column holds; a text that is a list or an object, in JSON or as Python prints it, is
+    that.
 
     Raises:
         ShapeError: it begins like one and is none.
@@ -378,7 +424,11 @@ def from_json_text(value: object, column: str) -> object:
     try:
         return parse_json(value)
     except ValueError as error:
-        raise ShapeError(BROKEN_JSON, f"column {column!r}: {error}") from error
+        try:
+            return parse_python(value)
+        except ValueError as other:
+            detail = f"column {column!r}: {error}; nor is it Python: {other}"
+            raise ShapeError(BROKEN_JSON, detail) from error
 
 
 def _turn(message: object, where: str) -> Turn:
@@ -444,6 +494,19 @@ def _with_object_arguments(call: Mapping[str, Any], where: str) -> dict[str, Any
 def _names_function(call: object) -> bool:
     function = call.get("function", call) if isinstance(call, dict) else None
     return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def are_tools(value: object) -> bool:
+    """Whether a column `tools` holds objects, as a chat template lists them, right or wrong. Some
+    data sets keep plain words under that name."""
+    try:
+        listed = from_json_text(value, "")
+        schemas = (
+            [from_json_text(one, "") for one in listed] if isinstance(listed, list) else [listed]
+        )
+    except ShapeError:
+        return True  # it is written like such a list: what is wrong with it is told
+    return any(isinstance(schema, Mapping) for schema in schemas)
 
 
 def _tool_schemas(tools: Sequence[object], column: str | None) -> list[object]:
@@ -553,6 +616,15 @@ def _with_answer(turns: list[Turn], column: str) -> list[Turn]:
 
 
 def with_context(question: str, context: str | None) -> str:
-    """A question with what it is about, as rows are written that have a column for it."""
-    is_new = context and context not in question
-    return f"{question}\n\n{context}" if is_new else question
+    """A question followed by what it is about. The context is always written: that a question
+    holds the same letters by chance says nothing."""
+    return f"{question}\n\n{context}" if context and context.strip() else question
+
+
+def _with_more_text(turn: Turn, text: str) -> Turn:
+    """A message with a further paragraph; of one in parts, as its last part."""
+    more = with_context(turn.text, text)
+    if more == turn.text:
+        return turn
+    added = {"type": "text", "text": more[len(turn.text) :]}
+    return replace(_of_parts(turn, [*turn.parts, added]) if turn.parts else turn, text=more)

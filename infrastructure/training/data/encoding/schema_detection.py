@@ -31,6 +31,7 @@ from infrastructure.training.data.encoding.row_schema import (
     TEXT,
     RowSchema,
     ShapeError,
+    are_tools,
     choices_in,
     chosen_number,
     from_json_text,
@@ -115,6 +116,33 @@ class ShapeRequest:
             )
 
 
+def recognise_question(
+    rows: Sequence[Row], request: ShapeRequest, answers: Sequence[str] = ()
+) -> RowSchema:
+    """What rows ask, with all that belongs to a prompt, whatever answers it.
+
+    Args:
+        answers: the columns of which each answers it; none: nothing does.
+
+    Returns:
+        A schema to call `prompt_turns` and `inputs` of, and `answers` with one of these columns. It
+        has no part "prompt" if no column is known to ask.
+    """
+    columns = [column for column in common_columns(rows) if column not in answers]
+    named = matching((*PROMPT_NAMES, *CHAT_COLUMNS), columns)
+    prompt = request.prompt_column or next(iter(named), None)
+    parts: dict[str, str] = {}
+    words = ""
+    if prompt is not None:
+        parts["prompt"] = prompt
+        context = _contexts(PROMPT if request.prompt_column else ALPACA, [prompt], columns, request)
+        words = f"column {prompt!r} asks" + _add_context(parts, context)
+    words += _add_others(parts, columns)
+    _, parts, words = _with_more((PROMPT, parts, words), rows, columns, answers)
+    words += _add_rare(parts, rows, columns, request)
+    return RowSchema(PROMPT, parts, words)
+
+
 def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
     """The shape of the rows, by what is asked for and by the columns that most of them have.
 
@@ -144,6 +172,7 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
     name, parts, reason = candidates[0]
     _refuse_labels(rows, candidates[0], columns, request)
     _refuse_truth_values(rows, parts)
+    reason += _add_rare(parts, rows, columns, request) if name != TEXT else ""
     if column := _picture_column(rows, columns, parts, request):
         if name == TEXT:
             raise ValueError(
@@ -407,12 +436,19 @@ def _known_pairs(rows: Sequence[Row], columns: list[str], request: ShapeRequest)
     return candidates
 
 
-def _with_more(candidate: Candidate, rows: Sequence[Row], columns: list[str]) -> Candidate:
-    """A pair with the answers to choose from, and with what was said before."""
+def _with_more(
+    candidate: Candidate, rows: Sequence[Row], columns: list[str], answers: Sequence[str] = ()
+) -> Candidate:
+    """A pair with the answers to choose from, and with what was said before.
+
+    Args:
+        answers: the columns that answer, unless that is the pair's own.
+    """
     name, parts, words = candidate
     taken = parts.values()
+    answers = answers or [parts.get("answer", "")]
     for column in matching(CHOICES_COLUMNS, columns):
-        if column not in taken and _chooses(rows, column, parts["answer"]):
+        if column not in taken and all(_chooses(rows, column, answer) for answer in answers):
             parts[CHOICES] = column
             words += f", column {column!r} lists the choices"
             break
@@ -424,10 +460,12 @@ def _with_more(candidate: Candidate, rows: Sequence[Row], columns: list[str]) ->
 
 
 def _chooses(rows: Sequence[Row], column: str, answer: str) -> bool:
-    """Whether answers are numbers or letters of what another column lists."""
+    """Whether answers are numbers or letters of what another column lists; without answers,
+    whether it lists something."""
     for row in rows:
         texts, labels = choices_in(value_of(row.values, column))
-        if not texts or chosen_number(value_of(row.values, answer), labels) is None:
+        is_named = not answer or chosen_number(value_of(row.values, answer), labels) is not None
+        if not texts or not is_named:
             return False
     return True
 
@@ -453,13 +491,20 @@ def _pair_candidates(columns: list[str], request: ShapeRequest) -> list[Candidat
 def _pair(
     name: str, prompt: str, answer: str, columns: list[str], request: ShapeRequest
 ) -> Candidate:
-    """Whoever names the prompt's column has put into it what belongs to it."""
-    context = [c for c in matching(CONTEXT_COLUMNS, columns) if c not in (prompt, answer)]
-    if request.prompt_column and name != ALPACA:
-        context = []
-    if request.context_column:
-        context = [request.context_column]
+    context = _contexts(name, (prompt, answer), columns, request)
     return _pair_with(name, prompt, answer, context, columns)
+
+
+def _contexts(
+    name: str, taken: Sequence[str], columns: list[str], request: ShapeRequest
+) -> list[str]:
+    """The columns that belong to the prompt; whoever names the prompt's column has put into it what
+    does."""
+    if request.context_column:
+        return [request.context_column]
+    if request.prompt_column and name != ALPACA:
+        return []
+    return [column for column in matching(CONTEXT_COLUMNS, columns) if column not in taken]
 
 
 def _pair_with(
@@ -467,10 +512,15 @@ def _pair_with(
 ) -> Candidate:
     parts = {"prompt": prompt, "answer": answer}
     words = f"column {prompt!r} asks, column {answer!r} answers"
-    if context:
-        parts["context"] = context[0]
-        words += f", column {context[0]!r} is its context"
+    words += _add_context(parts, context)
     return name, parts, words + _add_others(parts, columns)
+
+
+def _add_context(parts: dict[str, str], context: Sequence[str]) -> str:
+    if not context:
+        return ""
+    parts["context"] = context[0]
+    return f", column {context[0]!r} is its context"
 
 
 def _add_others(parts: dict[str, str], columns: list[str]) -> str:
@@ -479,10 +529,35 @@ def _add_others(parts: dict[str, str], columns: list[str]) -> str:
     if system := matching(SYSTEM_COLUMNS, columns):
         parts["system"] = system[0]
         words += f", column {system[0]!r} is the system message"
+    return words
+
+
+def _add_rare(
+    parts: dict[str, str], rows: Sequence[Row], columns: Sequence[str], request: ShapeRequest
+) -> str:
+    """Give the columns that few rows have their parts, which the other rows do without; and those
+    that a chat template reads beside the messages."""
+    present = dict.fromkeys(name for row in rows for name in row.values)
+    rare = [name for name in present if name not in columns and name not in parts.values()]
+    words = ""
+    if "prompt" in parts and "context" not in parts:
+        shape = PROMPT if request.prompt_column else ALPACA
+        words += _add_context(parts, _contexts(shape, [parts["prompt"]], rare, request))
+    if "system" not in parts:
+        words += _add_others(parts, rare)
+    return words + _add_template_inputs(parts, rows, [*columns, *rare])
+
+
+def _add_template_inputs(parts: dict[str, str], rows: Sequence[Row], columns: Sequence[str]) -> str:
+    """Give the columns that a chat template reads beside the messages their parts; the words."""
+    words = ""
     for part, name in TEMPLATE_COLUMNS.items():
-        if names := matching((name,), columns):
-            parts[part] = names[0]
-            words += f", column {names[0]!r} goes to the chat template"
+        for column in matching((name,), [c for c in columns if c not in parts.values()]):
+            held = [v for row in rows if (v := value_of(row.values, column)) not in (None, "", [])]
+            if part == "tools" and not any(map(are_tools, held)):
+                continue
+            parts[part] = column
+            words += f", column {column!r} goes to the chat template"
     return words
 
 

@@ -67,13 +67,17 @@ def counts_line(kinds: Sequence[Kind]) -> str:
 
 
 def token_preview(
-    example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase", has_colour: bool = False
+    example: TokenizedExample,
+    tokenizer: "PreTrainedTokenizerBase",
+    has_colour: bool = False,
+    left_out: Sequence[str] = (),
 ) -> str:
     """The tokens as text: `|` between them, trained ones in ⟦ ⟧, with ■ after each that ends an
     answer; ⏎ for a newline in them.
 
     Args:
         has_colour: masked ones are dim, trained ones green, those that end an answer reversed.
+        left_out: what of the row the model never reads, in words; a line each.
     """
     parts = []
     tokens = _tokens(example, tokenizer)
@@ -81,18 +85,24 @@ def token_preview(
         shown = [_in_text(text, kind, has_colour) for text, kind in run]
         joined = "|".join(shown)
         parts.append(joined if is_masked else f"⟦{joined}⟧")
-    return "".join(parts) + _rest(example)
+    return "".join(parts) + _rest(example) + "".join(f"\nleft out: {one}" for one in left_out)
 
 
-def token_preview_html(example: TokenizedExample, tokenizer: "PreTrainedTokenizerBase") -> str:
-    """The tokens as HTML: trained ones are marked, and say so when pointed at; above them a key."""
+def token_preview_html(
+    example: TokenizedExample,
+    tokenizer: "PreTrainedTokenizerBase",
+    left_out: Sequence[str] = (),
+) -> str:
+    """The tokens as HTML: trained ones are marked, and say so when pointed at; above them a key,
+    below them what of the row is left out."""
     spans = []
     for text, kind in _tokens(example, tokenizer):
         shown = html.escape(text).replace("\n", "⏎\n")
         spans.append(_element(kind, shown))
     key = " ".join(_element(kind, kind.value) for kind in Kind)
     line = html.escape(counts_line(kinds_of(example, tokenizer)))
-    return f"<p>{key} · {line}</p><pre>{'&#8203;'.join(spans)}{_rest(example)}</pre>"
+    below = "".join(f"<p>left out: {html.escape(one)}</p>" for one in left_out)
+    return f"<p>{key} · {line}</p><pre>{'&#8203;'.join(spans)}{_rest(example)}</pre>{below}"
 
 
 def _element(kind: Kind, shown: str) -> str:

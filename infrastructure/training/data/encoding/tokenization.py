@@ -9,7 +9,7 @@ answer are tokenised apart.
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,13 +25,30 @@ from infrastructure.training.data.encoding.chat_format import (
     TemplateFormat,
     Written,
     end_of_text,
+    shipped_templates,
     special_tokens,
+    tags_of,
     training_format,
 )
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
+from infrastructure.training.data.encoding.row_accounting import (
+    REASONING_KIND,
+    WHOLE,
+    Account,
+    RowAccounting,
+    reasoning_forms,
+)
+from infrastructure.training.data.encoding.token_survival import (
+    LOST,
+    UNCHANGED,
+    Survival,
+    TokenSurvival,
+)
 from infrastructure.training.data.readers.pictures import PictureError
 from infrastructure.training.data.readers.rows import (
     CHAT_TEMPLATE,
+    LEFT_OUT,
+    NOT_IN_TOKENS,
     NOT_SUPERVISED,
     OVER_LONG,
     PICTURE,
@@ -47,14 +64,17 @@ if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 # How it is decided what is learnt. 2: as TRL does where a chat template marks answers; before, the
-# token after a marked answer was learnt too.
-LABELS_VERSION = 2
+# token after a marked answer was learnt too. 3: a text that begins with BOS or ends with EOS gets
+# no second one.
+LABELS_VERSION = 3
 
+TOOL_USE = "tool_use"  # the name of the template that transformers takes for tools
 KEEP_START = "keep_start"
 LAST_ANSWER = "last_answer"
 
 PROBES = (("a b\n", "c d"), ("1.\n", "2 3"), ("é:\n", "é è"), ("a\n", "(b)"))
 
+NUM_TEMPLATES_NAMED = 2
 SHORT_TEXT = "a"
 LONGEST_JOINT = 4  # tokens of a prompt's end that may be others before an answer
 
@@ -70,11 +90,27 @@ class Encoded:
         end_token: the last learnt token that is no white space: what ends its last answer. Of one
             that was cut, what ends the answer before it, if that is a special token.
         is_truncated: tokens were cut off.
+        account: what became of its texts.
+        is_rewritten: its reasoning is written in another form than the row's, which the chat
+            template would leave out.
+        survival: what the tokenizer made of what is learned.
     """
 
     example: TokenizedExample
     end_token: int
     is_truncated: bool = False
+    account: Account = WHOLE
+    is_rewritten: bool = False
+    survival: Survival = UNCHANGED
+
+
+@dataclass(frozen=True, slots=True)
+class _Accounted:
+    """A conversation as text, and what became of its texts."""
+
+    written: Written
+    account: Account
+    is_rewritten: bool = False
 
 
 class ConversationEncoder:
@@ -108,10 +144,16 @@ class ConversationEncoder:
         self.train_on = train_on
         self.pictures = pictures
         self.own_template = TemplateFormat(tokenizer) if tokenizer.chat_template else None
+        named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
+        self.own_tool_template = (
+            TemplateFormat(tokenizer, named[TOOL_USE]) if TOOL_USE in named else None
+        )
         self.plain = None if self.own_template else PlainFormat(tokenizer)
         self.special_tokens = special_tokens(tokenizer)
         self.splits_cleanly = _splits_cleanly(tokenizer)
+        self.survival = TokenSurvival(tokenizer)
         self._is_space: dict[int, bool] = {}
+        self._advised: str | None = None
 
     @cached_property
     def template(self) -> TemplateFormat | None:
@@ -119,6 +161,13 @@ class ConversationEncoder:
         if self.own_template is None:
             return None
         return training_format(self.tokenizer, self.own_template, self.train_on == LAST_ANSWER)
+
+    @cached_property
+    def tool_template(self) -> TemplateFormat | None:
+        """The same for conversations with tools, where the tokenizer has a template for them."""
+        if self.own_tool_template is None:
+            return None
+        return training_format(self.tokenizer, self.own_tool_template, self.train_on == LAST_ANSWER)
 
     def encode(
         self, conversations: Sequence[Conversation], folder: Path = Path()
@@ -129,22 +178,43 @@ class ConversationEncoder:
             folder: what the paths of pictures are relative to.
         """
         results: dict[int, Encoded | BadRow] = {}
-        written: dict[int, Written] = {}
+        accounted: dict[int, _Accounted] = {}
         for index, conversation in enumerate(conversations):
             try:
-                written[index] = self.write(conversation)
+                whole = self._accounted(self._for_writing(conversation))
             except FormatError as error:
                 results[index] = _bad(conversation, CHAT_TEMPLATE, str(error), error.advice)
-        tokens = self._tokenise(list(written.values()))
-        for (index, one), (ids, mask) in zip(written.items(), tokens, strict=True):
-            adds_end = not one.is_marked or self._needs_end()
-            conversation = conversations[index]
+                continue
+            if lost := whole.account.unlearnable:
+                detail = f"{lost[0]} would not be learned: {self._writer} leaves it out"
+                advice = self.advice_for(self._for_writing(conversation))
+                results[index] = _bad(conversation, LEFT_OUT, detail, advice)
+            else:
+                accounted[index] = whole
+        written = [whole.written for whole in accounted.values()]
+        tokens = self._tokenise(written)
+        learned = [np.array(ids, dtype=np.int64)[mask].tolist() for ids, mask in tokens]
+        survivals = iter(self.survival.of_rows(written, learned))
+        for (index, whole), (ids, mask) in zip(accounted.items(), tokens, strict=True):
+            conversation, one, survival = conversations[index], whole.written, next(survivals)
+            if survival.kind == LOST:
+                results[index] = _bad(conversation, NOT_IN_TOKENS, survival.example)
+                continue
+            adds_end = not one.is_marked or self._needs_end(conversation)
             try:
                 pictures, ids, mask = self._with_pictures(conversation, one, ids, mask, folder)
             except PictureError as error:
                 results[index] = _bad(conversation, PICTURE, str(error))
             else:
-                results[index] = self._finish(conversation, ids, mask, adds_end, pictures)
+                result = self._finish(conversation, ids, mask, adds_end, pictures)
+                if isinstance(result, Encoded):
+                    result = replace(
+                        result,
+                        account=whole.account,
+                        is_rewritten=whole.is_rewritten,
+                        survival=survival,
+                    )
+                results[index] = result
         return [results[index] for index in range(len(conversations))]
 
     def _with_pictures(
@@ -174,24 +244,43 @@ class ConversationEncoder:
             FormatError: the chat template refuses these messages.
             PictureError: it writes other marks than there are pictures.
         """
-        written = self._written_prompt(turns, inputs)
+        written = self.prompt_written(turns, inputs)
         ids = [*written.lead, *self._ids([written.text])[0]]
         if not images:
             return ids
         assert self.pictures is not None
         return self.pictures.in_place(ids, np.zeros(len(ids), dtype=bool), images)[0]
 
-    @staticmethod
-    def prompt_text(turns: Sequence[Turn]) -> str:
-        """For people: a single message as it stands; of several who says it, too."""
+    def prompt_account(self, turns: Sequence[Turn], inputs: str = "") -> Account:
+        """What becomes of the texts of a prompt; raises `FormatError`."""
+        text = self.prompt_written(turns, inputs).text
+        conversation = Conversation(tuple(turns), inputs=inputs, num_given=len(turns))
+        return self._prompt_accounting.account(conversation, text)
+
+    @cached_property
+    def _prompt_accounting(self) -> RowAccounting:
+        return RowAccounting(self._prompt_text, self.template_sources)
+
+    def _prompt_text(self, conversation: Conversation) -> str:
+        return self.prompt_written(conversation.turns, conversation.inputs).text
+
+    def prompt_text(self, turns: Sequence[Turn], inputs: str = "") -> str:
+        """For people: a single message as it stands; of several who says it, too, and which of
+        them the model does not read."""
         if len(turns) == 1:
             return turns[0].text
-        return "\n".join(f"{turn.role}: {turn.text}" for turn in turns)
+        account = self.prompt_account(turns, inputs)
+        left_out = {one.message for one in account.missing if one.kind != REASONING_KIND}
+        return "\n".join(
+            f"{turn.role}{' (left out)' if number in left_out else ''}: {turn.text}"
+            for number, turn in enumerate(turns, 1)
+        )
 
-    def _written_prompt(self, turns: Sequence[Turn], inputs: str) -> Written:
+    def prompt_written(self, turns: Sequence[Turn], inputs: str) -> Written:
+        """A prompt as text; raises `FormatError`."""
         if self._spells_pictures:
             turns = [self._spelled_out(turn) for turn in turns]
-        return (self.own_template or self._plain()).write_prompt(turns, inputs)
+        return (self.own_template_for(inputs) or self._plain()).write_prompt(turns, inputs)
 
     def num_template_tokens(self) -> int:
         """Tokens that the chat template itself writes around one question and its answer; 0 where
@@ -210,25 +299,119 @@ class ConversationEncoder:
         """Tokens of a bare text."""
         return len(self._ids([text])[0])
 
+    def _accounted(self, conversation: Conversation) -> _Accounted:
+        """A conversation as text, with its texts accounted for; raises `FormatError`.
+
+        Reasoning that the template would not let be learned is written in another form which it
+        does, if there is one: a field where the answer has it in tags, or tags for a field.
+        """
+        first = self._account(conversation)
+        if not any(one.kind == REASONING_KIND for one in first.account.unlearnable):
+            return first
+        form = self._format(conversation)
+        source = form.template if isinstance(form, TemplateFormat) else ""
+        for other in reasoning_forms(conversation, source):
+            try:
+                second = self._account(other)
+            except FormatError:
+                continue
+            if not second.account.unlearnable:
+                return replace(second, is_rewritten=True)
+        return first
+
+    def _account(self, conversation: Conversation) -> _Accounted:
+        written = self._write(conversation)
+        return _Accounted(written, self._accounting.account(conversation, written.text))
+
+    @cached_property
+    def _accounting(self) -> RowAccounting:
+        return RowAccounting(self._text_of, self.template_sources)
+
+    @property
+    def template_sources(self) -> list[str]:
+        """The source of each template that conversations are written with."""
+        formats = (
+            *(self.own_template, self.template),
+            *(self.own_tool_template, self.tool_template),
+        )
+        return list(dict.fromkeys(one.template for one in formats if one))
+
+    def _text_of(self, conversation: Conversation) -> str:
+        return self._format(conversation).text_of(conversation)
+
+    @property
+    def _writer(self) -> str:
+        return "the chat template" if self.own_template else "the plain format"
+
+    def advice_for(self, conversation: Conversation) -> str:
+        """What to do about a row of which something would not be learned."""
+        if self._advised is None:  # once: other rows lack the same
+            names = list(itertools.islice(self._writing(conversation), NUM_TEMPLATES_NAMED))
+            some = f", such as {' or '.join(names)}, which TRL ships" if names else ""
+            self._advised = f"give data.chat_template one that writes it{some}"
+        return self._advised
+
+    def _writing(self, conversation: Conversation) -> Iterator[str]:
+        """Names of the templates that TRL ships, in tokens that this tokenizer has, which write all
+        that is to be learned of a conversation."""
+        known = self.tokenizer.get_vocab()
+        for name, path in shipped_templates().items():
+            template = TemplateFormat(self.tokenizer, path.read_text("utf-8"))
+            tags = tags_of(template)
+            if not tags or any(tag not in known for tag in tags):
+                continue
+            accounting = RowAccounting(template.text_of, [template.template])
+            try:
+                account = accounting.account(conversation, template.text_of(conversation))
+            except FormatError:
+                continue
+            if not account.unlearnable and not account.undetermined:
+                yield name
+
+    def template_for(self, inputs: str) -> TemplateFormat | None:
+        """What a conversation with these inputs is written with for training; None: no template."""
+        return self.tool_template if self._is_for_tools(inputs) else self.template
+
+    def _is_for_tools(self, inputs: str) -> bool:
+        """Whether the tokenizer's own template for conversations with tools writes one with these
+        inputs, as transformers chooses it."""
+        if self.own_tool_template is None or not inputs:
+            return False
+        return bool(json.loads(inputs).get("tools"))
+
+    def own_template_for(self, inputs: str) -> TemplateFormat | None:
+        """What prompts with these inputs are written with; None: no template."""
+        return self.own_tool_template if self._is_for_tools(inputs) else self.own_template
+
     def _format(self, conversation: Conversation) -> ChatFormat:
-        if self.own_template and not conversation.is_text:
-            return self.template or self.own_template
-        return self._plain()
+        if conversation.is_text or self.own_template is None:
+            return self._plain()
+        own = self.own_template_for(conversation.inputs)
+        form = own if self._is_whole(conversation) else self.template_for(conversation.inputs)
+        return form or self._plain()
 
     def write(self, conversation: Conversation) -> Written:
-        """A conversation as text, with what of it is learnt; raises `FormatError`.
+        """A conversation as text, with what of it is learnt; raises `FormatError`."""
+        return self._write(self._for_writing(conversation))
 
-        Where all is learnt, nothing needs to be told apart but what the data leaves out.
-        """
+    def _for_writing(self, conversation: Conversation) -> Conversation:
         if self.train_on == LAST_ANSWER and not conversation.is_text:
             conversation = conversation.with_last_answer
         if conversation.num_pictures and self._spells_pictures:
             turns = tuple(self._spelled_out(turn) for turn in conversation.turns)
             conversation = replace(conversation, turns=turns)
-        is_whole = self.train_on == "all" and all(turn.is_learnt for turn in conversation.turns)
-        if is_whole and self.own_template and not conversation.is_text:
-            return self.own_template.write_whole(conversation)
-        return self._format(conversation).write(conversation)
+        return conversation
+
+    def _is_whole(self, conversation: Conversation) -> bool:
+        """Whether all is learnt: then nothing needs to be told apart but what the data leaves
+        out."""
+        return self.train_on == "all" and all(turn.is_learnt for turn in conversation.turns)
+
+    def _write(self, conversation: Conversation) -> Written:
+        form = self._format(conversation)
+        if isinstance(form, TemplateFormat) and self._is_whole(conversation):
+            return form.write_whole(conversation)
+        return form.write(conversation)
 
     @cached_property
     def _spells_pictures(self) -> bool:
@@ -251,8 +434,9 @@ class ConversationEncoder:
         fields = {k: v for k, v in json.loads(turn.fields).items() if k != "content"}
         return replace(turn, text="".join(texts), fields=json.dumps(fields) if fields else "")
 
-    def _needs_end(self) -> bool:
-        return self.template is not None and not self.template.writes_end
+    def _needs_end(self, conversation: Conversation) -> bool:
+        template = self.template_for(conversation.inputs)
+        return template is not None and not template.writes_end
 
     def _plain(self) -> PlainFormat:
         self.plain = self.plain or PlainFormat(self.tokenizer)

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.user_text import note_user_values
+from infrastructure.training.data.encoding.row_accounting import LeftOut
+from infrastructure.training.data.encoding.token_survival import Survivals
 from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
 
 MAX_TASKS_SHOWN = 12
@@ -37,6 +40,10 @@ class DataReport:
         has_context: a column says what the questions of the rows are about.
         special_text_rows: rows whose text spells a special token.
         unread: what the rows say and the chat template does not read, in a sentence; "": nothing.
+        left_out: what usable rows say and the model never reads, as `LeftOut.to_json` gives it.
+        survivals: what the tokenizer made of learned texts, as `Survivals.to_json` gives it.
+        losses: file:line of the first rows that lose something → what, in words.
+        undetermined_rows: rows of which that cannot be told.
         unused_columns: columns that nobody reads, in words; "": none.
         notes: further sentences for people.
         fingerprint: hash of the training examples in their order.
@@ -66,6 +73,10 @@ class DataReport:
     has_context: bool = False
     special_text_rows: int = 0
     unread: str = ""
+    left_out: list[JsonObject] = field(default_factory=list)
+    survivals: JsonObject = field(default_factory=dict)
+    losses: dict[str, list[str]] = field(default_factory=dict)
+    undetermined_rows: int = 0
     unused_columns: str = ""
     notes: list[str] = field(default_factory=list)
     fingerprint: str = ""
@@ -95,7 +106,10 @@ class DataReport:
             is_verbose: all of it; otherwise what everybody should read before a training.
             num_positions: tokens that the model can see; None: it does not say.
         """
+        note_user_values(self.unused_columns, self.unread, self.task_counts, self.end_tokens)
+        note_user_values(file["name"] for file in self.files)
         warnings = [*([self.unread] if self.unread else []), *self._warnings(num_positions)]
+        warnings += self.notes  # they decide what is learned: everybody reads them before step 1
         if not is_verbose:
             return [*self._short_lines(), *warnings]
         sections = [*self._rows(), *self._tokens(), *self._quarantined(), *warnings]
@@ -104,7 +118,7 @@ class DataReport:
             if self.from_cache
             else f"Prepared in {self.seconds:.1f} s"
         )
-        return [*sections, *self._unused(), *self.notes, origin]
+        return [*sections, *self._unused(), origin]
 
     def _unused(self) -> list[str]:
         if not self.unused_columns:
@@ -161,7 +175,8 @@ class DataReport:
         return lines + [f"  {row}" for row in self.quarantine.examples]
 
     def _warnings(self, num_positions: int | None) -> list[str]:
-        lines = []
+        lines = LeftOut.from_json(self.left_out).lines()
+        lines += Survivals.from_json(self.survivals).lines()
         other = [row for row in self.quarantine.bad_rows if row.encoding]
         if other:
             lines.append(

@@ -6,9 +6,7 @@ from pathlib import Path, PurePosixPath
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.training.data.readers.rows import Row
 from infrastructure.training.data.readers.sources import HUGGINGFACE, DataFile, discover
-
-READMES = ("readme", "license", "licence", "changelog", "contributing", "requirements", "notice")
-
+from infrastructure.training.data.readers.splits import DOCUMENTS
 
 REMEDY = "give the data that was meant, or set data.accept_small_data to train on this"
 
@@ -47,7 +45,7 @@ def _doubt(place: str, files: list[DataFile]) -> str:
     if first.format == HUGGINGFACE:
         return ""
     stem = PurePosixPath(first.name).stem.lower()
-    if len(files) == 1 and first.format == "text" and Path(place).is_dir() and stem in READMES:
+    if len(files) == 1 and first.format == "text" and Path(place).is_dir() and stem in DOCUMENTS:
         return f"the folder {place} holds no data but {first.name}, which would be learnt as text"
     rows = (row for file in files for row in file.rows() if isinstance(row, Row))
     if len(list(islice(rows, 2))) == 1:

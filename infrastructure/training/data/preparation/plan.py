@@ -1,6 +1,5 @@
 """From the configuration to a plan: which files, which shapes, which limits, under which key."""
 
-import re
 from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import islice
@@ -10,8 +9,15 @@ from typing import TYPE_CHECKING
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.types import amount_bytes
 from infrastructure.core.hardware import memory, processor
-from infrastructure.training.data.encoding.chat_format import marks_without_token, spelled_tags
+from infrastructure.core.user_text import note_user_values
+from infrastructure.training.data.encoding.chat_format import (
+    TemplateFormat,
+    marks_without_token,
+    shipped_templates,
+    spelled_tags,
+)
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
+from infrastructure.training.data.encoding.row_accounting import ACCOUNTING_VERSION
 from infrastructure.training.data.encoding.row_schema import ROWS_VERSION, RowSchema
 from infrastructure.training.data.encoding.schema_detection import (
     SAMPLE_ROWS,
@@ -20,13 +26,14 @@ from infrastructure.training.data.encoding.schema_detection import (
     picture_words,
     recognise_shape,
 )
+from infrastructure.training.data.encoding.token_survival import SURVIVAL_VERSION
 from infrastructure.training.data.encoding.tokenization import LABELS_VERSION, ConversationEncoder
 from infrastructure.training.data.preparation.preparation import PreparationPlan
 from infrastructure.training.data.preparation.quarantine import Quarantine
 from infrastructure.training.data.readers.pictures import PictureError, read_picture
 from infrastructure.training.data.readers.row_limits import in_chunks
 from infrastructure.training.data.readers.rows import BadRow, Row, excerpt
-from infrastructure.training.data.readers.sources import DataFile, files_of, held_out_beside
+from infrastructure.training.data.readers.sources import DataFile, about_splits, files_of
 from infrastructure.training.data.store.fingerprints import (
     content_number,
     text_hash,
@@ -50,7 +57,6 @@ TEXT_ONLY = (
     " as a Llava, a Qwen-VL or a SmolVLM; or set data.image_column=none where a column of texts is"
     " enough"
 )
-HELD_OUT = re.compile(r"(^|[-_.])(test|valid|validation|val|dev|eval)[-_.\d]", re.IGNORECASE)
 
 
 def plan_preparation(
@@ -71,7 +77,7 @@ def plan_preparation(
     _check(config)
     train, evaluation = files_of(config)
     shape, notes = understand(train, config)
-    notes += [_about_split(file, file in evaluation) for file in held_out_beside(train)]
+    notes += about_splits(train, evaluation)
     if shown := picture_words(_first_good_rows(train), shape):
         _check_pictures(shown, config, pictures)
     encoder = ConversationEncoder(
@@ -208,12 +214,6 @@ def look_at_rows(files: list[DataFile], config: DataConfig) -> RowSchema:
     return schema
 
 
-def _about_split(file: DataFile, is_held_out: bool) -> str:
-    if is_held_out:
-        return f"{file.name} divides its rows: `train` is trained on, `{file.split}` is held out"
-    return f"{file.name}: `train` is trained on, and `{file.split}` is left out"
-
-
 def find_shape(files: list[DataFile], config: DataConfig) -> RowSchema:
     """The shape that the first rows of these files have.
 
@@ -248,8 +248,9 @@ def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, li
     except ValueError as error:
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         hint = _missing_header(files[0], sample[0])
+        note_user_values(row.values for row in sample)
         raise ValueError(f"{files[0].name}{more}: {hint or error}") from error
-    return schema, [*advice(sample, schema), *_splits(files)]
+    return schema, advice(sample, schema)
 
 
 def first_rows(config: DataConfig) -> tuple[list[Row], RowSchema]:
@@ -260,9 +261,11 @@ def first_rows(config: DataConfig) -> tuple[list[Row], RowSchema]:
     return _first_good_rows(files), find_shape(files, config)
 
 
-def chat_template_of(config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -> str:
+def chat_template_of(
+    config: DataConfig, tokenizer: "PreTrainedTokenizerBase"
+) -> str | dict[str, str]:
     """The chat template that conversations are written with: the configured one, else the
-    tokenizer's own.
+    tokenizer's own, which may be several by their names.
 
     Raises:
         ValueError: there is none.
@@ -274,7 +277,7 @@ def chat_template_of(config: DataConfig, tokenizer: "PreTrainedTokenizerBase") -
             "model.adapter=dialogue needs a chat template, and the tokenizer has none: set"
             " data.chat_template to one, or leave model.adapter out"
         )
-    return str(tokenizer.get_chat_template())
+    return tokenizer.chat_template
 
 
 def _missing_header(file: DataFile, row: Row) -> str:
@@ -288,17 +291,6 @@ def _missing_header(file: DataFile, row: Row) -> str:
         f" ({excerpt(names[0], LONG_NAME)!r}): add a line of names above it, such as"
         " question,answer"
     )
-
-
-def _splits(files: list[DataFile]) -> list[str]:
-    """A sentence where some of the files are called like held-out data."""
-    held_out = [file.name for file in files if HELD_OUT.search(Path(file.name).name)]
-    if not held_out or len(held_out) == len(files):
-        return []
-    return [
-        f"{held_out[0]} is trained on like the other files: to measure on it instead, move it out"
-        " of the folder and set data.eval_path to it"
-    ]
 
 
 def _first_good_rows(files: list[DataFile]) -> list[Row]:
@@ -330,11 +322,14 @@ def plan_key(plan: PreparationPlan) -> str:
     """The name of the plan's result in the cache: equal plans on equal content, equal keys."""
     encoder = plan.encoder
     parts = {
-        "version": _versions(plan),
+        "version": [FORMAT_VERSION, LABELS_VERSION, ROWS_VERSION],
         "files": [[_file_key(file) for file in files] for files in plan.files],
         "shapes": [vars(shape) for shape in plan.shapes],
         "tokenizer": tokenizer_hash(encoder.tokenizer),
-        "training template": encoder.template.template if encoder.template else None,
+        "training template": [
+            one.template if one else None for one in (encoder.template, encoder.tool_template)
+        ],
+        "accounting": [ACCOUNTING_VERSION, SURVIVAL_VERSION],
         "length": [encoder.max_length, encoder.over_length, encoder.train_on],
         "split": plan.validation_split,
         "windows": plan.window_limits,
@@ -344,12 +339,6 @@ def plan_key(plan: PreparationPlan) -> str:
         parts["pictures"] = encoder.pictures.settings()
         parts["folders"] = [str(file.path.absolute()) for files in plan.files for file in files]
     return text_hash(parts)
-
-
-def _versions(plan: PreparationPlan) -> list[int]:
-    """Rows that are no conversations are prepared as they were before those had a version."""
-    conversations = any("chat" in shape.columns for shape in plan.shapes)
-    return [FORMAT_VERSION, LABELS_VERSION, *([ROWS_VERSION] if conversations else [])]
 
 
 def _file_key(file: DataFile) -> list[str]:
@@ -401,7 +390,7 @@ def template_notes(config: DataConfig, tokenizer: "PreTrainedTokenizerBase | Non
 
 
 def _notes_of_given(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
-    tags, num_more = spelled_tags(tokenizer)
+    tags, num_more = spelled_tags(TemplateFormat(tokenizer), tokenizer)
     if not tags:
         return []
     return [
@@ -410,17 +399,6 @@ def _notes_of_given(tokenizer: "PreTrainedTokenizerBase") -> list[str]:
         " and those of an answer stand as text in what the trained model says, where exact match"
         " counts them; a template in its own tokens, or none, does without"
     ]
-
-
-def shipped_templates() -> dict[str, Path]:
-    """The chat templates that come with TRL, by their names; without its variants that only mark
-    answers, which Temper finds by itself. Empty where TRL is not there, or ships none."""
-    package = find_spec("trl")
-    folders = package.submodule_search_locations if package else None
-    if not folders:
-        return {}
-    files = sorted(Path(folders[0], "chat_templates").glob("*.jinja"))
-    return {file.stem: file for file in files if not file.stem.endswith("_training")}
 
 
 def training_texts(config: DataConfig) -> Iterator[str]:

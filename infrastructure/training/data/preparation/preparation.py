@@ -15,9 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from infrastructure.training.data.encoding.chat_format import TemplateFormat
+from infrastructure.training.data.encoding.row_accounting import (
+    CAUSE,
+    NO_TEMPLATE,
+    REASONING_KIND,
+    LeftOut,
+)
 from infrastructure.training.data.encoding.row_schema import TEXT, RowSchema
+from infrastructure.training.data.encoding.token_survival import Survivals
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder, begins_with
-from infrastructure.training.data.preparation.data_report import DataReport
+from infrastructure.training.data.preparation.data_report import DataReport, rows_in_words
 from infrastructure.training.data.preparation.quarantine import Quarantine
 from infrastructure.training.data.preparation.row_encoder import (
     CHUNK_ROWS,
@@ -28,6 +35,7 @@ from infrastructure.training.data.preparation.row_encoder import (
     work_on,
 )
 from infrastructure.training.data.preparation.row_stats import RowFacts, SharedSystemPrompt
+from infrastructure.training.data.readers.pictures import decisions_in_words
 from infrastructure.training.data.readers.row_limits import in_chunks
 from infrastructure.training.data.readers.rows import OVER_LONG, BadRow, excerpt
 from infrastructure.training.data.readers.sources import DataFile
@@ -49,6 +57,7 @@ EVALUATION_FILE = "evaluation.jsonl"
 CONVERSATION_ENDS = "conversation_ends.npy"
 ROW_FILES, ROW_LINES = "row_files.npy", "row_lines.npy"
 NUM_PLACES = 3
+NUM_LOSSES = 100  # rows whose losses are kept to be looked at
 NUM_UNUSED_SHOWN = 12
 NUM_PROMPTS_CHECKED = 20
 UNUSUAL_SPLIT = 4.0  # standard deviations from what is asked for
@@ -97,8 +106,14 @@ class Preparation:
         self.checked_prompts = self.differing_prompts = 0
         self.left_out_answers = self.empty_answers = 0
         self.system_prompts = SharedSystemPrompt()
+        self.decided: Counter[str] = Counter()  # about pictures, by rows
         self.unused_columns: Counter[str] = Counter()
         self.unused_fields: Counter[str] = Counter()
+        self.left_out = LeftOut(CAUSE if plan.encoder.own_template else NO_TEMPLATE)
+        self.prompts_left_out = LeftOut()
+        self.rewritten_rows = 0
+        self.survivals = Survivals()
+        self.undetermined: list[str] = []
         self.conversations = (folder / CONVERSATIONS_FILE).open("wb")
         self.conversation_ends = ArrayWriter(folder / CONVERSATION_ENDS, np.int64)
         self.row_files = ArrayWriter(folder / ROW_FILES, np.int32)
@@ -165,8 +180,11 @@ class Preparation:
     def _note(self, row: PreparedRow, is_evaluation: bool) -> None:
         self.facts.add(row, is_evaluation)
         self.report.special_text_rows += row.holds_special_text
+        self._note_account(row)
+        self.decided.update({kind for one in row.example.pictures for kind in one.decided})
         first = row.conversation.turns[0]
-        self.system_prompts.add(first.text if first.role == "system" else "")
+        is_read = all(one.message != 1 for one in row.account.missing)
+        self.system_prompts.add(first.text if first.role == "system" and is_read else "")
         answers = [turn for turn in row.conversation.turns if turn.role == "assistant"]
         self.left_out_answers += sum(not turn.is_learnt for turn in answers)
         self.empty_answers += sum(not turn.text.strip() and not turn.fields for turn in answers)
@@ -185,9 +203,22 @@ class Preparation:
         else:
             self.hash.add(row.example)
 
+    def _note_account(self, row: PreparedRow) -> None:
+        place, account = row.conversation.place, row.account
+        self.survivals.add(place, row.survival)
+        self.left_out.add(place, account.missing)
+        if account.missing and len(self.report.losses) < NUM_LOSSES:
+            self.report.losses[place] = [str(one) for one in account.missing]
+        self.rewritten_rows += row.is_rewritten
+        if account.undetermined:
+            self.report.undetermined_rows += 1
+            self.undetermined = self.undetermined or [f"{account.undetermined[0]} of {place}"]
+
     def _check_prompt(self, row: PreparedRow) -> None:
         """Compare what stands before the answer with what the model is asked at generation."""
-        conversation, template = row.conversation, self.plan.encoder.template
+        conversation = row.conversation
+        template = self.plan.encoder.template_for(conversation.inputs)
+        self._note_prompt(row)
         has_history = any(turn.role == "assistant" for turn in conversation.prompt)
         if template and template.origin and has_history:
             return  # told once, of the template
@@ -195,6 +226,15 @@ class Preparation:
         self.checked_prompts += 1
         tokenizer = self.plan.encoder.tokenizer
         self.differing_prompts += not begins_with(tokenizer, row.example.input_ids, prompt)
+
+    def _note_prompt(self, row: PreparedRow) -> None:
+        """What the prompt at generation leaves out and the row as it is trained on does not. Chat
+        templates leave out earlier reasoning there on purpose."""
+        conversation = row.conversation
+        account = self.plan.encoder.prompt_account(conversation.prompt, conversation.inputs)
+        known = {REASONING_KIND, *(one.kind for one in row.account.missing)}
+        missing = [one for one in account.missing if one.kind not in known]
+        self.prompts_left_out.add(conversation.place, missing)
 
     def _keep(self, rows: list[PreparedRow]) -> None:
         for row in rows:
@@ -282,6 +322,9 @@ class Preparation:
         report.notes += self.plan.notes
         report.unused_columns = _listed(self.unused_columns)
         report.unread = self._unread()
+        report.left_out = self.left_out.to_json()
+        self.survivals.finish()
+        report.survivals = self.survivals.to_json()
         other = self.plan.shapes[EVALUATION]
         if (other.name, other.columns) != (shape.name, shape.columns):
             report.notes.append(f"held-out data has the shape {other.name}: {other.reason}")
@@ -290,6 +333,8 @@ class Preparation:
         report.notes += _uneven_split(
             self.plan.validation_split, report.num_evaluation, report.num_train
         )
+        if pictures := self.plan.encoder.pictures:
+            report.notes += decisions_in_words(self.decided, pictures.background)
         if self.left_out_answers:
             report.notes.append(
                 f"{self.left_out_answers:,} answers are read and not learnt, as their weight says"
@@ -297,6 +342,17 @@ class Preparation:
         if self.empty_answers:
             report.notes.append(
                 f"{self.empty_answers:,} answers are empty: the model learns to say nothing there"
+            )
+        report.notes += [f"when it is asked: {line}" for line in self.prompts_left_out.lines()]
+        if self.rewritten_rows:
+            report.notes.append(
+                f"{rows_in_words(self.rewritten_rows)} hold reasoning in a form that the chat"
+                " template leaves out: it is written in the form that the template reads"
+            )
+        if self.undetermined:
+            report.notes.append(
+                f"whether the chat template writes all of {rows_in_words(report.undetermined_rows)}"
+                f" cannot be told, such as {self.undetermined[0]}"
             )
         if self.plan.encoder.template and shape.name != TEXT:
             report.notes += self._about_template(self.plan.encoder.template)
@@ -316,18 +372,16 @@ class Preparation:
         return ""
 
     def _about_template(self, template: TemplateFormat) -> list[str]:
-        """What the chat template does that the rows do not say."""
-        notes = []
-        if template.writes_date:
-            notes.append("the chat template writes the date: a fixed one, to be repeatable")
+        """What the chat template writes that the rows do not say, in one line."""
+        own = []
         if template.preamble:
             text = excerpt(template.preamble)
-            notes.append(f"where a row has no system message, the chat template writes: {text!r}")
+            own.append(f"where a row has no system message, it begins with {text!r}")
+        if template.writes_date:
+            own.append("every row has the same fixed date")
         if template.own_end:
-            notes.append(
-                "the chat template marks answers without what ends them: that"
-                f" ({template.own_end}) is learnt too, so that the model learns to stop"
-            )
+            own.append(f"answers are learned with an end of their own ({template.own_end})")
+        notes = [f"the chat template adds to the rows: {'; '.join(own)}"] if own else []
         if template.origin and self.plan.encoder.train_on != "all":
             notes.append(
                 "the model's own chat template writes an answer otherwise as soon as the"

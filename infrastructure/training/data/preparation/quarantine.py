@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from infrastructure.core.files import write_text
-from infrastructure.training.data.readers.rows import OVER_LONG, BadRow, excerpt
+from infrastructure.training.data.readers.rows import OVER_LONG, UNLEARNABLE, BadRow, excerpt
 
 MAX_KEPT = 10_000
 NUM_EXAMPLES = 3
@@ -71,6 +71,7 @@ class Quarantine:
         max_percent: float,
         listed: Path | None = None,
         *,
+        max_unlearnable_percent: float | None = None,
         about_length: str = "",
         cuts_prompts: bool = True,
     ) -> None:
@@ -78,6 +79,8 @@ class Quarantine:
 
         Args:
             listed: where all of them are written down; None: nowhere yet.
+            max_unlearnable_percent: the same limit for rows whose answers would not be learned as
+                they stand; None: `max_percent`.
             about_length: a sentence on why rows are long; "": nothing is known.
             cuts_prompts: data.over_length=truncate is possible.
 
@@ -85,16 +88,20 @@ class Quarantine:
             ValueError: names count, share, the first rows with their places, and the remedies.
         """
         percent = 100 * self.total / max(1, num_rows)
-        if percent <= max_percent:
+        lost = Counter({reason: self.counts[reason] for reason in UNLEARNABLE & {*self.counts}})
+        limit = max_percent if max_unlearnable_percent is None else max_unlearnable_percent
+        is_lossy = 100 * lost.total() / max(1, num_rows) > limit
+        if percent <= max_percent and not is_lossy:
             return
-        common = self.counts.most_common(1)[0][0]
+        common = (lost if is_lossy else self.counts).most_common(1)[0][0]
         first = next((row for row in self.bad_rows if row.reason == common), None)
         remedy = (first.remedy if first else "") or "mend them"
         if common == OVER_LONG:
             remedy = "raise data.max_length where the model sees more"
             remedy += ", set data.over_length=truncate to cut prompts instead" * cuts_prompts
             remedy = f"{about_length}: {remedy}" if about_length else remedy
-        some = f", or leave them out with data.max_bad_rows_percent (now {max_percent:g})"
+        now = min(limit, max_percent) if is_lossy else max_percent
+        some = f", or leave them out with data.max_bad_rows_percent (now {now:g})"
         some = some if self.total < num_rows else ""  # nothing would be left
         where = f" (all are listed in {listed})" if listed else ""
         raise ValueError(
@@ -106,7 +113,7 @@ class Quarantine:
         """Each reason once, with how often it holds and the first row that it holds for."""
         shown = [
             f"{self.counts[row.reason]} {row.reason} ({row.place}"
-            + (f", {excerpt(row.detail, DETAIL_CHARACTERS)})" if row.detail else ")")
+            + (f", {excerpt(row.shown_detail, DETAIL_CHARACTERS)})" if row.detail else ")")
             for row in self.examples[:NUM_SHOWN]
         ]
         others = len(self.counts) - len(shown)

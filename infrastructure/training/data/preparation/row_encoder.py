@@ -18,7 +18,9 @@ from infrastructure.core.errors import DataError
 from infrastructure.core.helper_process import worker_pool
 from infrastructure.core.importing import do_without_torch
 from infrastructure.core.process_memory import HardLimit, can_limit_hard, resident_bytes
+from infrastructure.training.data.encoding.row_accounting import REASONING_FIELDS, Account
 from infrastructure.training.data.encoding.row_schema import RowSchema
+from infrastructure.training.data.encoding.token_survival import Survival
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
 from infrastructure.training.data.readers.rows import (
     KILLS_PROCESS,
@@ -34,6 +36,7 @@ CHUNK_ROWS = 256
 CHUNKS_PER_WORKER = 2
 NUM_DEATHS_OF_A_ROW = 2  # once may be chance
 MAX_DEADLY_ROWS = 20
+ACCOUNTED = frozenset({"content", "tool_calls", *REASONING_FIELDS})  # by their positions
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +63,9 @@ class PreparedRow:
         content: equal for rows that say the same.
         end_token: what ends its last answer.
         holds_special_text: the text spells a special token, which is read as that token.
+        account: what became of its texts.
+        is_rewritten: its reasoning is written in another form than the row's.
+        survival: what the tokenizer made of what is learned.
     """
 
     conversation: Conversation
@@ -69,6 +75,9 @@ class PreparedRow:
     offset: int
     is_truncated: bool
     holds_special_text: bool
+    account: Account
+    is_rewritten: bool
+    survival: Survival
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +126,8 @@ class RowWorker:
         return not is_plain or self.encoder.pictures is not None
 
     def __getstate__(self) -> dict[str, object]:
-        _ = self.encoder.template  # may be found by TRL, which needs torch: not in each process
+        # May be found by TRL, which needs torch: not in each process.
+        _ = self.encoder.template, self.encoder.tool_template
         return vars(self)
 
     def __call__(self, chunk: Chunk) -> PreparedChunk:
@@ -144,6 +154,9 @@ class RowWorker:
                     row.offset,
                     result.is_truncated,
                     any(self._special.search(turn.text) for turn in conversation.turns),
+                    result.account,
+                    result.is_rewritten,
+                    result.survival,
                 )
             )
         columns = self._unused_columns(chunk.rows, shape)
@@ -161,15 +174,12 @@ class RowWorker:
         unused: Counter[str] = Counter()
         for conversation in conversations:
             given = json.loads(conversation.inputs) if conversation.inputs else {}
-            names = [*given.get("chat_template_kwargs", {}), *given.keys() & {"tools"}]
+            names = [*given.get("chat_template_kwargs", {})]
             for turn in conversation.turns:
-                names += json.loads(turn.fields).keys() - {"content"} if turn.fields else ()
-            unused.update(name for name in names if not self._reads(name))
+                names += json.loads(turn.fields).keys() - ACCOUNTED if turn.fields else ()
+            template = self.encoder.template_for(conversation.inputs)
+            unused.update(name for name in names if template is None or not template.reads(name))
         return unused
-
-    def _reads(self, name: str) -> bool:
-        template = self.encoder.template
-        return template is not None and template.reads(name)
 
 
 def _seen(example: TokenizedExample) -> list[list[str]]:

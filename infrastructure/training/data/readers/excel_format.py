@@ -1,13 +1,19 @@
-"""Reader of Excel workbooks: the first sheet, whose first line names the columns.
+"""Reader of Excel workbooks: the first sheet that is not hidden, whose first line names the
+columns.
 
 openpyxl reads them, line by line, and holds the texts of a workbook once; how large one is unpacked
-is counted before.
+is counted before. A cell is the text that Excel shows where its type says more than its number
+(dates, percentages, leading zeros); one that shows an error, or a formula that nobody computed, has
+none. Cells that are merged downwards all have the value of the first.
 """
 
+import re
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import date, time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import date, datetime, time, timedelta
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +21,12 @@ from infrastructure.core.optional import require
 from infrastructure.training.data.readers.compressed import inflated_bytes
 from infrastructure.training.data.readers.line_reader import BEGIN, Start
 from infrastructure.training.data.readers.row_limits import MAX_ROW_BYTES, too_large_words
-from infrastructure.training.data.readers.rows import LINE_TOO_LONG, BadRow, Row
+from infrastructure.training.data.readers.rows import (
+    LINE_TOO_LONG,
+    BadRow,
+    Row,
+    Unreadable,
+)
 
 if TYPE_CHECKING:
     from openpyxl import Workbook
@@ -23,18 +34,22 @@ if TYPE_CHECKING:
 MAX_WORKBOOK_BYTES = 64 << 20  # unpacked; an empty element of XML takes some ten times its length
 MAX_LINES = 1 << 20  # as Excel has
 NUM_SHEETS_SHOWN = 3
+FORMULA = re.compile(rb"<f[ />]")
+MERGED = re.compile(rb'<mergeCell ref="([A-Z]+)(\d+):[A-Z]+(\d+)"')
+SCAN_BYTES, LONGEST_MARK = 1 << 20, 64
+NOT_COMPUTED = "a formula without its value (open the file in Excel and save it)"
 
 
 def read_excel(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | BadRow]:
-    """The lines of the first sheet below the one that names the columns; columns without a name
-    and empty lines are left out. `line` and `offset` count lines of the sheet.
+    """The lines of the sheet below the one that names the columns; columns without a name and empty
+    lines are left out. `line` and `offset` count lines of the sheet.
 
     Raises:
         ValueError: the workbook is damaged, too large, or has no line that names the columns.
     """
     with _opened(path, name) as book:
         columns: dict[int, str] = {}
-        for number, cells in enumerate(_lines(book, name), 1):
+        for number, cells in enumerate(_lines(book, path, name), 1):
             if number > MAX_LINES:
                 raise ValueError(
                     f"{name}: a sheet of more than {MAX_LINES:,} lines: save it as CSV"
@@ -48,13 +63,19 @@ def read_excel(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | Ba
 
 
 def other_sheets(path: Path) -> list[str]:
-    """The names of the sheets that are not read, the first few."""
+    """The names of the sheets that are not read, the first few.
+
+    Raises:
+        ValueError: all of them are hidden.
+    """
     with _opened(path, path.name) as book:
-        return [sheet.title for sheet in book.worksheets[1 : 1 + NUM_SHEETS_SHOWN]]
+        read = _sheet_of(book, path.name)
+        others = [sheet.title for sheet in book.worksheets if sheet is not read]
+        return others[:NUM_SHEETS_SHOWN]
 
 
 @contextmanager
-def _opened(path: Path, name: str) -> Iterator["Workbook"]:
+def _opened(path: Path, name: str, *, formulas: bool = False) -> Iterator["Workbook"]:
     openpyxl = require("openpyxl", "reading Excel files")
     if inflated_bytes(path, MAX_WORKBOOK_BYTES) > MAX_WORKBOOK_BYTES:
         raise ValueError(
@@ -63,7 +84,7 @@ def _opened(path: Path, name: str) -> Iterator["Workbook"]:
     with path.open("rb") as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of styles and of parts that are not read
         try:
-            book: Workbook = openpyxl.load_workbook(file, read_only=True, data_only=True)
+            book: Workbook = openpyxl.load_workbook(file, read_only=True, data_only=not formulas)
         except Exception as error:  # whatever a damaged part makes of the library
             raise ValueError(_damaged(name, error)) from error
         try:
@@ -72,15 +93,77 @@ def _opened(path: Path, name: str) -> Iterator["Workbook"]:
             book.close()
 
 
-def _lines(book: "Workbook", name: str) -> Iterator[Sequence[Any]]:
+def _lines(book: "Workbook", path: Path, name: str) -> Iterator[list[object]]:
+    """The lines of the sheet as plain values."""
     if not book.worksheets:
         return
-    sheet = book.worksheets[0]
+    sheet = _sheet_of(book, name)
     sheet.reset_dimensions()  # what the file claims of its size
     try:
-        yield from sheet.iter_rows(values_only=True)
+        marks = _marks_of(sheet)
+        with ExitStack() as opened:
+            formula_lines: Iterator[Any] = repeat(())
+            if marks.has_formulas:
+                formulas = opened.enter_context(_opened(path, name, formulas=True))[sheet.title]
+                formulas.reset_dimensions()
+                formula_lines = formulas.iter_rows()
+            lines = zip(sheet.iter_rows(), formula_lines, strict=False)
+            for number, (cells, others) in enumerate(lines, 1):
+                values = [_plain(cell) for cell in cells]
+                for n, cell in enumerate(others[: len(values)]):
+                    if cell.data_type == "f" and values[n] is None:
+                        values[n] = Unreadable(NOT_COMPUTED)
+                yield marks.filled(number, values) if marks.merged else values
     except Exception as error:
         raise ValueError(_damaged(name, error)) from error
+
+
+def _sheet_of(book: "Workbook", name: str) -> Any:
+    """The first sheet that Excel shows."""
+    shown = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"]
+    if book.worksheets and not shown:
+        raise ValueError(f"{name}: all sheets are hidden: show the one that is meant")
+    return shown[0] if shown else None
+
+
+@dataclass
+class _Marks:
+    """What a sheet says beside its cells.
+
+    Attributes:
+        merged: (line, column) of the first of cells that are merged → the last line of them.
+    """
+
+    has_formulas: bool = False
+    merged: dict[tuple[int, int], int] = field(default_factory=dict)
+    _open: dict[int, tuple[int, object]] = field(default_factory=dict)
+
+    def filled(self, number: int, values: list[object]) -> list[object]:
+        """A line with the values of cells that reach down into it; lines come in order."""
+        for n, value in enumerate(values):
+            if (number, n) in self.merged:
+                self._open[n] = (self.merged[number, n], value)
+        self._open = {n: held for n, held in self._open.items() if held[0] >= number}
+        values += [None] * (max(self._open, default=0) + 1 - len(values))
+        for n, (_, value) in self._open.items():
+            values[n] = value
+        return values
+
+
+def _marks_of(sheet: Any) -> _Marks:
+    """Look for them in the sheet's own text; merged cells stand at its end."""
+    column_number = require("openpyxl.utils", "reading Excel files").column_index_from_string
+    marks, tail = _Marks(), b""
+    with sheet.parent._archive.open(sheet._worksheet_path) as file:
+        while chunk := file.read(SCAN_BYTES):
+            text = tail + chunk
+            marks.has_formulas = marks.has_formulas or FORMULA.search(text) is not None
+            for column, first, last in MERGED.findall(text):
+                if first != last:
+                    at = (int(first), column_number(column.decode()) - 1)
+                    marks.merged[at] = int(last)
+            tail = text[-LONGEST_MARK:]
+    return marks
 
 
 def _damaged(name: str, error: Exception) -> str:
@@ -99,15 +182,55 @@ def _columns(cells: Sequence[Any], name: str, number: int) -> dict[int, str]:
     return named
 
 
-def _row(cells: Sequence[Any], columns: dict[int, str], name: str, number: int) -> Row | BadRow:
-    values = {column: _plain(cells[n]) if n < len(cells) else None for n, column in columns.items()}
+def _row(
+    cells: Sequence[object], columns: Mapping[int, str], name: str, number: int
+) -> Row | BadRow:
+    values = {column: cells[n] if n < len(cells) else None for n, column in columns.items()}
     if sum(len(value) for value in values.values() if isinstance(value, str)) > MAX_ROW_BYTES:
         return BadRow(name, number, LINE_TOO_LONG, too_large_words(), offset=number)
     return Row(values, name, number, number)
 
 
-def _plain(cell: object) -> object:
+def _plain(cell: Any) -> object:
     """A cell as CSV would hold it: text."""
-    if isinstance(cell, date | time):
-        return cell.isoformat()
-    return cell if cell is None or isinstance(cell, str) else str(cell)
+    value = cell.value
+    if value is None:
+        return None
+    if cell.data_type == "e":
+        return Unreadable(f"an error of Excel ({value})")
+    if isinstance(value, str):
+        return _unescaped(value)
+    if isinstance(value, bool):
+        return str(value).upper()
+    if isinstance(value, datetime) and value.time() == time() and _shows_no_time(cell):
+        return value.date().isoformat()
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        minutes, seconds = divmod(round(value.total_seconds()), 60)
+        return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+    return _number(value, str(cell.number_format or ""))
+
+
+def _unescaped(text: str) -> str:
+    """A text with its control characters, which a workbook spells: `_x000D_` ends a line."""
+    if "_x" not in text:
+        return text
+    unescape = require("openpyxl.utils.escape", "reading Excel files").unescape
+    return str(unescape(text))
+
+
+def _shows_no_time(cell: Any) -> bool:
+    numbers = require("openpyxl.styles.numbers", "reading Excel files")
+    return bool(numbers.is_datetime(cell.number_format) == "date")
+
+
+def _number(value: float, shown_as: str) -> str:
+    """A number as Excel shows it, which counts 15 digits, and neither its separators nor sign of
+    currency."""
+    if shown_as.endswith("%"):
+        return f"{100 * value:.15g}%"
+    if isinstance(value, int):
+        return str(value).zfill(len(shown_as) if re.fullmatch("0+", shown_as) else 0)
+    shown = f"{value:.15g}"
+    return shown if float(shown) != value else str(value)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from infrastructure.core.json_text import is_too_deep, too_deep
+from infrastructure.core.json_text import RECORD_DECODER, is_too_deep, too_deep
 from infrastructure.training.data.readers.json_layout import (
     HELD_OUT_KEYS,
     LIST_KEYS,
@@ -61,7 +61,6 @@ class JsonScanner:
         self.offset, self.line = start
         self._text = ""
         self._index = 0
-        self._decoder = json.JSONDecoder()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         file.seek(self.offset)
         if self.offset == 0 and file.read(len(UTF8_MARK)) == UTF8_MARK:
@@ -90,12 +89,14 @@ class JsonScanner:
             if has_too_many_values(self._text):
                 raise self.error(f"an element of {too_large_words()}")
             try:
-                value, end = self._decoder.raw_decode(self._text, self._index)
+                value, end = RECORD_DECODER.raw_decode(self._text, self._index)
             except RecursionError as error:
                 raise self.error(too_deep()) from error
             except json.JSONDecodeError as error:
                 self._read_on(error)
                 continue
+            except ValueError as error:  # a key twice
+                raise self.error(str(error)) from error
             if is_too_deep(value):
                 raise self.error(too_deep())
             at_the_end = end == len(self._text) and isinstance(value, int | float)
@@ -160,6 +161,7 @@ def read_json(
         if is_nested:
             scanner = _entered(JsonScanner(file, name), layout, key)
             yield from _counted(_each(scanner, layout, questions_in), name, start)
+            _check_end(scanner, layout, key)
             return
         counts = _share_a_line(_entered(JsonScanner(file, name), layout, key), layout)
         scanner = JsonScanner(file, name, start)
@@ -169,8 +171,8 @@ def read_json(
         for value, line, offset in _values(scanner, layout):
             yield _element(unwrapped(value), name, number if counts else line, offset)
             number += 1
-        if start == BEGIN and layout is Layout.ARRAY and scanner.peek():
-            raise scanner.error("text after the end of the array")
+        if start == BEGIN:
+            _check_end(scanner, layout, key)
 
 
 def held_out_split(path: Path, encoding: str = UTF8) -> str:
@@ -193,18 +195,8 @@ def _keys_of_lists(scanner: JsonScanner) -> Iterator[str]:
     while scanner.peek() != "}":
         key = str(scanner.value())
         scanner.take(":")
-        if scanner.peek() == "[":
-            scanner.take("[")
-            are_rows = scanner.peek() == "{"
-            while scanner.peek() != "]":
-                scanner.value()
-                if scanner.peek() != "]":
-                    scanner.take(",")
-            scanner.take("]")
-            if are_rows:
-                yield key
-        else:
-            scanner.value()
+        if _pass_value(scanner):
+            yield key
         if scanner.peek() != "}":
             scanner.take(",")
 
@@ -303,6 +295,40 @@ def _values(scanner: JsonScanner, layout: Layout) -> Iterator[tuple[object, int,
             scanner.take(":")
     if end:
         scanner.take(end)
+
+
+def _check_end(scanner: JsonScanner, layout: Layout, key: str) -> None:
+    """Pass over what follows the rows.
+
+    Raises:
+        ValueError: it may hold rows that nobody would miss.
+    """
+    if layout is Layout.LIST:
+        while scanner.peek() == ",":
+            scanner.take(",")
+            name = scanner.value()
+            scanner.take(":")
+            if name == key:
+                raise scanner.error(f"the key {key!r} appears twice")
+            _pass_value(scanner)
+        scanner.take("}")
+    if scanner.peek():
+        raise scanner.error("text after the end of the document")
+
+
+def _pass_value(scanner: JsonScanner) -> bool:
+    """Pass over one value, and hold one element at a time; whether it is a list of objects."""
+    if scanner.peek() != "[":
+        scanner.value()
+        return False
+    scanner.take("[")
+    are_rows = scanner.peek() == "{"
+    while scanner.peek() != "]":
+        scanner.value()
+        if scanner.peek() != "]":
+            scanner.take(",")
+    scanner.take("]")
+    return are_rows
 
 
 def _share_a_line(scanner: JsonScanner, layout: Layout) -> bool:

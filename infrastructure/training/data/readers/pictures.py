@@ -10,19 +10,39 @@ import binascii
 import hashlib
 import io
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from infrastructure.core.optional import require
 from infrastructure.training.data.readers.rows import PictureSource, kind_of
 from infrastructure.training.data.store.examples import Picture
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     from PIL.Image import Image
 
 MAX_PICTURE_BYTES = 64 << 20
 MAX_PIXELS = 64_000_000  # 192 MB once it is decoded
+RULE_VERSION = 1  # of how pictures become pixels: prepared data of another rule is not used
+WHITE, OPAQUE = "white", 255
+# What is decided where a picture has more than 8 bits of red, green and blue; told with counts.
+TRANSPARENT, SEVERAL_FRAMES, MANY_BITS = "transparent", "several frames", "more than 8 bits"
+DEEP = re.compile(r"\b(?:L|LA|RGB|RGBA|RGBa|RGBX|RGBXX|CMYK|I|F);(?:16|12)")
+TWELVE_BITS = "I;12"
+PREMULTIPLIED = {"La": "LA", "RGBa": "RGBA"}
+WHOLE_OF_UNKNOWN_RANGE = (
+    "whole numbers of 32 bits, or with a sign, and which of them is white is not known: save it"
+    " with 8 or 16 bits"
+)
+UNKNOWN_RANGE = {
+    "I": WHOLE_OF_UNKNOWN_RANGE,
+    "LAB": "colours of the LAB space, which are not read: save it in RGB",
+}
+TIFF_PHOTOMETRIC, TIFF_WHITE_IS_ZERO = 262, 0
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
 ENDINGS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 SOURCE_KEYS = ("image", "image_url", "source", "bytes", "base64", "data", "path", "url")
@@ -85,11 +105,14 @@ def _decoded(text: str, where: str) -> bytes:
         raise PictureError(f"{where} is no base64: {error}") from error
 
 
-def read_picture(source: PictureSource, folder: Path) -> tuple[Picture, "Image"]:
+def read_picture(
+    source: PictureSource, folder: Path, background: str = WHITE
+) -> tuple[Picture, "Image"]:
     """A picture of a row, and its pixels.
 
     Args:
         folder: what paths are relative to.
+        background: the colour behind transparent pixels.
 
     Raises:
         PictureError: it is missing, broken, too large, or no picture.
@@ -101,9 +124,9 @@ def read_picture(source: PictureSource, folder: Path) -> tuple[Picture, "Image"]
     else:
         file = (folder / source).absolute()
         content, path = _file_content(file, source), str(file)
-    image = decode(content, path and f"{source!r}")
-    kept = b"" if path else content
-    return Picture(hashlib.sha256(content).hexdigest(), len(content), path, 0, kept), image
+    image, decided = _decoded_picture(content, path and f"{source!r}", background)
+    kept, sha256 = b"" if path else content, hashlib.sha256(content).hexdigest()
+    return Picture(sha256, len(content), path, 0, kept, decided), image
 
 
 def _file_content(file: Path, name: str) -> bytes:
@@ -119,11 +142,19 @@ def _file_content(file: Path, name: str) -> bytes:
     return content
 
 
-def decode(content: bytes, name: str = "") -> "Image":
-    """The pixels, in RGB and upright; of one that moves the first frame.
+def decode(content: bytes, name: str = "", background: str = WHITE) -> "Image":
+    """The pixels, in RGB and upright, as `_decoded_picture` makes them."""
+    return _decoded_picture(content, name, background)[0]
+
+
+def _decoded_picture(content: bytes, name: str, background: str) -> "tuple[Image, tuple[str, ...]]":
+    """The pixels of a picture in RGB, 8 bits each, upright, and what had to be decided for that.
+
+    Of several frames the first is taken, transparent pixels are laid on `background`, and more than
+    8 bits are scaled by the range of their type.
 
     Raises:
-        PictureError: it cannot be decoded, or has too many pixels.
+        PictureError: it cannot be decoded, has too many pixels, or has values of unknown range.
     """
     module = require("PIL.Image", "training on pictures")
     operations = require("PIL.ImageOps", "training on pictures")
@@ -135,8 +166,11 @@ def decode(content: bytes, name: str = "") -> "Image":
                 raise PictureError(
                     f"{what} has {width} x {height} pixels, more than {MAX_PIXELS // 10**6} million"
                 )
-            upright: Image = operations.exif_transpose(image).convert("RGB")
-            return upright
+            packing = _packing(image)
+            is_inverted = _is_inverted(image)
+            upright: Image = operations.exif_transpose(image)
+            pixels, decided = _in_rgb(upright, packing, is_inverted, background, what)
+            return pixels, (*decided, *_about_frames(image))
     except PictureError:
         raise
     except module.UnidentifiedImageError as error:
@@ -146,3 +180,96 @@ def decode(content: bytes, name: str = "") -> "Image":
         raise PictureError(f"{what} has more pixels than {MAX_PIXELS // 10**6} million") from error
     except Exception as error:  # its decoders raise whatever a broken file makes them
         raise PictureError(f"{what} is broken ({error})") from error
+
+
+def _packing(image: "Image") -> str:
+    """How the file packs its values, as Pillow names it (`RGB;16B`, `I;12`); it says so until the
+    picture is loaded."""
+    return " ".join(str(tile[3]) for tile in getattr(image, "tile", ())[:1])
+
+
+def _is_inverted(image: "Image") -> bool:
+    """Whether the smallest value means white, which Pillow heeds in pictures of 8 bits alone."""
+    tags = getattr(image, "tag_v2", None)
+    return tags is not None and tags.get(TIFF_PHOTOMETRIC) == TIFF_WHITE_IS_ZERO
+
+
+def _in_rgb(
+    image: "Image", packing: str, is_inverted: bool, background: str, what: str
+) -> "tuple[Image, list[str]]":
+    """The pixels in RGB, and what had to be decided."""
+    decided = [MANY_BITS] if DEEP.search(packing) or image.mode.startswith("I;16") else []
+    transparent = image.info.get("transparency")
+    if image.mode in UNKNOWN_RANGE:
+        raise PictureError(f"{what} has {UNKNOWN_RANGE[image.mode]}")
+    if image.mode == "F" or image.mode.startswith("I;16"):
+        values = np.asarray(image)
+        image = _grey(values, packing, is_inverted, what)
+        decided = [MANY_BITS]
+        if isinstance(transparent, int):
+            image.putalpha(_as_mask(values != transparent))
+    elif decided and isinstance(transparent, tuple):  # 16 bits each, and of the pixels 8 are left
+        image.info["transparency"] = tuple(value >> 8 for value in transparent)
+    if image.mode in PREMULTIPLIED:
+        image = image.convert(PREMULTIPLIED[image.mode])
+    if not image.has_transparency_data:
+        return image.convert("RGB"), decided
+    seen = image.convert("RGBA")
+    if seen.getchannel("A").getextrema()[0] == OPAQUE:
+        return image.convert("RGB"), decided
+    module = require("PIL.Image", "training on pictures")
+    below = module.new("RGBA", seen.size, background)
+    return module.alpha_composite(below, seen).convert("RGB"), [*decided, TRANSPARENT]
+
+
+def _grey(values: "npt.NDArray[Any]", packing: str, is_inverted: bool, what: str) -> "Image":
+    """Values of more than 8 bits in 8: by the range of their type, of numbers with a point by 0..1.
+
+    Raises:
+        PictureError: numbers with a point that are not all between 0 and 1.
+    """
+    module = require("PIL.Image", "training on pictures")
+    if values.dtype.kind == "f":
+        if not (values.min() >= 0 and values.max() <= 1):  # neither is NaN
+            raise PictureError(
+                f"{what} has numbers from {values.min():g} to {values.max():g}, and which of them"
+                " is white is not known: scale them to 0..1, or to whole numbers of 8 or 16 bits"
+            )
+        scaled = np.rint(values * 255)
+    else:
+        scaled = values >> (4 if TWELVE_BITS in packing else 8)  # as Pillow does it in colour
+    eight = scaled.astype(np.uint8)
+    image: Image = module.fromarray(255 - eight if is_inverted else eight)
+    return image
+
+
+def _as_mask(shown: "npt.NDArray[np.bool_]") -> "Image":
+    module = require("PIL.Image", "training on pictures")
+    mask: Image = module.fromarray(shown.astype(np.uint8) * OPAQUE)
+    return mask
+
+
+def _about_frames(image: "Image") -> list[str]:
+    """A photograph of a telephone has a small one of itself inside (MPO), which is no frame."""
+    if image.format == "MPO":
+        return []
+    try:
+        return [SEVERAL_FRAMES] if getattr(image, "n_frames", 1) > 1 else []
+    except Exception:  # a later frame is broken: the first one is whole
+        return [SEVERAL_FRAMES]
+
+
+def decisions_in_words(counts: Counter[str], background: str, what: str = "row") -> list[str]:
+    """A sentence on what was decided about so many rows with pictures, or pictures; none where
+    nothing was."""
+    words = {
+        TRANSPARENT: f"transparent (laid on data.image_background={background})",
+        SEVERAL_FRAMES: "of several frames (the first is shown)",
+        MANY_BITS: "of more than 8 bits (scaled to 8)",
+    }
+    parts = [
+        f"{n:,} {what}{'' if n == 1 else 's'} {words[kind]}"
+        for kind in words
+        if (n := counts[kind])
+    ]
+    return [f"about the pictures: {', '.join(parts)}"] if parts else []

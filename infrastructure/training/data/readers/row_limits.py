@@ -73,12 +73,19 @@ def _extent(array: "Array") -> tuple[int, int]:
             return inner_bytes * len(array), len(array)
         lengths = compute.binary_length(array.dictionary).take(array.indices)
         return int(compute.sum(lengths).as_py() or 0), len(array)
+    if kinds.is_string_view(kind) or kinds.is_binary_view(kind):
+        return _extent(array.cast(arrow.large_binary()))
     if _is_text(kinds, kind):
         return int(compute.sum(compute.binary_length(array)).as_py() or 0), len(array)
     if kinds.is_struct(kind):
         parts = [_extent(part) for part in array.flatten()]
         return sum(size for size, _ in parts), len(array) + sum(number for _, number in parts)
-    if kinds.is_nested(kind) and hasattr(array, "flatten"):  # lists of all kinds, and maps
+    if kinds.is_map(kind):
+        offsets = array.offsets
+        first, last = offsets[0].as_py(), offsets[-1].as_py()
+        parts = [_extent(part.slice(first, last - first)) for part in (array.keys, array.items)]
+        return sum(size for size, _ in parts), len(array) + sum(number for _, number in parts)
+    if kinds.is_nested(kind) and hasattr(array, "flatten"):  # lists of all kinds
         size, number = _extent(array.flatten())
         return size, len(array) + number
     return max(array.nbytes, 8 * len(array)), len(array)

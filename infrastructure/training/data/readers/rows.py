@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from infrastructure.core.json_text import JsonObject
+from infrastructure.core.user_text import user_text
 
 EXCERPT_CHARACTERS = 120
 
@@ -29,6 +30,12 @@ NOT_SUPERVISED = "no supervised token"
 KILLS_PROCESS = "kills its process"
 NO_PREFERENCE = "no preference"
 PICTURE = "picture"
+LEFT_OUT = "text left out"  # of an answer, by what writes the row for the model
+NOT_IN_TOKENS = "not in the tokenizer's tokens"  # some of an answer
+
+# What was to be learned is not what the model would learn: few such rows are a sign of a wrong
+# template or tokenizer already.
+UNLEARNABLE = frozenset({LEFT_OUT, NOT_IN_TOKENS})
 
 # What to do where many rows are set aside for one reason.
 REMEDIES = {
@@ -38,7 +45,9 @@ REMEDIES = {
     HALF_CHARACTER: "a text was cut inside a character: write it whole",
     BROKEN_JSON: "write each row with json.dumps, one a line",
     MISSING_COLUMN: "give one file where a folder holds rows of several kinds",
+    NOT_IN_TOKENS: "take a model whose tokenizer has tokens for these characters",
     WRONG_COLUMNS: "put fields that hold the separator into quotes",
+    BROKEN_CSV: "put a field that holds a quote into quotes, and write each quote in it twice",
 }
 
 TEXT_ROLE = "text"
@@ -65,6 +74,35 @@ class Row:
     source: str
     line: int
     offset: int = 0
+
+
+class Label(str):
+    """The name of a label that its file keeps as a number.
+
+    Attributes:
+        number: from 0, which of several choices it may mean as well.
+    """
+
+    number: int
+
+    def __new__(cls, name: str, number: int = -1) -> "Label":
+        made = super().__new__(cls, name)
+        made.number = number
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """The value of a cell that holds no text and no value.
+
+    Attributes:
+        what: it is, in words.
+    """
+
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +136,13 @@ class BadRow:
             return f"it looks like Windows text: set data.encoding={self.encoding}"
         return self.advice or REMEDIES.get(self.reason, "")
 
+    @property
+    def shown_detail(self) -> str:
+        """The detail, which quotes the row; that of a long row holds numbers alone."""
+        return self.detail if self.reason == OVER_LONG else user_text(self.detail)
+
     def __str__(self) -> str:
-        return f"{self.place}: {self.reason}" + (f" ({self.detail})" if self.detail else "")
+        return f"{self.place}: {self.reason}" + (f" ({self.shown_detail})" if self.detail else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +290,8 @@ def excerpt(value: object, characters: int = EXCERPT_CHARACTERS) -> str:
 
 def kind_of(value: object) -> str:
     """A JSON-like value's type in words."""
+    if isinstance(value, Unreadable):
+        return value.what
     names = {type(None): "nothing", bool: "a truth value", int: "a number", float: "a number"}
     names |= {str: "text", list: "a list", dict: "an object", bytes: "bytes"}
     return names.get(type(value), f"a {type(value).__name__}")

@@ -20,6 +20,7 @@ from infrastructure.core.lookup import nearest, unknown_name
 from infrastructure.core.named_object import is_address
 from infrastructure.core.redact import public_address
 from infrastructure.core.registry import Registry
+from infrastructure.core.user_text import note_user_values
 from infrastructure.training.data.readers.compressed import (
     COMPRESSED,
     ZIP,
@@ -41,6 +42,7 @@ from infrastructure.training.data.readers.file_type import (
 )
 from infrastructure.training.data.readers.json_format import held_out_split, read_json
 from infrastructure.training.data.readers.line_reader import BEGIN, Start
+from infrastructure.training.data.readers.pictures import ENDINGS as PICTURE_ENDINGS
 from infrastructure.training.data.readers.rows import (
     INVALID_UTF8,
     OTHER_ENCODING,
@@ -49,6 +51,16 @@ from infrastructure.training.data.readers.rows import (
     Row,
     excerpt,
     kind_of,
+)
+from infrastructure.training.data.readers.splits import (
+    HELD_OUT,
+    SETTINGS,
+    SPLITS,
+    TEST,
+    is_no_data,
+    named,
+    parts_of,
+    saved_splits,
 )
 from infrastructure.training.data.readers.table_formats import (
     is_saved_dataset,
@@ -140,6 +152,8 @@ class DataFile:
         encoding: of a text file, as Python names it; "" is UTF-8.
         split: of a JSON document that holds several lists, the key of the one that is read; "" is
             the one to train on.
+        held_out, test: of the first file of a folder to train on, the files that lie there for
+            these; see `splits`. Those for a test are not looked into.
     """
 
     path: Path
@@ -148,6 +162,11 @@ class DataFile:
     note: str = ""
     encoding: str = UTF8
     split: str = ""
+    held_out: tuple["DataFile", ...] = ()
+    test: tuple["DataFile", ...] = ()
+
+    def __post_init__(self) -> None:
+        note_user_values(self.name, str(self.path))
 
     def rows(self, start: Start = BEGIN) -> Iterator[Row | BadRow]:
         """The rows from `start` on.
@@ -155,8 +174,13 @@ class DataFile:
         Raises:
             ValueError: the file as a whole cannot be read.
         """
+        columns = None
         try:
-            yield from self._rows(start)
+            for row in self._rows(start):
+                if isinstance(row, Row) and row.values.keys() != columns:
+                    columns = row.values.keys()
+                    note_user_values(*columns)
+                yield row
         except Exception as error:
             if is_damaged(error):
                 raise ValueError(
@@ -244,15 +268,14 @@ def _files_at(place: str, data_format: str, what: str, encoding: str) -> list[Da
     path = Path(place)
     where, _ = split_place(place)
     if Path(where).is_dir() and is_saved_dataset(Path(where)):
-        return [DataFile(path, readable_path(path.name), HUGGINGFACE)]
+        return [_data_set(path, readable_path(path.name), saved_splits(Path(where)))]
     if path.is_dir():
         return _folder_files(path, data_format, what, encoding)
     _check_link(path, what)
     if path.exists():
         return [_data_file(path, readable_path(path.name), data_format, encoding)]
     if data_format == HUGGINGFACE or may_be_on_the_hub(place):
-        load_huggingface(place)
-        return [DataFile(path, place, HUGGINGFACE)]
+        return [_data_set(path, place, load_huggingface(place).info.splits or ())]
     raise ValueError(_not_found(path, what))
 
 
@@ -276,18 +299,51 @@ def files_of(config: DataConfig) -> tuple[list[DataFile], list[DataFile]]:
     train = discover(str(config.path), config.format, encoding=config.encoding)
     if config.eval_path is None:
         return train, held_out_beside(train) if config.validation_split else []
-    held_out = discover(config.eval_path, config.format, "held-out data", encoding=config.encoding)
-    return train, held_out_beside(held_out) or held_out
+
+    def held_out_at(place: str) -> list[DataFile]:
+        return discover(place, config.format, "held-out data", encoding=config.encoding)
+
+    given = held_out_at(config.eval_path)
+    tests = [one for file in given for test in file.test for one in held_out_at(str(test.path))]
+    return train, held_out_beside(given) or tests or given
 
 
 def held_out_beside(files: list[DataFile]) -> list[DataFile]:
-    """The held-out rows that JSON documents hold beside those to train on."""
+    """What is to be held out beside the files to train on: files of the same folder, and the rows
+    that JSON documents hold for it."""
     splits = [(file, held_out_split(file.path, file.encoding)) for file in files if _is_json(file)]
-    return [replace(file, split=split, note="") for file, split in splits if split]
+    inside = [
+        replace(file, split=split, note="", held_out=(), test=()) for file, split in splits if split
+    ]
+    return [*(one for file in files for one in file.held_out), *inside]
 
 
 def _is_json(file: DataFile) -> bool:
     return file.format == "json"
+
+
+def about_splits(train: list[DataFile], held_out: list[DataFile]) -> list[str]:
+    """What to tell of the files and rows that lie beside those to train on."""
+    beside = held_out_beside(train)
+    files = [file.name for file in beside if not file.split]
+    measured = {(file.path.resolve(), file.split) for file in held_out}
+    is_used = any((file.path.resolve(), file.split) in measured for file in beside)
+    notes = [
+        f"{file.name} divides its rows: `train` is trained on, `{file.split}` is held out"
+        if is_used
+        else f"{file.name}: `train` is trained on, and `{file.split}` is left out"
+        for file in beside
+        if file.split
+    ]
+    if files:
+        what = "held out, as the name says" if is_used else "neither trained on nor held out"
+        notes.insert(0, f"{named(files)} {what}")
+    tests = [one for file in train for one in file.test]
+    if left := [one.name for one in tests if (one.path.resolve(), "") not in measured]:
+        notes.append(
+            f"{named(left)} left alone, as kept for a test: to measure on it, set data.eval_path"
+        )
+    return notes
 
 
 def data_files_hash(data: DataConfig) -> str | None:
@@ -296,7 +352,8 @@ def data_files_hash(data: DataConfig) -> str | None:
     for place in (data.path, data.eval_path):
         if place is None or not Path(place).exists():
             continue
-        for file in discover(place, data.format, encoding=data.encoding):
+        files = discover(place, data.format, encoding=data.encoding)
+        for file in [*files, *(one for first in files for one in first.held_out)]:
             digest.update(f"{file.name} {file.sha256()}\n".encode())
     return digest.hexdigest() if data.path is not None and Path(data.path).exists() else None
 
@@ -374,13 +431,16 @@ def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> l
     for directory in (folder, *filter(Path.is_dir, inside)):
         require_listable(directory)  # nothing of it would be read, and nobody told
     everything = sorted(p for p in inside if p.is_file() or (p.is_symlink() and not p.exists()))
+    note_user_values(p.name for p in everything)
     if data_format == "auto":
         known = [p for p in everything if _format_by_name(p)]
+        known = [p for p in known if not is_no_data(p, known)] or known
         tables = [p for p in known if _format_by_name(p) != "text"]
         chosen = tables or known
     else:
         known = [p for p in everything if _format_by_name(p) == data_format]
         chosen = known or everything
+        chosen = [p for p in chosen if not is_no_data(p, chosen)] or chosen
     if not chosen:
         names = ", ".join(p.name for p in everything[:5]) or "nothing"
         raise ValueError(
@@ -389,15 +449,50 @@ def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> l
         )
     for path in chosen:
         _check_link(path, what)
-    shown = [readable_path(p.relative_to(folder).as_posix()) for p in chosen]
-    files = [
-        _data_file(p, name, data_format, encoding) for p, name in zip(chosen, shown, strict=True)
-    ]
-    left_out = len(everything) - len(chosen)
-    if left_out:
-        note = "; ".join(filter(None, [files[0].note, _others(left_out)]))
-        files[0] = replace(files[0], note=note)
-    return files
+    parts = parts_of(folder, chosen, lambda path: data_name(path).stem)
+
+    def shown(path: Path) -> str:
+        return readable_path(path.relative_to(folder).as_posix())
+
+    train, held_out = (
+        [_data_file(p, shown(p), data_format, encoding) for p in paths]
+        for paths in (parts.train, parts.held_out)
+    )
+    used = {*chosen}
+    others = [p for p in everything if p not in used and not _is_known(p, everything)]
+    left_out = f"{named([shown(p) for p in others])} left out" if others else ""
+    note = "; ".join(filter(None, [train[0].note, *parts.notes, left_out]))
+    test = tuple(DataFile(p, shown(p), data_format) for p in parts.test)
+    train[0] = replace(train[0], note=note, held_out=tuple(held_out), test=test)
+    return train
+
+
+def _is_known(path: Path, everything: list[Path]) -> bool:
+    """Whether nobody expects a file to be read as data: a card, an index, a picture of rows."""
+    if path.name.lower().endswith(PICTURE_ENDINGS):
+        return True
+    return path.name.lower() not in SETTINGS and is_no_data(path, everything)
+
+
+def _data_set(path: Path, name: str, splits: Iterable[str]) -> DataFile:
+    """A data set of the `datasets` library, with what it holds for other uses than training.
+
+    Args:
+        splits: that it has, where `path` names none of them.
+    """
+    where, split = split_place(str(path))
+    roles = {one: SPLITS.get(one.lower(), "") for one in splits if not split}
+    held_out, test = (
+        tuple(
+            DataFile(Path(f"{where}@{one}"), f"{name}@{one}", HUGGINGFACE)
+            for one in roles
+            if roles[one] == role
+        )
+        for role in (HELD_OUT, TEST)
+    )
+    rest = [f"{name}@{one}" for one, role in roles.items() if not role]
+    note = f"{named(rest)} left out" if rest else ""
+    return DataFile(path, name, HUGGINGFACE, note, held_out=held_out, test=test)
 
 
 def _is_hidden(path: Path, folder: Path) -> bool:
@@ -435,10 +530,7 @@ def _data_file(path: Path, name: str, data_format: str, encoding: str) -> DataFi
             about = "; ".join(filter(None, [about, others]))
         return DataFile(path, name, chosen, about, detected if is_text else UTF8)
     kind = json_kind(head, chosen)
-    words = {"json": "is one JSON document", "jsonl": "is JSON lines"}
-    inside = "" if kind == chosen else f"{name} {words[kind]} inside"
-    about = "; ".join(filter(None, [inside, _about(path, name, kind)]))
-    return DataFile(path, name, kind, about, detected)
+    return DataFile(path, name, kind, _about(path, name, kind), detected)
 
 
 def _about(path: Path, name: str, data_format: str) -> str:

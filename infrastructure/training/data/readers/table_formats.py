@@ -14,6 +14,7 @@ import numpy as np
 from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.optional import require
+from infrastructure.training.data.readers.arrow_values import PlainRows
 from infrastructure.training.data.readers.line_reader import BEGIN, Start
 from infrastructure.training.data.readers.parquet_pages import (
     check_nesting,
@@ -25,7 +26,13 @@ from infrastructure.training.data.readers.row_limits import (
     fits_a_row,
     too_large_words,
 )
-from infrastructure.training.data.readers.rows import INVALID_UTF8, LINE_TOO_LONG, BadRow, Row
+from infrastructure.training.data.readers.rows import (
+    INVALID_UTF8,
+    LINE_TOO_LONG,
+    BadRow,
+    Label,
+    Row,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict
@@ -58,11 +65,12 @@ def read_parquet(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | 
             path.open("rb") as whole,
             parquet.ParquetFile(whole, read_dictionary=texts) as file,
         ):
+            plain = PlainRows(file.schema_arrow)
             for group in groups:
                 num_rows = rows_at_once(raw, metadata, group, texts, name)
                 for batch in file.iter_batches(batch_size=num_rows, row_groups=[group]):
                     skipped = min(max(0, start.offset - first), batch.num_rows)
-                    yield from _arrow_rows(batch.slice(skipped), name, first + skipped)
+                    yield from _arrow_rows(batch.slice(skipped), plain, name, first + skipped)
                     first += batch.num_rows
     except MemoryError as error:
         raise ValueError(f"{name}: decoding this Parquet file takes too much memory") from error
@@ -81,55 +89,27 @@ def _groups_from(metadata: "FileMetaData", record: int) -> tuple[list[int], int]
     return [], first
 
 
-def _arrow_rows(batch: "RecordBatch", name: str, first: int) -> Iterator[Row | BadRow]:
+def _arrow_rows(
+    batch: "RecordBatch", plain: PlainRows, name: str, first: int
+) -> Iterator[Row | BadRow]:
     """The rows of a batch, as plain values; a row that is too large is none, and is never made."""
     if batch.num_rows == 0:
         return
     is_large = not fits_a_row(batch)
     try:
         if not is_large:
-            yield from _numbered(_plain_rows(batch), name, first)
+            yield from _numbered(plain.of(batch), name, first)
             return
     except UnicodeDecodeError:
         pass
     if batch.num_rows > 1:  # which one it is shows in smaller pieces
         half = batch.num_rows // 2
-        yield from _arrow_rows(batch.slice(0, half), name, first)
-        yield from _arrow_rows(batch.slice(half), name, first + half)
+        yield from _arrow_rows(batch.slice(0, half), plain, name, first)
+        yield from _arrow_rows(batch.slice(half), plain, name, first + half)
     elif is_large:
         yield BadRow(name, first + 1, LINE_TOO_LONG, too_large_words(), offset=first)
     else:
         yield BadRow(name, first + 1, INVALID_UTF8, offset=first)
-
-
-def _plain_rows(batch: "RecordBatch") -> list[dict[str, object]]:
-    """What `to_pylist` gives; texts in a dictionary are written out first, which is quicker."""
-    arrow = require("pyarrow", "reading tables")
-    columns = [
-        column.dictionary_decode() if arrow.types.is_dictionary(column.type) else column
-        for column in batch.columns
-    ]
-    plain: list[dict[str, object]] = arrow.RecordBatch.from_arrays(
-        columns, names=batch.schema.names
-    ).to_pylist()
-    nested = [c.name for c in batch.schema if arrow.types.is_nested(c.type)]
-    return [{**row, **{name: _without_fill(row[name]) for name in nested}} for row in plain]
-
-
-def _without_fill(value: object) -> object:
-    """What a list holds, without the nulls in its objects: a table gives all of them the same keys,
-    so that messages and tools have keys that nobody wrote."""
-    if isinstance(value, list):
-        return [_written_keys(one) for one in value]
-    if isinstance(value, dict):
-        return {key: _without_fill(one) for key, one in value.items()}
-    return value
-
-
-def _written_keys(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _written_keys(one) for key, one in value.items() if one is not None}
-    return _without_fill(value)
 
 
 def _numbered(records: Sequence[Mapping[str, object]], name: str, first: int) -> Iterator[Row]:
@@ -149,10 +129,15 @@ def read_hdf5(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | Bad
             columns = _hdf5_columns(file, name, h5py)
             length = len(next(iter(columns.values())))
             num_rows = _hdf5_rows_at_once(columns, path.stat().st_size, name, h5py)
+            named = {key: _hdf5_names(column, h5py) for key, column in columns.items()}
             for first in range(start.offset, length, num_rows):
                 slices = {key: column[first : first + num_rows] for key, column in columns.items()}
                 for index in range(len(next(iter(slices.values())))):
-                    yield _hdf5_row({k: s[index] for k, s in slices.items()}, name, first + index)
+                    fields = {
+                        key: named[key].get(part[index], part[index]) if named[key] else part[index]
+                        for key, part in slices.items()
+                    }
+                    yield _hdf5_row(fields, name, first + index)
     except (OSError, KeyError, RuntimeError, TypeError, MemoryError) as error:
         raise ValueError(f"{name}: the HDF5 file is damaged or cut off ({error})") from error
 
@@ -197,6 +182,12 @@ def _hdf5_columns(file: "H5File", name: str, h5py: ModuleType) -> dict[str, "H5D
     return columns
 
 
+def _hdf5_names(column: "H5Dataset", h5py: ModuleType) -> dict[object, Label]:
+    """The labels that a column keeps as numbers, by their number; none: it holds what it says."""
+    numbers: dict[str, int] = h5py.check_enum_dtype(column.dtype) or {}
+    return {number: Label(name, number) for name, number in numbers.items()}
+
+
 def _hdf5_row(fields: Mapping[str, object], name: str, index: int) -> Row | BadRow:
     if sum(len(field) for field in fields.values() if isinstance(field, bytes)) > MAX_ROW_BYTES:
         return BadRow(name, index + 1, LINE_TOO_LONG, too_large_words(), offset=index)
@@ -217,12 +208,14 @@ def read_huggingface(path: Path, name: str, start: Start = BEGIN) -> Iterator[Ro
     """The rows of a data set of the `datasets` library; see `load_huggingface` for the path."""
     arrow = require("pyarrow", "reading Hugging Face data sets")
     dataset = load_huggingface(str(path)).with_format("arrow")
+    described = dataset.features.arrow_schema
+    plain = PlainRows(described, described.metadata)
     try:
         for first in range(start.offset, len(dataset), READ_ROWS):
             table = dataset[first : first + READ_ROWS]
             position = first
             for batch in table.to_batches():
-                yield from _arrow_rows(batch, name, position)
+                yield from _arrow_rows(batch, plain, name, position)
                 position += batch.num_rows
     except (arrow.ArrowException, OSError) as error:
         raise ValueError(_damaged(Path(split_place(str(path))[0]), error)) from error

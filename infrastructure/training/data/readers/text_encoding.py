@@ -27,7 +27,35 @@ NEVER_UTF8 = "\udcff"  # byte FF, as `surrogateescape` writes it
 
 
 def open_utf8(path: Path, encoding: str = UTF8) -> BinaryIO:
-    """Open text for reading, decompressed and as UTF-8; `encoding` is a codec of Python's."""
+    """Open text for reading, decompressed and as UTF-8; `encoding` is a codec of Python's.
+
+    Where the lines of a file end with CR alone, as on old Macs, they end with LF here.
+    """
+    if _ends_lines_with_cr(path, encoding):
+        return rewindable(lambda: _WithLineFeeds(_opened(path, encoding)))
+    return _opened(path, encoding)
+
+
+def _ends_lines_with_cr(path: Path, encoding: str) -> bool:
+    with _opened(path, encoding) as file:
+        head = file.read(READ_BYTES)
+    return b"\r" in head.rstrip(b"\r") and b"\n" not in head
+
+
+class _WithLineFeeds:
+    """Reads text whose lines end with CR; as many bytes, so places in it stay what they are."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def read(self, size: int) -> bytes:
+        return self._file.read(size).replace(b"\r", b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _opened(path: Path, encoding: str) -> BinaryIO:
     if encoding == UTF8:
         return open_bytes(path)
     codecs.register_error(UNDECODABLE, lambda error: (NEVER_UTF8, _end_of(error)))

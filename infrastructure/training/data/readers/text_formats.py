@@ -6,11 +6,13 @@ read is a `BadRow`; reading goes on with the next one.
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO
 
-from infrastructure.core.json_text import parse_json
+from infrastructure.core.json_text import parse_record
 from infrastructure.training.data.readers.line_reader import (
     BEGIN,
     MAX_LINE_BYTES,
@@ -35,6 +37,11 @@ from infrastructure.training.data.readers.text_encoding import UTF8, likely_enco
 
 SNIFF_BYTES = 1 << 20
 DELIMITERS = (",", ";", "\t", "|")
+JOINED_ADVICE = (
+    "remove the quote, or double it inside a quoted field; where the lines are one field as they"
+    " stand, write the rows as JSON lines"
+)
+NUL = "a NUL byte, which no text has"
 
 
 def read_jsonl(
@@ -56,12 +63,12 @@ def _json_row(data: bytes, name: str, line: Line) -> Row | BadRow:
     if has_too_many_values(data):
         return bad(LINE_TOO_LONG, too_large_words())
     try:
-        value = parse_json(data.decode("utf-8"))
+        value = parse_record(data.decode("utf-8"))
     except UnicodeDecodeError as error:
         return bad(INVALID_UTF8, f"byte {error.start + 1} of the line", likely_encoding(data))
     except json.JSONDecodeError as error:
         return bad(BROKEN_JSON, f"{error.msg.removesuffix(' at')} at column {error.colno}")
-    except ValueError as error:  # nested too deep, a number too long
+    except ValueError as error:  # nested too deep, a number too long, a key twice
         return bad(BROKEN_JSON, str(error))
     if not isinstance(value, dict):
         return bad(WRONG_TYPE, f"the line is {kind_of(value)}, not an object")
@@ -89,12 +96,19 @@ def read_tsv(
 
 
 class _Records:
-    """Feeds a `csv.reader` and knows where the next record begins."""
+    """Feeds a `csv.reader` and knows where the next record begins.
+
+    Attributes:
+        held: the lines of the record so far.
+        is_plain: they are ASCII and hold no NUL.
+    """
 
     def __init__(self, lines: Iterator[Line], name: str) -> None:
         self.lines = lines
         self.name = name
         self.next = self.begin = BEGIN
+        self.held: list[str] = []
+        self.is_plain = True
 
     def __iter__(self) -> Iterator[str]:
         """Its lines; `begin` says where a record begins.
@@ -111,7 +125,17 @@ class _Records:
                     "; is this a table with a header line?"
                 )
             self.next = Start(line.end, line.number + 1)
-            yield line.data.decode("utf-8", "surrogateescape")
+            if b"\x00" in line.data or not line.data.isascii():
+                self.is_plain = False
+            text = line.data.decode("utf-8", "surrogateescape")
+            self.held.append(text)
+            yield text
+
+    def start_record(self) -> None:
+        """Take the next line as the first one of a record."""
+        self.begin = self.next
+        self.held.clear()
+        self.is_plain = True
 
 
 def _read_delimited(
@@ -121,44 +145,123 @@ def _read_delimited(
     with open_utf8(path, encoding) as file:
         header = _Records(read_lines(file), name)
         delimiter = delimiter or _delimiter_of(next(read_lines(file), None))
-        columns = next(csv.reader(header, delimiter=delimiter, strict=True), [])
+        try:
+            columns = next(csv.reader(header, delimiter=delimiter, strict=True), [])
+        except csv.Error as error:
+            raise ValueError(f"{name}:1: the line that names the columns: {error}") from error
         _check_columns(columns, name)
+        table = _Table(path, name, encoding, delimiter, columns)
         records = _Records(read_lines(file, max(start, header.next)), name)
         records.next = max(start, header.next)
         reader = csv.reader(records, delimiter=delimiter, strict=True)
         while True:
-            begin = records.begin = records.next
-            row = _next_record(reader, columns, name, begin)
+            records.start_record()
+            row = _next_record(reader, records, table)
             if row is None:
                 return
             if row is not BLANK:
                 yield row
+            if isinstance(row, BadRow) and row.reason in (BROKEN_CSV, WRONG_COLUMNS):
+                for _ in range(table.num_rows_in(records.held) - 1):
+                    yield row  # one record took the lines of so many
 
 
 BLANK = Row({}, "", 0)
 
 
+@dataclass(frozen=True)
+class _Table:
+    """A file of delimited values, and which of its records are several that a quote joined.
+
+    A quote that opens a field by mistake takes whole lines into it, up to the next quote that may
+    close one, and each of these lines would be a row by itself. The lines of an answer that is
+    written over several of them hardly ever are, except where answers are tables: there, commas
+    decide nothing, because the same file has other records over several lines.
+    """
+
+    path: Path
+    name: str
+    encoding: str
+    delimiter: str
+    columns: list[str]
+
+    def num_rows_in(self, lines: Sequence[str]) -> int:
+        """How many of these lines would be a row by itself, if quotes meant nothing."""
+        return sum(map(self._is_row, lines))
+
+    def _is_row(self, line: str) -> bool:
+        fields = line.rstrip("\r\n").split(self.delimiter)
+        if len(fields) != len(self.columns) or not (fields[0] and fields[-1]):
+            return False
+        is_sentence = any(field.startswith(" ") for field in fields[1:])
+        return not is_sentence or self.columns[1].startswith(" ")
+
+    def _are_rows(self, lines: Sequence[str]) -> bool:
+        return len(self.columns) > 1 and all(map(self._is_row, lines))
+
+    def is_joined(self, lines: Sequence[str]) -> bool:
+        """Whether the lines of a record are rows that a stray quote joined."""
+        return self._are_rows(lines) and (self.delimiter != "," or not self._has_long_records)
+
+    @cached_property
+    def _has_long_records(self) -> bool:
+        """Whether more of the first records span lines than are joined by a stray quote."""
+        with open_utf8(self.path, self.encoding) as file:
+            records = _Records(read_lines(file), self.name)
+            reader = csv.reader(records, delimiter=self.delimiter)
+            balance = 0
+            try:
+                while records.begin.offset < SNIFF_BYTES:
+                    records.start_record()
+                    if next(reader, None) is None:
+                        break
+                    if len(records.held) > 1:
+                        balance += -1 if self._are_rows(records.held) else 1
+            except (csv.Error, ValueError):
+                pass
+        return balance > 0
+
+
 def _next_record(
-    reader: Iterator[list[str]], columns: list[str], name: str, at: Start
+    reader: Iterator[list[str]], records: _Records, table: _Table
 ) -> Row | BadRow | None:
+    name, at = table.name, records.begin
     try:
         fields = next(reader, None)
     except csv.Error as error:
         if "unexpected end of data" in str(error) or "field limit" in str(error):
             raise ValueError(_never_closed(name, at)) from error
-        return BadRow(name, at.line, BROKEN_CSV, str(error), "", at.offset)
+        detail = f"{error}{_up_to(records)}"
+        return BadRow(name, at.line, BROKEN_CSV, detail, excerpt(records.held[0]), at.offset)
     if fields is None:
         return None
     if not fields:
         return BLANK
-    if len(fields) != len(columns):
-        detail = f"{len(fields)} fields under {len(columns)} columns"
+    if len(records.held) > 1 and table.is_joined(records.held):
+        detail = (
+            f"a quote opens here and closes on line {records.next.line - 1}, and each of these"
+            f" {len(records.held)} lines would be a row of its own"
+        )
+        shown = excerpt(records.held[0])
+        return BadRow(name, at.line, BROKEN_CSV, detail, shown, at.offset, advice=JOINED_ADVICE)
+    if len(fields) != len(table.columns):
+        detail = f"{len(fields)} fields under {len(table.columns)} columns{_up_to(records)}"
         return BadRow(name, at.line, WRONG_COLUMNS, detail, excerpt(fields), at.offset)
-    values = dict(zip(columns, fields, strict=True))
-    if any(has_surrogates(field) for field in fields):
-        likely, shown = likely_encoding(_bytes_of(fields)), excerpt(_printable(fields))
-        return BadRow(name, at.line, INVALID_UTF8, "", shown, at.offset, likely)
+    if [fields[0].removeprefix("\ufeff"), *fields[1:]] == table.columns:
+        return BadRow(name, at.line, BROKEN_CSV, "the header again", excerpt(fields), at.offset)
+    values = dict(zip(table.columns, fields, strict=True))
+    if not records.is_plain:
+        if any(has_surrogates(field) for field in fields):
+            likely, shown = likely_encoding(_bytes_of(fields)), excerpt(_printable(fields))
+            return BadRow(name, at.line, INVALID_UTF8, "", shown, at.offset, likely)
+        if any("\0" in field for field in fields):
+            return BadRow(name, at.line, BROKEN_CSV, NUL, excerpt(fields), at.offset)
     return Row(values, name, at.line, at.offset)
+
+
+def _up_to(records: _Records) -> str:
+    """Where a record of several lines ends, in words; "" for one line."""
+    return f", up to line {records.next.line - 1}" if records.held[1:] else ""
 
 
 def _never_closed(name: str, at: Start) -> str:
@@ -259,8 +362,10 @@ def _text_row(block: list[Line], name: str, is_too_long: bool) -> Row | BadRow:
         return too_long(name, first)
     data = b"".join(line.data or b"" for line in block)
     try:
-        text = data.decode("utf-8").strip()
+        text = data.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError as error:
         detail, likely = f"byte {error.start + 1} of the passage", likely_encoding(data)
         return BadRow(name, first.number, INVALID_UTF8, detail, excerpt(data), first.offset, likely)
+    if "\0" in text:
+        return BadRow(name, first.number, WRONG_TYPE, NUL, excerpt(text), first.offset)
     return Row({"text": text}, name, first.number, first.offset)

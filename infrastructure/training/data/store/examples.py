@@ -1,7 +1,7 @@
 """What the data part gives to the others: token examples to train on, questions to ask."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ class Picture:
     Attributes:
         path: the file that holds them; "" while they are in `content` alone.
         start: at which byte of the file they begin.
+        decided: about its pixels, as `readers.pictures` names it; known while data is prepared.
     """
 
     sha256: str
@@ -26,6 +27,7 @@ class Picture:
     path: str = ""
     start: int = 0
     content: bytes = b""
+    decided: tuple[str, ...] = field(default=(), compare=False)
 
     def read(self) -> bytes:
         """The encoded picture.

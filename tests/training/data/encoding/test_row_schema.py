@@ -54,7 +54,8 @@ def test_the_context_stands_below_the_question_once() -> None:
     assert recognised(question="Q", context=["C", "D"], answer="A")[0][1] == "Q\n\nC\n\nD"
     assert recognised(question="Q", context="", answer="A") == TURNS
     held = "Read this: C. Q"
-    assert recognised(question=held, context="C", answer="A")[0][1] == held
+    prompt = recognised(question=held, context="C", answer="A")[0][1]
+    assert prompt == f"{held}\n\nC"  # by chance or not: it is always written
     request = ShapeRequest(context_column="passage")
     values = {"question": "Q", "passage": "C", "answer": "A"}
     assert turns(recognise_shape([row(**values)], request), **values)[0] == ("user", "Q\n\nC")

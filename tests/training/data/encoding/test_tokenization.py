@@ -136,10 +136,9 @@ def test_the_whole_is_what_the_template_writes(template: str) -> None:
 
 def test_a_prompt_for_people_has_roles_and_no_marks_of_a_template() -> None:
     system, question = Turn("system", "You are brief."), Turn("user", "Reverse abc")
-    assert ConversationEncoder.prompt_text([question]) == "Reverse abc"
-    assert ConversationEncoder.prompt_text([system, question]) == (
-        "system: You are brief.\nuser: Reverse abc"
-    )
+    encoder = ConversationEncoder(byte_level_tokenizer(), max_length=9)
+    assert encoder.prompt_text([question]) == "Reverse abc"
+    assert encoder.prompt_text([system, question]) == ("system: You are brief.\nuser: Reverse abc")
 
 
 def test_the_prompt_alone_decides_about_its_last_token() -> None:

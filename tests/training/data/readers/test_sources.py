@@ -459,7 +459,7 @@ def test_a_folder_is_read_in_order_and_tables_come_before_loose_texts(tmp_path: 
         path.write_text("a,b\n1,2\n" if name.endswith("csv") else '{"a": "1"}\n')
     files = discover(str(tmp_path))
     assert [file.name for file in files] == ["a.csv", "b.jsonl", "sub/c.jsonl"]
-    assert "2 other files left out" in files[0].note
+    assert files[0].note == "x.bin is left out"
     assert [file.name for file in discover(str(tmp_path), "text")] == ["README.txt"]
 
 
@@ -509,11 +509,11 @@ def test_format_overrides_the_name_and_is_checked(tmp_path: Path) -> None:
         discover(str(tmp_path / "data.log"), "jsnl")
 
 
-def test_json_under_the_wrong_name_is_reported(tmp_path: Path) -> None:
+def test_json_under_the_wrong_name_is_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"a": 1}\n{"a": 2}\n')
-    assert one_file(tmp_path / "a.json").note == "a.json is JSON lines inside"
+    assert one_file(tmp_path / "a.json").format == "jsonl"
     (tmp_path / "b.jsonl").write_text('[{"a": 1}]')
-    assert one_file(tmp_path / "b.jsonl").note == "b.jsonl is one JSON document inside"
+    assert one_file(tmp_path / "b.jsonl").format == "json"
     (tmp_path / "c.jsonl").write_text('[1, 2]\n{"a": 1}\n')  # a bad row, not a document
     assert one_file(tmp_path / "c.jsonl").format == "jsonl"
 

@@ -1,0 +1,73 @@
+"""Read lists and objects that were saved as Python prints them: `[{'role': 'user', 'content': …}]`.
+
+That is what pandas writes into a CSV for a column of lists. Nothing is run: only literals are read,
+and only those that JSON has as well.
+"""
+
+import ast
+import itertools
+import tokenize
+import warnings
+from collections.abc import Iterator
+from io import StringIO
+
+from infrastructure.core.json_text import MAX_DEPTH, JsonValue, is_too_deep, too_deep
+
+MAX_CHARACTERS = 1 << 18  # the tree of a text takes a hundred times its length
+JOINS = (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
+
+
+def parse_python(text: str) -> JsonValue:
+    """The value of a printed Python list or dict.
+
+    Raises:
+        ValueError: it is none, or holds what JSON does not have.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"more than {MAX_CHARACTERS:,} characters that are no JSON")
+    text = text.strip()
+    if max(text.count("["), text.count("{")) > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+        raise ValueError(too_deep())
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of escapes that Python does not have
+            value = ast.literal_eval(text)
+        if _has_neighbours(text):
+            raise ValueError("texts without a comma between them, as NumPy prints lists")
+    except (SyntaxError, TypeError, RecursionError, MemoryError, tokenize.TokenError) as error:
+        raise ValueError(f"no list that Python prints ({type(error).__name__})") from error
+    if is_too_deep(value):
+        raise ValueError(too_deep())
+    return _as_json(value)
+
+
+def _depth(text: str) -> int:
+    """At most how deep brackets stand in each other; those in texts count, too."""
+    depth = deepest = 0
+    for character in text:
+        if character in "[{(":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character in "]})":
+            depth -= 1
+    return deepest
+
+
+def _has_neighbours(text: str) -> bool:
+    """Whether two texts follow each other, which Python would join into one."""
+    kinds = [kind for kind in _token_kinds(text) if kind not in JOINS]
+    return (tokenize.STRING, tokenize.STRING) in itertools.pairwise(kinds)
+
+
+def _token_kinds(text: str) -> Iterator[int]:
+    yield from (token.type for token in tokenize.generate_tokens(StringIO(text).readline))
+
+
+def _as_json(value: object) -> JsonValue:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_as_json(one) for one in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {str(key): _as_json(one) for key, one in value.items()}
+    raise ValueError(f"{type(value).__name__} is nothing that JSON has")

@@ -1,0 +1,587 @@
+"""Where each text of a row stands in what the model reads, and which texts no position holds.
+
+A chat template may leave out a system message, earlier reasoning, or the text beside a tool call.
+To see that, the row is written a second time with a mark in the place of each text: a character of
+Unicode's private planes, which no template knows. What the template does with the mark, it does
+with the text. The texts are then put back into the marked writing, and the result is compared with
+what the model reads: where both are equal, every mark is the position of its text, and a text
+whose mark is nowhere is left out. Nothing is searched for, so short, repeated and escaped texts
+are told apart.
+
+Rows of one form (the same roles and fields) share one marked writing. Where the texts do not
+fit back, because the template looks into them, the row gets a marked writing of its own: the marks
+are as long as the texts, and every string that the template itself names stays as it is. Where
+that does not fit either, each text is tried by itself; what fits nowhere is undetermined, never
+missing.
+
+White space at the edges of a text does not count, and neither do values without a text of their
+own (true, false, null). What `max_length` cuts off is no matter of this module.
+"""
+
+import html
+import json
+import re
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from infrastructure.core.json_text import JsonObject
+from infrastructure.training.data.readers.rows import ANSWER_ROLES, Conversation, Turn, excerpt
+
+ACCOUNTING_VERSION = 1  # of what is kept of it with prepared rows
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+REASONING = re.compile(r"(\s*<think>)?(.*?)(</think>)", re.DOTALL)
+THINK_TAGS = ("<think>", "</think>")
+REASONING_KIND = "reasoning"
+AFTER_LAST = "message after the last answer"
+FIRST_MARK, MOST_MARKS = 0xF0000, 60_000
+MARKS = re.compile(r"([\U000F0000-\U000FFFFD])\1*")
+ESCAPED_MARKS = re.compile(r"\\+u(db[89ab][0-9a-f])\\+u(d[c-f][0-9a-f]{2})|\\+U(000f[0-9a-f]{4})")
+FIRST_NUMBER = 790_000_000_000  # marks a number: a number stays one
+NUMBERS = re.compile(r"(?<![\d.])79(\d{10})(?:\.5)?(?![\d.])")
+CAUSE = "which the chat template does not write"
+NO_TEMPLATE = "which only a chat template could write, and the tokenizer has none"
+CAUSES = {AFTER_LAST: "which no answer follows"}
+MOST_FORMS = 512  # of rows whose marked writing is kept
+MOST_TRIED_ALONE = 64
+ROLE_KINDS = {"assistant": "answer", "tool": "tool result"}
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A text of a row that the model does not read whole.
+
+    Attributes:
+        kind: "system message", "reasoning", "answer", "argument", …
+        what: the same with its place in the row, such as "reasoning of message 3".
+        text: the whole text.
+        is_learnt: it is part of an answer that is trained on.
+        is_cut: some of it is read.
+        message: number of its message, from 1; 0: it is of a tool.
+    """
+
+    kind: str
+    what: str
+    text: str
+    is_learnt: bool
+    is_cut: bool = False
+    message: int = 0
+
+    def __str__(self) -> str:
+        return f"{'part of ' if self.is_cut else ''}{self.what} ({excerpt(self.text, 60)!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What became of the texts of a row.
+
+    Attributes:
+        missing: those that the model does not read whole, in the order of the row.
+        undetermined: those of which that cannot be told, in words.
+    """
+
+    missing: tuple[Missing, ...] = ()
+    undetermined: tuple[str, ...] = ()
+
+    @property
+    def unlearnable(self) -> tuple[Missing, ...]:
+        """The missing texts that were to be learned."""
+        return tuple(one for one in self.missing if one.is_learnt)
+
+
+WHOLE = Account()
+
+
+@dataclass
+class LeftOut:
+    """What the rows of a data set lose, by kind of text.
+
+    Attributes:
+        rows: kind → rows that lose such a text.
+        firsts: kind → the first of them: its place, and what it loses.
+        cause: why it is lost, as the end of a sentence.
+    """
+
+    cause: str = CAUSE
+    rows: Counter[str] = field(default_factory=Counter)
+    firsts: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def add(self, place: str, missing: Iterable[Missing]) -> None:
+        """Count what the row at `place` loses."""
+        by_kind: dict[str, Missing] = {}
+        for one in missing:
+            by_kind.setdefault(one.kind, one)
+        for kind, one in by_kind.items():
+            self.rows[kind] += 1
+            self.firsts.setdefault(kind, (place, str(one)))
+
+    def lines(self) -> list[str]:
+        """A sentence for each kind, with its first example."""
+        return [
+            f"left out, so the model never reads it: {kind} of {count:,}"
+            f" {'row' if count == 1 else 'rows'}, such as {self.firsts[kind][1]} of"
+            f" {self.firsts[kind][0]}, {CAUSES.get(kind, self.cause)}"
+            for kind, count in self.rows.most_common()
+        ]
+
+    def to_json(self) -> list[JsonObject]:
+        """JSON-ready records, one a kind."""
+        return [
+            {
+                "kind": kind,
+                "rows": count,
+                "place": self.firsts[kind][0],
+                "what": self.firsts[kind][1],
+                "cause": self.cause,
+            }
+            for kind, count in self.rows.most_common()
+        ]
+
+    @classmethod
+    def from_json(cls, records: Iterable[Mapping[str, Any]]) -> Self:
+        """What `to_json` gave."""
+        left_out = cls()
+        for record in records:
+            left_out.rows[record["kind"]] = record["rows"]
+            left_out.firsts[record["kind"]] = (record["place"], record["what"])
+            left_out.cause = record["cause"]
+        return left_out
+
+
+def reasoning_forms(conversation: Conversation, source: str) -> Iterator[Conversation]:
+    """The conversation with the reasoning of its answers in each other form that a template names
+    in its source: in one of the fields, or in tags at the beginning of the answer."""
+    fields = [name for name in REASONING_FIELDS if re.search(rf"\b{name}\b", source)]
+    for name in (*fields, *([None] if THINK_TAGS[1] in source else [])):
+        turns = tuple(_with_reasoning_in(turn, name) for turn in conversation.turns)
+        if turns != conversation.turns:
+            yield replace(conversation, turns=turns)
+
+
+def _with_reasoning_in(turn: Turn, name: str | None) -> Turn:
+    """An answer with its reasoning in this field; None: in tags."""
+    fields: dict[str, Any] = json.loads(turn.fields) if turn.fields else {}
+    if turn.role != "assistant" or isinstance(fields.get("content"), list):
+        return turn
+    held = [fields[one] for one in REASONING_FIELDS if isinstance(fields.get(one), str)]
+    match = REASONING.match(turn.text)
+    if not held and match is None:
+        return turn
+    thought = held[0] if held else match[2]  # type: ignore[index]
+    rest = turn.text[match.end() :] if match else turn.text
+    others = {key: value for key, value in fields.items() if key not in REASONING_FIELDS}
+    if name is None:
+        others.pop("content", None)  # null beside calls: now there is a text
+        text = f"<think>\n{thought.strip()}\n</think>\n\n{rest.lstrip()}"
+    else:
+        others[name] = thought.strip()
+        text = rest.lstrip() if match else rest
+    return replace(turn, text=text, fields=json.dumps(others, ensure_ascii=False) if others else "")
+
+
+class RowAccounting:
+    """Locates the texts of rows in what one chat template writes of them.
+
+    Args:
+        write: what the model reads of a conversation, as text; whatever it raises of a marked one
+            means that this one cannot be told.
+        sources: the Jinja source of each template that `write` uses.
+    """
+
+    def __init__(self, write: Callable[[Conversation], str], sources: Iterable[str] = ()) -> None:
+        self._write = write
+        strings, names = _words_of(sources)
+        self._strings = tuple(sorted(strings - {""}, key=len, reverse=True))
+        self._names = frozenset(strings | names)
+        self._forms: OrderedDict[object, _Skeleton | None] = OrderedDict()
+
+    def account(self, conversation: Conversation, text: str) -> Account:
+        """Say which texts of a conversation `text` does not hold, which `write` made of it."""
+        if conversation.is_text:
+            return WHOLE
+        marker = _Marker(THINK_TAGS, self._names)
+        marked = marker.conversation(conversation)
+        skeleton = self._skeleton(marked, marker)
+        if skeleton is not None and skeleton.fits(marker.pieces, text):
+            return Account(_missing(marker.texts, skeleton)) if skeleton.loses else WHOLE
+        return self._by_itself(conversation, text)
+
+    def _skeleton(self, marked: Conversation, marker: "_Marker") -> "_Skeleton | None":
+        """The marked writing of all rows of this form; None: the template refuses it."""
+        turns = tuple((turn.role, turn.text, turn.fields, turn.is_learnt) for turn in marked.turns)
+        form = (turns, marked.inputs, marked.num_given)
+        if form in self._forms:
+            self._forms.move_to_end(form)
+            return self._forms[form]
+        skeleton = self._written(marked, marker)
+        self._forms[form] = skeleton
+        if len(self._forms) > MOST_FORMS:
+            self._forms.popitem(last=False)
+        return skeleton
+
+    def _written(self, marked: Conversation, marker: "_Marker") -> "_Skeleton | None":
+        try:
+            return _Skeleton(self._write(marked), marker.lengths)
+        except Exception:  # whatever a template raises
+            return None
+
+    def _by_itself(self, conversation: Conversation, text: str) -> Account:
+        """The same of a row whose template looks into its texts."""
+        marker = _Marker(self._strings, self._names, keeps_length=True)
+        skeleton = self._written(marker.conversation(conversation), marker)
+        if skeleton is not None and skeleton.fits(marker.pieces, text):
+            return Account(_missing(marker.texts, skeleton))
+        missing: list[Missing] = []
+        undetermined = [one.what for one in marker.texts[MOST_TRIED_ALONE:]]
+        for number, one in enumerate(marker.texts[:MOST_TRIED_ALONE]):
+            alone = _Marker(self._strings, self._names, keeps_length=True, only=number)
+            skeleton = self._written(alone.conversation(conversation), alone)
+            if skeleton is not None and skeleton.fits(alone.pieces, text):
+                missing += _missing(alone.texts, skeleton)
+            else:
+                undetermined.append(one.what)
+        return Account(tuple(missing), tuple(undetermined))
+
+
+@dataclass(slots=True)
+class _Text:
+    """A text of a row, and the numbers of the marks that stand for it."""
+
+    kind: str
+    what: str
+    text: str
+    is_learnt: bool
+    marks: list[int]
+    message: int
+
+
+class _Marker:
+    """Writes marks in the place of the texts of one conversation.
+
+    Args:
+        kept: strings that stay as they are, the longest first.
+        names: keys of objects that stay as they are, because the template asks for them.
+        keeps_length: a mark is as long as its text; numbers and keys stay as they are.
+        only: number of the one text that is marked; None: all are.
+
+    Attributes:
+        texts: all texts, in the order of the row.
+        pieces: what each mark stands for.
+        lengths: of each mark, in characters.
+    """
+
+    def __init__(
+        self,
+        kept: Sequence[str],
+        names: frozenset[str],
+        keeps_length: bool = False,
+        only: int | None = None,
+    ) -> None:
+        self.kept, self.names = kept, names
+        self.keeps_length, self.only = keeps_length, only
+        self.texts: list[_Text] = []
+        self.pieces: list[str | float] = []
+        self.lengths: list[int] = []
+        self._message = 0
+
+    def conversation(self, conversation: Conversation) -> Conversation:
+        inputs = self._inputs(conversation.inputs) if conversation.inputs else ""
+        is_prompt = conversation.num_given >= len(conversation.turns)
+        last = len(conversation.turns) if is_prompt else conversation.last_answer
+        turns = []
+        for index, turn in enumerate(conversation.turns):
+            self._message = index + 1
+            is_learnt = turn.role in ANSWER_ROLES and conversation.is_learnt(index)
+            turns.append(self._turn(turn, index + 1, is_learnt, index > last))
+        return replace(conversation, turns=tuple(turns), inputs=inputs)
+
+    def _turn(self, turn: Turn, number: int, is_learnt: bool, is_after: bool) -> Turn:
+        kind = AFTER_LAST if is_after else ROLE_KINDS.get(turn.role, f"{turn.role} message")
+        what = f"the text of message {number} ({turn.role})"
+        if turn.role == "system" and number == 1:
+            what = "the system message"
+        fields: dict[str, Any] = json.loads(turn.fields) if turn.fields else {}
+        parts = fields.get("content")
+        if isinstance(parts, list):
+            owner = self._text(kind, what, turn.text, is_learnt)
+            fields["content"] = [
+                {**part, "text": self._marked(part["text"], owner)} if "text" in part else part
+                for part in parts
+            ]
+            text = "".join(str(part.get("text", "")) for part in fields["content"])
+        elif turn.role == "assistant" and THINK_TAGS[1] in turn.text:
+            text = self._with_reasoning(turn.text, kind, what, number, is_learnt)
+        else:
+            text = self._marked(turn.text, self._text(kind, what, turn.text, is_learnt))
+        if fields:
+            self._fields(fields, number, is_learnt)
+        packed = json.dumps(fields, ensure_ascii=False) if fields else ""
+        return replace(turn, text=text, fields=packed)
+
+    def _with_reasoning(self, text: str, kind: str, what: str, number: int, is_learnt: bool) -> str:
+        """An answer that holds reasoning in tags: two texts."""
+        match = REASONING.match(text)
+        assert match is not None
+        head, thought, close = match.groups()
+        rest = text[match.end() :]
+        owner = self._text(REASONING_KIND, f"the reasoning of message {number}", thought, is_learnt)
+        marked = f"{head or ''}{self._marked(thought, owner)}{close}"
+        return marked + self._marked(rest, self._text(kind, what, rest, is_learnt))
+
+    def _fields(self, fields: dict[str, Any], number: int, is_learnt: bool) -> None:
+        """Mark what a message holds beside its text, in place."""
+        for name in REASONING_FIELDS:
+            if isinstance(value := fields.get(name), str):
+                what = f"the reasoning of message {number}"
+                owner = self._text(REASONING_KIND, what, value, is_learnt)
+                fields[name] = self._marked(value, owner)
+        if isinstance(value := fields.get("tool_call_id"), str):
+            fields["tool_call_id"] = self._unnamed(value)
+        calls = fields.get("tool_calls") or ()
+        for order, call in enumerate(calls, 1):
+            if isinstance(call.get("id"), str):
+                call["id"] = self._unnamed(call["id"])
+            function = call.get("function", call)
+            name = function["name"]
+            where = f"of the call of {name!r} in message {number}"
+            where += f" (call {order})" if len(calls) > 1 else ""
+            owner = self._text("call of a tool", f"the name {where}", name, is_learnt)
+            function["name"] = self._marked(name, owner)
+            if isinstance(arguments := function.get("arguments"), dict):
+                function["arguments"] = self._object(arguments, "", where, is_learnt)
+
+    def _object(
+        self, values: dict[str, Any], path: str, where: str, is_learnt: bool
+    ) -> dict[str, Any]:
+        """Arguments: each is a text, of its key and its value."""
+        owners = {}
+        for key in sorted(values, key=str.lower):  # templates may sort by key: marks sort alike
+            value = values[key]
+            what = f"argument {path + key!r} {where}"
+            shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            owner = self._text("argument of a call", what, shown, is_learnt)
+            owners[key] = (self._key(key, owner), owner)
+        return {
+            owners[key][0]: self._value(value, f"{path}{key}", where, owners[key][1])
+            for key, value in values.items()
+        }
+
+    def _value(self, value: Any, path: str, where: str, owner: int) -> Any:
+        if isinstance(value, str):
+            return self._marked(value, owner)
+        if isinstance(value, dict):
+            return self._object(value, f"{path}.", where, self.texts[owner].is_learnt)
+        if isinstance(value, list):
+            return [self._value(one, path, where, owner) for one in value]
+        if isinstance(value, bool) or value is None:
+            return value
+        return self._number(value, owner)
+
+    def _inputs(self, inputs: str) -> str:
+        given = json.loads(inputs)
+        for tool in given.get("tools") or ():
+            function = tool.get("function", tool)
+            name = function["name"]
+            owner = self._text("tool", f"the name of tool {name!r}", name, False)
+            function["name"] = self._marked(name, owner)
+            self._schema(function, f"of tool {name!r}")
+        return json.dumps(given, ensure_ascii=False)
+
+    def _schema(self, schema: dict[str, Any], where: str) -> None:
+        """Mark what of a tool's description is text, in place: types stay."""
+        if isinstance(value := schema.get("description"), str):
+            owner = self._text("description of a tool", f"the description {where}", value, False)
+            schema["description"] = self._marked(value, owner)
+        if isinstance(values := schema.get("enum"), list):
+            shown = json.dumps(values, ensure_ascii=False)
+            owner = self._text("description of a tool", f"the choices {where}", shown, False)
+            schema["enum"] = [self._marked(v, owner) if isinstance(v, str) else v for v in values]
+        if isinstance(properties := schema.get("properties"), dict):
+            keys = {}
+            for key in sorted(properties, key=str.lower):
+                what = f"parameter {key!r} {where}"
+                keys[key] = self._key(key, self._text("description of a tool", what, key, False))
+            schema["properties"] = {keys[key]: value for key, value in properties.items()}
+            if isinstance(required := schema.get("required"), list):
+                schema["required"] = [keys.get(one, one) for one in required]
+            for key, value in properties.items():
+                if isinstance(value, dict):
+                    self._schema(value, f"of {key!r} {where}")
+        for name in ("parameters", "items", "return"):
+            if isinstance(schema.get(name), dict):
+                self._schema(schema[name], where if name == "parameters" else f"({name}) {where}")
+
+    def _text(self, kind: str, what: str, text: str, is_learnt: bool) -> int:
+        self.texts.append(_Text(kind, what, text, is_learnt, [], self._message))
+        return len(self.texts) - 1
+
+    def _marked(self, text: str, owner: int) -> str:
+        """The text with marks, between strings that are kept and white space."""
+        if self.only not in (None, owner):
+            return text
+        kept = [one for one in self.kept if one in text]
+        if not kept:
+            return self._piece(text, owner)
+        pattern = "|".join(map(re.escape, kept))
+        pieces = re.split(f"({pattern})", text)
+        if not any(piece.strip() for piece in pieces[::2]):
+            return self._piece(text, owner)  # nothing else: perhaps it is just a word here
+        return "".join(
+            piece if number % 2 else self._piece(piece, owner)
+            for number, piece in enumerate(pieces)
+        )
+
+    def _piece(self, text: str, owner: int) -> str:
+        bare = text.strip()
+        if not bare or len(self.pieces) >= MOST_MARKS:
+            return text
+        start = text.index(bare)
+        mark = self._mark(bare, owner, len(bare) if self.keeps_length else 1)
+        return f"{text[:start]}{mark}{text[start + len(bare) :]}"
+
+    def _mark(self, piece: str | float, owner: int | None, length: int) -> str:
+        number = len(self.pieces)
+        self.pieces.append(piece)
+        self.lengths.append(length)
+        if owner is not None:
+            self.texts[owner].marks.append(number)
+        return chr(FIRST_MARK + number) * length
+
+    def _key(self, key: str, owner: int) -> str:
+        is_kept = self.keeps_length or key in self.names or not key.strip()
+        return key if is_kept else self._piece(key, owner)
+
+    def _unnamed(self, text: str) -> str:
+        """Something that is no text and differs from row to row, such as the id of a call."""
+        return text if self.keeps_length or not text else self._mark(text, None, len(text))
+
+    def _number(self, value: float, owner: int) -> float:
+        if self.keeps_length or len(self.pieces) >= MOST_MARKS:
+            return value
+        number = FIRST_NUMBER + len(self.pieces)
+        self._mark(value, owner, 1)
+        return number if isinstance(value, int) else number + 0.5
+
+
+class _Skeleton:
+    """A marked writing: what stands between the marks, and which mark stands where.
+
+    Attributes:
+        whole: the marks that stand somewhere in their full length.
+        seen: those of which some stands somewhere.
+        loses: a mark stands nowhere, or is cut.
+    """
+
+    def __init__(self, written: str, lengths: Sequence[int]) -> None:
+        text = NUMBERS.sub(_number_mark, ESCAPED_MARKS.sub(_unescaped, written))
+        self._literals: list[str] = []
+        self._slots: list[tuple[int, int]] = []  # a mark's number, and 0 or what of it is there
+        self.whole: set[int] = set()
+        self.seen: set[int] = set()
+        end = 0
+        for match in MARKS.finditer(text):
+            number = ord(match[1]) - FIRST_MARK
+            if number >= len(lengths):
+                raise ValueError("a character of the private planes that is no mark")
+            self._literals.append(text[end : match.start()])
+            end = match.end()
+            times, rest = divmod(end - match.start(), lengths[number])
+            self.seen.add(number)
+            for part in [0] * times + [rest] * (rest > 0):
+                self._slots.append((number, part))
+                self._literals.append("")
+                if not part:
+                    self.whole.add(number)
+            self._literals.pop()
+        self._literals.append(text[end:])
+        self.loses = len(self.whole) < len(lengths)
+
+    def fits(self, pieces: Sequence[str | float], text: str) -> bool:
+        """Whether the pieces in the places of their marks make the text."""
+        raw = [self._literals[0]]
+        for (number, part), literal in zip(self._slots, self._literals[1:], strict=True):
+            raw += [str(pieces[number])[: part or None], literal]
+        return "".join(raw) == text or self._fits_escaped(pieces, text)
+
+    def _fits_escaped(self, pieces: Sequence[str | float], text: str) -> bool:
+        """The same with pieces that are written as JSON, as Python or as HTML, or are cut."""
+        position = len(self._literals[0])
+        if text[:position] != self._literals[0]:
+            return False
+        for index, (number, part) in enumerate(self._slots):
+            before, after = self._literals[index : index + 2]
+            for spelled in _spellings(pieces[number], part):
+                if text.startswith(spelled + after, position):
+                    position += len(spelled) + len(after)
+                    break
+            else:
+                quoted = repr(str(pieces[number]))  # the quotes that Python takes for a text
+                is_quoted = before[-1:] == "'" == after[:1] and quoted[0] == '"'
+                if not (is_quoted and text.startswith(quoted + after[1:], position - 1)):
+                    return False
+                position += len(quoted) + len(after) - 2
+        return position == len(text)
+
+
+def _spellings(piece: str | float, part: int) -> Iterator[str]:
+    """How a template may write a text or a number."""
+    if not isinstance(piece, str):
+        yield from (json.dumps(piece), str(piece))
+        return
+    if part:
+        yield from (piece[:part], piece[-part:])
+        return
+    quoted = json.dumps(piece, ensure_ascii=False)[1:-1]
+    yield from (piece, quoted, json.dumps(piece)[1:-1])
+    yield repr(piece)[1:-1]
+    yield json.dumps(quoted, ensure_ascii=False)[1:-1]
+    for text in (piece, quoted):  # as Jinja escapes them
+        yield html.escape(text).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
+
+
+def _missing(texts: Sequence[_Text], skeleton: _Skeleton) -> tuple[Missing, ...]:
+    """The texts of which a mark stands nowhere; not reasoning that its message holds twice, once in
+    a field that is read."""
+    lost = [one for one in texts if not skeleton.whole.issuperset(one.marks)]
+    thoughts = (one for one in texts if one.kind == REASONING_KIND and one not in lost)
+    written = {(one.what, one.text.strip()) for one in thoughts}
+    return tuple(
+        Missing(
+            one.kind,
+            one.what,
+            one.text.strip(),
+            one.is_learnt,
+            not skeleton.seen.isdisjoint(one.marks),
+            one.message,
+        )
+        for one in lost
+        if (one.what, one.text.strip()) not in written
+    )
+
+
+def _words_of(sources: Iterable[str]) -> tuple[set[str], set[str]]:
+    """The strings and the names that templates are written with."""
+    from jinja2 import Environment
+
+    strings, names = set(), set()
+    for source in sources:
+        for _, kind, value in Environment(autoescape=True).lex(source):
+            if kind == "string":
+                text = value[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape")
+                strings.add(text)
+            elif kind == "name":
+                names.add(value)
+    return strings, names
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    if match[3]:
+        return chr(int(match[3], 16))
+    high, low = int(match[1], 16), int(match[2], 16)
+    return chr(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00))
+
+
+def _number_mark(match: re.Match[str]) -> str:
+    number = int(match[1])
+    return chr(FIRST_MARK + number) if number < MOST_MARKS else match[0]

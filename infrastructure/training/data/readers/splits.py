@@ -1,0 +1,277 @@
+"""Which files of a folder are trained on, held out or left alone, by what the folder says of them.
+
+The card of a data set (the front matter of README.md) names the files of each split. Without one,
+names do, as those that the Hugging Face Hub gives: `train-00000-of-00002.parquet`,
+`data/validation/a.jsonl`, `questions.test.csv`. A file whose whole name is that of a split, or that
+lies in a folder called so, is of that split. A name that only begins or ends with one decides
+nothing unless another file is there to train on.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+import yaml
+
+TRAIN, HELD_OUT, TEST = "train", "validation", "test"
+SPLITS = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("validation", "valid", "val", "dev", "eval", "evaluation"), HELD_OUT),
+    **dict.fromkeys(("test", "testing"), TEST),
+}
+NEUTRAL_WORDS = frozenset({"data", "dataset", "split", "set", "of", "part", "shard"})
+CARD = "README.md"
+MAX_CARD_BYTES = 1 << 20
+FRONT_MATTER = re.compile(r"\A\ufeff?---\s*\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
+
+DOCUMENTS = frozenset(
+    {
+        *("readme", "license", "licence", "copying", "notice", "changelog", "contributing"),
+        *("citation", "requirements", "authors", "code_of_conduct", "security"),
+        *("checksum", "checksums", "md5sum", "md5sums", "sha256sum", "sha256sums", "manifest"),
+    }
+)
+INDEXES = frozenset(
+    {"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json", "croissant.json"}
+)
+SETTINGS = frozenset(  # of data, models and programs; they are named where they are left out
+    f"{name}.json"
+    for name in (
+        *("index", "info", "meta", "metadata", "schema", "features", "stats", "config", "settings"),
+        *("datapackage", "package", "vocab", "tokenizer", "tokenizer_config", "special_tokens_map"),
+        *("generation_config", "preprocessor_config", "dataset_config"),
+    )
+)
+NUM_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The files of a folder, by what they are for.
+
+    Attributes:
+        notes: what is not trained on although it may have been meant, in sentences.
+    """
+
+    train: list[Path]
+    held_out: list[Path] = field(default_factory=list)
+    test: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def is_no_data(path: Path, others: Iterable[Path]) -> bool:
+    """Whether a file is about the data beside it: a card, a licence, an index, checksums. A readme
+    among other files of its kind is a document like these."""
+    name, stem = path.name.lower(), path.name.lower().partition(".")[0]
+    if name in SETTINGS or _is_index(path):
+        return True
+    if stem not in DOCUMENTS or path.suffix.lower() not in (".md", ".txt", ".json", ".markdown"):
+        return False
+    is_alike = any(one.suffix == path.suffix and not _is_document(one) for one in others)
+    return not is_alike or bool(_front_matter(path)) or path.suffix.lower() == ".txt"
+
+
+def _is_index(path: Path) -> bool:
+    """Whether a file is one that a library writes beside data to find its way in it."""
+    return path.name.lower() in INDEXES or path.name.lower().endswith(".index.json")
+
+
+def _is_document(path: Path) -> bool:
+    return path.name.lower().partition(".")[0] in DOCUMENTS
+
+
+def parts_of(folder: Path, files: Sequence[Path], stem: Callable[[Path], str]) -> Parts:
+    """Divide the data files of a folder.
+
+    Args:
+        stem: the name of a file without its endings.
+
+    Raises:
+        ValueError: the card lists several configurations; names them and what to give instead.
+    """
+    parts = _by_card(folder, files)
+    return parts or _by_names(folder, files, stem)
+
+
+def _by_names(folder: Path, files: Sequence[Path], stem: Callable[[Path], str]) -> Parts:
+    whole = {path: _whole_split(path.relative_to(folder), stem(path)) for path in files}
+    loose = {path: whole[path] or _loose_split(stem(path)) for path in files}
+    is_named = TRAIN in loose.values()
+    split = loose if is_named else whole
+    train = [path for path in files if split[path] in (TRAIN, "")]
+    if not train or len(train) == len(files):
+        return Parts(list(files), notes=_all_alike(folder, files, loose))
+    parts = Parts(
+        train,
+        [path for path in files if split[path] == HELD_OUT],
+        [path for path in files if split[path] == TEST],
+    )
+    if unnamed := [path for path in train if is_named and not split[path]]:
+        parts.notes.append(f"{_shown(folder, unnamed)} trained on too, without a split in the name")
+    return parts
+
+
+def _all_alike(folder: Path, files: Sequence[Path], split: Mapping[Path, str]) -> list[str]:
+    """A sentence where files are trained on although they are called like held-out ones."""
+    named = [path for path in files if split[path] in (HELD_OUT, TEST)]
+    if not named or (len(named) == len(files) and len({split[path] for path in named}) == 1):
+        return []
+    return [
+        f"{_shown(folder, named)} trained on like the other files: to measure on it instead, move"
+        " it out of the folder and set data.eval_path to it"
+    ]
+
+
+def _whole_split(path: Path, stem: str) -> str:
+    """The split that a file's whole name is, or the name of the nearest folder."""
+    names = [stem, *(part for part in reversed(path.parent.parts))]
+    return next((split for name in names if (split := _split_of_whole(name))), "")
+
+
+def _split_of_whole(name: str) -> str:
+    words = [word for word in _words(name) if word not in NEUTRAL_WORDS]
+    return SPLITS.get(words[0], "") if len(words) == 1 else ""
+
+
+def _loose_split(stem: str) -> str:
+    """The split that a name begins or ends with."""
+    words = [word for word in _words(stem) if word not in NEUTRAL_WORDS]
+    return next((SPLITS[word] for word in [*words[-1:], *words[:1]] if word in SPLITS), "")
+
+
+def _words(name: str) -> list[str]:
+    """The words of a name without numbers and hashes, which tell its files apart."""
+    words = [word for word in re.split(r"[-_. ]+", name.lower()) if word]
+    return [re.sub(r"\d+$", "", word) for word in words if not re.fullmatch(r"\w*\d\w*", word)] or [
+        re.sub(r"\d+$", "", word) for word in words[:1]
+    ]
+
+
+def named(names: Sequence[str]) -> str:
+    """Files as the subject of a sentence, with its verb: `a.csv, b.csv are`."""
+    shown, more = ", ".join(names[:NUM_SHOWN]), len(names) - NUM_SHOWN
+    if more > 0:
+        return f"{shown} and {more} more are"
+    return f"{shown} are" if len(names) > 1 else f"{shown} is"
+
+
+def _shown(folder: Path, files: Sequence[Path]) -> str:
+    return named([path.relative_to(folder).as_posix() for path in files])
+
+
+def _front_matter(path: Path) -> dict[str, object]:
+    """What stands between the lines of --- at the beginning of a card; {}: nothing."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            matter = FRONT_MATTER.match(file.read(MAX_CARD_BYTES))
+        loaded = yaml.safe_load(matter[1]) if matter else None
+    except (OSError, yaml.YAMLError, RecursionError, ValueError):
+        return {}
+    return loaded if isinstance(loaded, dict) else {}
+
+
+def _by_card(folder: Path, files: Sequence[Path]) -> Parts | None:
+    """The division that the card makes; None: it makes none of files that are here."""
+    listed = _front_matter(folder / CARD).get("configs") if (folder / CARD).is_file() else None
+    configs = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    configured = {
+        str(one.get("config_name", "default")): (one, splits)
+        for one in configs
+        if (splits := _files_of_config(folder, one, files))
+    }
+    if not configured:
+        return None
+    chosen = [name for name, (one, _) in configured.items() if one.get("default") is True]
+    chosen = chosen or [name for name in configured if name == "default"] or list(configured)
+    if len(chosen) > 1:
+        raise ValueError(
+            _several(folder, {name: splits for name, (_, splits) in configured.items()})
+        )
+    splits = configured[chosen[0]][1]
+    roles = {name: SPLITS.get(name.lower(), "") for name in splits}
+    if TRAIN not in roles.values():
+        return None
+    used = {path for paths in splits.values() for path in paths}
+    train, held_out, test = (
+        [path for name, paths in splits.items() if roles[name] == role for path in paths]
+        for role in (TRAIN, HELD_OUT, TEST)
+    )
+    parts = Parts(train, held_out, test)
+    others = [path for name, paths in splits.items() if not roles[name] for path in paths]
+    others += [path for path in files if path not in used]
+    if others:
+        whose = f" (configuration {chosen[0]})" if len(configured) > 1 else ""
+        parts.notes.append(
+            f"{_shown(folder, others)} left out: {CARD} does not list it for training{whose}"
+        )
+    return parts
+
+
+def _files_of_config(
+    folder: Path, config: Mapping[str, object], files: Sequence[Path]
+) -> dict[str, list[Path]]:
+    """Split → its files that are here, as a configuration of a card lists them."""
+    base = str(config.get("data_dir") or "")
+    configured: dict[str, list[Path]] = {}
+    for split, pattern in _patterns(config.get("data_files")):
+        glob = str(PurePosixPath(base) / pattern)
+        matched = [path for path in files if _matches(path.relative_to(folder).as_posix(), glob)]
+        if matched:
+            known = configured.setdefault(split, [])
+            known += [path for path in matched if path not in known]
+    return configured
+
+
+def _patterns(listed: object) -> Iterable[tuple[str, str]]:
+    """(split, pattern) of each; a list without splits is of one to train on."""
+    if isinstance(listed, str):
+        yield TRAIN, listed
+    elif isinstance(listed, dict):
+        for split, paths in listed.items():
+            yield from ((str(split), path) for path in _texts(paths))
+    elif isinstance(listed, list):
+        for one in listed:
+            if isinstance(one, dict):
+                split = str(one.get("split", TRAIN))
+                yield from ((split, path) for path in _texts(one.get("path")))
+            elif isinstance(one, str):
+                yield TRAIN, one
+
+
+def _texts(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Whether a path is one of a pattern, as `datasets` reads it: ** stands for any folders."""
+    parts = re.split(r"(\*\*/|\*\*|\*|\?)", pattern.removeprefix("./"))
+    ways = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    expression = "".join(ways.get(part) or re.escape(part) for part in parts)
+    return re.fullmatch(expression, name) is not None
+
+
+def _several(folder: Path, configs: Mapping[str, Mapping[str, Sequence[Path]]]) -> str:
+    places = []
+    for name, splits in configs.items():
+        files = [path for split, paths in splits.items() for path in paths]
+        folders = {path.parent for path in files}
+        is_alone = len(folders) == 1 and folders != {folder}
+        places.append(f"{name} ({next(iter(folders)) if is_alone else files[0]})")
+    named = ", ".join(places[:NUM_SHOWN]) + (f" and {len(places) - 3} more" if places[3:] else "")
+    return (
+        f"{folder / CARD} lists {len(configs)} configurations, of which one is trained on: set"
+        f" data.path to the one that is meant: {named}"
+    )
+
+
+def saved_splits(folder: Path) -> list[str]:
+    """The splits of a data set that `datasets.save_to_disk` wrote; none: it is one table."""
+    try:
+        listed = json.loads((folder / "dataset_dict.json").read_text("utf-8"))["splits"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
+    return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
