@@ -127,7 +127,16 @@ def test_d9_what_changed_is_shown_wherever_the_run_is_shown(
     early = tmp_path / "early"
     export_model(RunDirectory(changed), checkpoint_at(changed, 2), early, ExportRequest())
     assert record_of(early, EXPORT_FILE)["history"] == [], "before anything changed"
-    assert "`learning_rate` 0.001," in (early / "README.md").read_text()
+    card = (early / "README.md").read_text()
+    assert "`learning_rate` 0.001," in card
+    assert "Changed under way" not in card
+
+
+def test_d9_a_finished_run_resumes_where_a_command_accepts_more_steps(folder: Path) -> None:
+    assert train("--max-steps", "2") == ExitCode.DONE
+    assert train("--max-steps", "4", "--accept", "max_steps") == ExitCode.DONE
+    [run] = runs_of(folder)
+    assert summary_of(run)["steps"] == 4
 
 
 def test_d9_a_version_brings_its_history_along(folder: Path, changed: Path) -> None:
@@ -252,7 +261,7 @@ def test_d6_early_stopping_begins_again_on_other_rows() -> None:
 
 
 def test_d6_a_trainer_of_ones_own_compares_no_scores_of_other_rows(tmp_path: Path) -> None:
-    evaluating = {"eval_strategy": "steps", "eval_steps": 1}
+    evaluating: dict[str, Any] = {"eval_strategy": "steps", "eval_steps": 1}
     train_trainer(tmp_path, max_steps=4, **evaluating)
     store = Store(tmp_path / "runs/tiny/checkpoints")
     old = store.read(store.versions()[0]).measured_on
