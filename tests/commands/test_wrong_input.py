@@ -1945,7 +1945,7 @@ CONVERSATIONS = [
     Wrong(
         "a template without calls",
         [*TALKS.split(), "--chat-template", "{% for m in messages %}{{ m.content }}{% endfor %}"],
-        ["message 2 calls tools, and the template does not write that"],
+        ["text left out", "the call of 'multiply' in message 2"],
         talk(FROM_USER, calling(name="multiply"), answering()),
     ),
     Wrong(
