@@ -11,17 +11,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 from PIL import Image
 
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.evaluation.prompting import _read
 from infrastructure.evaluation.run_settings import INHERITED, background_of_run
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.data.encoding import picture_tokens
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.readers.pictures import PictureError, decode, read_picture
+from infrastructure.training.model_adapters.multimodal_adapter import MultimodalModelAdapter
 from tests.training.seeing_models import llava_processor
 
 Pixels = npt.NDArray[Any]
@@ -367,3 +371,14 @@ def test_r13_a_background_is_a_colour(colour: str) -> None:
     with pytest.raises(ConfigurationError, match=r"data\.image_background"):
         DataConfig(image_background=colour)
     assert DataConfig(image_background="White").image_background == "white"
+
+
+def test_r13_the_adapter_takes_the_background_of_the_settings(processor: Any) -> None:
+    cpu = torch.device("cpu")
+    adapter = MultimodalModelAdapter(ModelConfig(name="llava"), TrainingConfig(), cpu)
+    adapter.data_config = DataConfig(image_background="black")
+    adapter._take(processor)
+    assert adapter.pictures.background == "black"
+    clear = saved(Image.new("RGBA", (4, 4), (9, 9, 9, 0)))
+    _, (image,) = adapter.pictures.read([clear], Path())
+    assert (np.asarray(image) == 0).all()
