@@ -120,7 +120,8 @@ class DataConfig(ConfigSection):
     )
     max_bad_rows_percent: Annotated[Percent, SAME_RESULT] = Field(
         default=5.0,
-        description="Share of unusable rows that stops a training; unset: 1 % if answers lose text.",
+        description="Share of unusable rows that stops a training;"
+        " unset: 1 % if answers lose text.",
     )
     accept_small_data: Annotated[bool, SAME_RESULT] = Field(
         default=False,

@@ -15,6 +15,7 @@ of one character that Unicode calls equal. The numbers of what is given and of w
 which different answers have become one.
 """
 
+import hashlib
 import re
 import unicodedata
 from array import array
@@ -27,7 +28,6 @@ import numpy as np
 
 from infrastructure.core.json_text import JsonObject
 from infrastructure.training.data.encoding.chat_format import Written
-from infrastructure.training.data.store.fingerprints import content_number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -139,7 +139,8 @@ def _holds(text: str, parts: Iterable[str]) -> bool:
 
 
 def _number(text: str) -> int:
-    return content_number([[_letters(text)]])
+    letters = _letters(text).encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(letters, digest_size=8).digest())
 
 
 def _letters(text: str) -> str:
