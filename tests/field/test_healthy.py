@@ -66,11 +66,11 @@ def alarms(report: DataReport | MethodData, entry: Healthy) -> dict[str, object]
     return {
         name: value
         for name, value in warnings.items()
-        if _says_something(value) and name not in entry.false_alarms
+        if _is_set(value) and name not in entry.false_alarms
     }
 
 
-def _says_something(value: object) -> bool:
+def _is_set(value: object) -> bool:
     return any(value.values()) if isinstance(value, dict) else bool(value)
 
 

@@ -630,7 +630,7 @@ def test_earlier_reasoning_is_no_mark_of_a_message_that_is_left_out() -> None:
     assert "left out" not in encoder.prompt_text(turns)
 
 
-def test_r9_options_alone_do_not_ask_for_the_template_of_tools() -> None:
+def test_r9_options_alone_take_the_default_template() -> None:
     both: Any = {"default": CHATML, "tool_use": TOOL_USE + "!"}
     encoder = ConversationEncoder(byte_level_tokenizer(both), max_length=90)
     turns = [Turn("user", "b")]
