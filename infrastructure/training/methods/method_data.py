@@ -341,6 +341,10 @@ class RowWriter:
             return _bad(place, OVER_LONG, f"{longest} tokens, {self.max_length} allowed")
         elif num_prompt >= self.max_length:
             return _bad(place, OVER_LONG, f"its prompt alone has {num_prompt} tokens")
+        kept = [whole[: self.max_length] for whole in wholes]
+        if len(kept) > 1 and all(one == kept[0] for one in kept):
+            detail = f"{longest} tokens, the first {self.max_length} the same for both answers"
+            return _bad(place, OVER_LONG, detail)
         self.num_cut += not self.reserved and longest > self.max_length
         where = f"{place.source}:{place.line}"
         self.left_out.add(where, chain.from_iterable(one.missing for one in accounts.values()))
