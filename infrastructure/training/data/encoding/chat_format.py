@@ -250,6 +250,18 @@ class TemplateFormat:
         spoken = [" ".join(piece.split()) for piece in pieces]
         return next((piece for piece in spoken if len(piece.split()) >= SENTENCE_WORDS), "")
 
+    @property
+    def learned_of_prompt(self) -> str:
+        """What it marks as learned although the generation prompt holds it; "" is nothing."""
+        if not self.marks_answers:
+            return ""
+        try:
+            prompt, _ = self._render((QUESTION,), "", prompts=True)
+            text, spans = self._marked((QUESTION, ANSWER), "")
+        except FormatError:
+            return ""
+        return text[spans[0][0] : len(prompt)] if spans and text.startswith(prompt) else ""
+
     def reads(self, name: str) -> bool:
         """Whether the template so much as names this field of a message, or input."""
         if name not in self._reads:

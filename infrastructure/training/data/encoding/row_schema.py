@@ -63,8 +63,8 @@ PROMPT, QA, ALPACA, MESSAGES, SHAREGPT, TEXT = SHAPES = (
 # calls that a template would leave out are refused though their names stand in the text. 4: a
 # context is written even if its letters occur in the question, and with a prompt of messages, too;
 # lines that a stray quote joins are no row, cells are what their types say, texts keep their white
-# space.
-ROWS_VERSION = 4
+# space. 5: tab-separated files may use quotes as text.
+ROWS_VERSION = 5
 LEARNT_KEYS = ("weight", "train")  # what of a message says whether it is trained on
 CHAT_KEYS = {MESSAGES: ("role", "content"), SHAREGPT: ("from", "value")}
 OTHER_ROLE_KEYS = ("author",)  # of messages that have neither "role" nor "from"

@@ -381,12 +381,19 @@ class Preparation:
             own.append("every row has the same fixed date")
         if template.own_end:
             own.append(f"answers are learned with an end of their own ({template.own_end})")
+        learned = template.learned_of_prompt if self.plan.encoder.train_on != "all" else ""
+        learns_prompt = (
+            f"answers are learned with {learned!r}, which the generation prompt supplies"
+        )
+        if learned and not template.origin:
+            own.append(learns_prompt)
         notes = [f"the chat template adds to the rows: {'; '.join(own)}"] if own else []
         if template.origin and self.plan.encoder.train_on != "all":
             notes.append(
                 "the model's own chat template writes an answer otherwise as soon as the"
                 f" conversation goes on: trained is with the training template of {template.origin}"
                 " for it; in use, and in what is saved, the model keeps its own"
+                + (f"; by its marks {learns_prompt}" if learned else "")
             )
         return notes
 

@@ -6,11 +6,13 @@ read is a `BadRow`; reading goes on with the next one.
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from infrastructure.core.json_text import parse_record
 from infrastructure.training.data.readers.line_reader import (
@@ -91,7 +93,7 @@ def read_csv(
 def read_tsv(
     path: Path, name: str, start: Start = BEGIN, encoding: str = UTF8
 ) -> Iterator[Row | BadRow]:
-    """Tab-separated values under a header line."""
+    """Tab-separated values under a header line; quotes are text where the first MiB shows it."""
     return _read_delimited(path, name, start, encoding, "\t")
 
 
@@ -144,16 +146,21 @@ def _read_delimited(
     csv.field_size_limit(MAX_LINE_BYTES)
     with open_utf8(path, encoding) as file:
         header = _Records(read_lines(file), name)
+        quoting: Literal[0, 3] = csv.QUOTE_MINIMAL
+        if delimiter and _quotes_are_text(file, name, delimiter):
+            quoting = csv.QUOTE_NONE
         delimiter = delimiter or _delimiter_of(next(read_lines(file), None))
         try:
-            columns = next(csv.reader(header, delimiter=delimiter, strict=True), [])
+            columns = next(
+                csv.reader(header, delimiter=delimiter, quoting=quoting, strict=True), []
+            )
         except csv.Error as error:
             raise ValueError(f"{name}:1: the line that names the columns: {error}") from error
         _check_columns(columns, name)
         table = _Table(path, name, encoding, delimiter, columns)
         records = _Records(read_lines(file, max(start, header.next)), name)
         records.next = max(start, header.next)
-        reader = csv.reader(records, delimiter=delimiter, strict=True)
+        reader = csv.reader(records, delimiter=delimiter, quoting=quoting, strict=True)
         while True:
             records.start_record()
             row = _next_record(reader, records, table)
@@ -269,6 +276,28 @@ def _never_closed(name: str, at: Start) -> str:
         f"{name}:{at.line}: a quote opens here and is never closed, so the rest of the file"
         " cannot be read: close or double it"
     )
+
+
+def _quotes_are_text(file: BinaryIO, name: str, delimiter: str) -> bool:
+    """Whether quotes mean nothing in a file: each of its first lines is a row as it stands, and
+    read with quotes more records are broken than quoted."""
+    first = takewhile(lambda line: line.offset < SNIFF_BYTES, read_lines(file))
+    lines = [line for line in first if not line.is_blank]
+    separator = delimiter.encode()
+    if len({(line.data or b"").count(separator) for line in lines}) != 1:
+        return False
+    records, balance = _Records(iter(lines), name), 0
+    reader = csv.reader(records, delimiter=delimiter, strict=True)
+    opens = re.compile(rf'(?:^|{re.escape(delimiter)})"', re.MULTILINE)
+    while True:
+        records.start_record()
+        try:
+            if next(reader, None) is None:
+                return balance > 0
+        except csv.Error:
+            balance += 1
+        else:
+            balance -= opens.search("".join(records.held)) is not None
 
 
 def _delimiter_of(header: Line | None) -> str:
