@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AddedToken
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.training.data.encoding.chat_format import TemplateFormat
@@ -25,6 +26,20 @@ MARKED_HEADER = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
 )
 SUPPLIED = "<|im_start|>assistant\n<think>\n"
+
+
+def test_h1_spaces_beside_a_control_token_are_shown_where_they_are_lost(tmp_path: Path) -> None:
+    tokenizer = byte_level_tokenizer(CHATML)
+    call = AddedToken("<call>", lstrip=True, rstrip=True, normalized=False, special=True)
+    tokenizer.add_tokens([call], special_tokens=True)
+    rows = [{"question": f"{n}?", "answer": f"Use   <call>   now {n}"} for n in range(20)]
+    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    with closing(pipeline(path, tmp_path / "cache", tokenizer, validation_split=0.0)) as data:
+        survivals = data.prepare().survivals
+    assert survivals["rows"] == {"white space": 20}
+    given, read_back = survivals["firsts"]["white space"][1].split(" is read back as ")
+    assert "Use   <call>   now 0" in given
+    assert "Use<call>now 0" in read_back
 
 
 def pairs_of(folder: Path, method: str, long: set[int], **data: Any) -> MethodData:

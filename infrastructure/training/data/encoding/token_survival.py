@@ -16,6 +16,7 @@ which different answers have become one.
 """
 
 import hashlib
+import itertools
 import re
 import unicodedata
 from array import array
@@ -155,7 +156,7 @@ def _folded(text: str) -> str:
 
 
 def _difference(text: str, read_back: str) -> str:
-    """Where two texts differ first, but for single spaces."""
+    """Where two texts differ first, but for spaces; where spaces alone differ, at the first."""
     start = back = 0
     while start < len(text) and back < len(read_back) and text[start] == read_back[back]:
         start, back = start + 1, back + 1
@@ -163,6 +164,9 @@ def _difference(text: str, read_back: str) -> str:
             start += 1
         while read_back[back : back + 1] == " " != text[start : start + 1]:
             back += 1
+    if start == len(text) and back == len(read_back):  # spaces alone are others
+        pairs = zip(text, read_back, strict=False)
+        start = back = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
     shown = _excerpt(text, start), _excerpt(read_back, back)
     return f"{shown[0]!r} is read back as {shown[1]!r}"
 
