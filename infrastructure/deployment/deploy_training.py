@@ -626,7 +626,7 @@ class TrainingDeployment:
         assert trainer.state is not None
         step = trainer.state.step
         self.report(f"Run {run.run_id}: going on from step {step}{self._how_to_begin_anew}")
-        for line in describe_differences(agreed):
+        for line in describe_differences(agreed, step):
             self.report(line)
         is_other = record_accepted(run, agreed, step, lambda: describe_data(self.config, trainer))
         if is_other or trained_rows(run) is None:  # no version holds them: they can be made anew

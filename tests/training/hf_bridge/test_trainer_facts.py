@@ -6,11 +6,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from infrastructure.training.hf_bridge.trainer_facts import (
-    data_facts,
-    frozen_fingerprint,
-    known_names,
-)
+from infrastructure.training.hf_bridge.trainer_facts import checked_names
+from infrastructure.training.models.weights_hash import frozen_hash
 from tests.training.hf_bridge.tiny_trainer import Rows, tiny_lora, tiny_model
 
 CPU = torch.device("cpu")
@@ -42,16 +39,16 @@ def test_of_a_stream_nothing_is_known() -> None:
 
 
 def test_frozen_weights_count_and_those_that_train_do_not() -> None:
-    assert frozen_fingerprint(tiny_model()) is None
-    before = frozen_fingerprint(tiny_lora())
-    assert before == frozen_fingerprint(tiny_lora())
+    assert frozen_hash(tiny_model()) is None
+    before = frozen_hash(tiny_lora())
+    assert before == frozen_hash(tiny_lora())
     for name, differs in (("lora_A", False), ("ln_1.weight", True)):
         model = tiny_lora()
         with torch.no_grad():
             next(p for n, p in model.named_parameters() if name in n).view(-1)[0] += 1e-6
-        assert (frozen_fingerprint(model) != before) is differs
+        assert (frozen_hash(model) != before) is differs
 
 
 @pytest.mark.parametrize("name", ["data", "torch", "trl", "max_steps", "base_model"])
 def test_what_may_differ_has_a_name(name: str) -> None:
-    assert known_names([name]) == {name}
+    assert checked_names([name]) == {name}
