@@ -59,6 +59,18 @@ class Difference:
         return f"{self.name}: was {_short(self.was)}, is {_short(self.current)}{cause}"
 
 
+class RunChangedError(CheckpointError):
+    """What decides the result has changed since a checkpoint was saved.
+
+    Attributes:
+        differences: what is refused.
+    """
+
+    def __init__(self, text: str, differences: Sequence[Difference]) -> None:
+        super().__init__(text)
+        self.differences = tuple(differences)
+
+
 class Judge(Protocol):
     """What one kind of training compares, and what it tells a person to do."""
 
@@ -85,7 +97,7 @@ def check_compatible(
         accepted: names of differences that may change the result.
 
     Raises:
-        CheckpointError: what is not accepted changes the result; lists all of it.
+        RunChangedError: what is not accepted changes the result; lists all of it.
     """
     differences = list(judge.differences(was, now)) if was else []
     refused = [
@@ -95,7 +107,7 @@ def check_compatible(
         or (d.verdict is Verdict.CHANGES_THE_RESULT and d.name not in accepted)
     ]
     if refused:
-        raise CheckpointError(_refusal(refused, judge))
+        raise RunChangedError(_refusal(refused, judge), refused)
     return differences
 
 

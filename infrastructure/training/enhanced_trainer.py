@@ -260,7 +260,7 @@ class EnhancedTrainer:
             self.cost_measurement,
         )
         self._identity: dict[str, Any] | None = None
-        self._run_key = new_key()
+        self._run_key: str | None = new_key()  # None: of a run that was begun without one
 
     def _declare_settings(
         self,
@@ -820,7 +820,7 @@ class EnhancedTrainer:
                     **self.batch_plan().resolved(),
                 },
                 "key": self._run_key,
-                "data": keyed(self._run_key, loop.data.fingerprint),
+                "data": self._keyed(loop.data.fingerprint),
                 "labels": LABELS_VERSION,
                 "num_examples": loop.data.num_examples,
                 "precision": self.precision.name,
@@ -844,14 +844,16 @@ class EnhancedTrainer:
         contents = getattr(self.data, "contents", None)
         held_out = None if contents is None else contents(held_out=True)
         parts = {
-            HELD_OUT_DATA: None
-            if held_out is None
-            else keyed(self._run_key, held_out.tobytes().hex()),
+            HELD_OUT_DATA: None if held_out is None else self._keyed(held_out.tobytes().hex()),
             "model_config": config_facts(getattr(self.initialize_model(), "config", None)),
             **processing_facts(getattr(self.adapter, "processor", None) or self.adapter.tokenizer),
             "objects": code_of_objects([self.strategy, self.adapter, *self.hooks.extensions], code),
         }
         return {name: part for name, part in parts.items() if part is not None}
+
+    def _keyed(self, rows: str) -> str:
+        """A hash of rows that says nothing to whoever has no key of the run."""
+        return rows if self._run_key is None else keyed(self._run_key, rows)
 
     def attention_form(self) -> str:
         """How the model attends, as far as that decides the last digits."""
@@ -884,7 +886,8 @@ class EnhancedTrainer:
         may_spread = self.ranks is not None  # which is known when model and data are
         snapshot = load_values(checkpoint) if may_spread else load_checkpoint(checkpoint)
         was = snapshot.values.get("identity", {})
-        self._run_key = was.get("key", self._run_key)
+        if was:
+            self._run_key, self._identity = was.get("key"), None
         if self.data is None and "over_length" not in self.data_config.model_fields_set:
             began_with = was.get("settings", {}).get("data.over_length")
             if began_with in EARLIER_DEFAULTS["data.over_length"]:
