@@ -145,12 +145,11 @@ def _judged_version(package: str, was: str | None, current: str | None) -> Verdi
 
 
 def in_words(agreed: Sequence[Difference], step: int) -> list[str]:
-    """Return a line for each thing that differs and does not stop the run that resumes at
+    """Return the lines for what differs, matters, and does not stop the run that resumes at
     `step`."""
     by_verdict = {verdict: [d for d in agreed if d.verdict is verdict] for verdict in Verdict}
     rounded = "; ".join(map(str, by_verdict[Verdict.ROUNDS_OTHERWISE]))
     return [
-        *(f"note: {d}; the result is the same" for d in by_verdict[Verdict.HARMLESS]),
         *([f"note: not bit-exact from step {step} on, because {rounded}"] if rounded else []),
         *(f"accepted: {d}" for d in by_verdict[Verdict.CHANGES_THE_RESULT]),
     ]

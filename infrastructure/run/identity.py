@@ -9,11 +9,12 @@ import functools
 import hashlib
 import inspect
 import math
+import re
 import secrets
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path, PurePath
@@ -93,6 +94,8 @@ class ObjectReader:
             return self.read(value.value, name)
         if isinstance(value, PurePath):
             return value.name
+        if isinstance(value, re.Pattern):
+            return [str(value.pattern), value.flags]
         if isinstance(value, bytes):
             return hashlib.sha256(value).hexdigest()
         if (known := self.known(value)) is not None:
@@ -163,23 +166,24 @@ class ObjectReader:
         return {"bases": [*read]} if read else {}
 
     def _source(self, target: object, name: str) -> dict[str, JsonValue]:
-        """Of what a script or notebook defines: its text, and what it uses of what stands there."""
-        try:
-            text = inspect.getsource(target)  # type: ignore[arg-type]
-        except (OSError, TypeError):
-            self.unseen.append(f"the code of {name} ({_qualname(target)})")
-            return {"source": None}
-        source = hashlib.sha256(inspect.cleandoc(text).encode()).hexdigest()
-        return {"source": source, "uses": self._used(target, name), **self._bases(target, name)}
-
-    def _used(self, target: object, name: str) -> JsonValue:
-        functions = [target] if isinstance(target, types.FunctionType) else []
+        """Of what a script or notebook defines: its text, and what it uses of what stands there.
+        Of a class that is its methods: a notebook knows the text of no class."""
+        functions = dict(_functions_of(target))
+        texts: dict[str, JsonValue] = {}
+        for each, function in functions.items():
+            try:
+                text = inspect.cleandoc(inspect.getsource(function))
+            except (OSError, TypeError):
+                self.unseen.append(f"the code of {name} ({_qualname(function)})")
+                continue
+            texts[each] = hashlib.sha256(text.encode()).hexdigest()
         if isinstance(target, type):
-            functions = [
-                getattr(f, "__func__", f)
-                for f in vars(target).values()
-                if isinstance(getattr(f, "__func__", f), types.FunctionType)
-            ]
+            plain = {k: v for k, v in vars(target).items() if k[:2] != "__" and _is_plain(v)}
+            texts |= {key: self.read(one, f"{name}.{key}") for key, one in plain.items()}
+        used = self._used(functions.values(), name)
+        return {"source": texts, "uses": used, **self._bases(target, name)}
+
+    def _used(self, functions: Iterable[types.FunctionType], name: str) -> JsonValue:
         used: dict[str, JsonValue] = {}
         for function in functions:
             for each in _names_in(function.__code__):
@@ -191,7 +195,7 @@ class ObjectReader:
 
     def _bound(self, function: types.FunctionType, name: str) -> dict[str, JsonValue]:
         """What a function was made with: defaults, and variables of the function around it."""
-        if is_ours(function) or _is_installed(function.__module__):
+        if _is_installed(function.__module__):
             return {}
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         bound: dict[str, JsonValue] = {}
@@ -230,8 +234,9 @@ def _is_plain(value: object) -> bool:
 @functools.cache
 def _is_installed(module: str) -> bool:
     """Return whether a module comes with Python or with a package that has a version."""
-    top = module.partition(".")[0]
-    if top in sys.stdlib_module_names and top != MAIN:
+    if module == MAIN:  # whose file may be a launcher's or a notebook kernel's
+        return False
+    if module.partition(".")[0] in sys.stdlib_module_names:
         return True
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
@@ -240,6 +245,16 @@ def _is_installed(module: str) -> bool:
     installed = {"site-packages", "dist-packages", *GENERATED} & {*path.parts}
     folders = (sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
     return bool(installed) or any(path.is_relative_to(folder) for folder in folders)
+
+
+def _functions_of(target: object) -> Iterator[tuple[str, types.FunctionType]]:
+    """A function itself, or the methods of a class."""
+    members = vars(target) if isinstance(target, type) else {_qualname(target): target}
+    for name, member in members.items():
+        for each in (member, getattr(member, "__func__", None), getattr(member, "fget", None)):
+            if isinstance(each, types.FunctionType):
+                yield name, each
+                break
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:

@@ -146,7 +146,14 @@ NO_PARTS = frozenset(
         *("optimizer", "lr_scheduler", "train_dataset", "eval_dataset", "accelerator", "state"),
         *("control", "callback_handler", "preprocess_logits_for_metrics", "hp_name", "hp_space"),
         *("objective", "compute_objective", "is_fsdp_enabled", "optimizer_cls_and_kwargs"),
-        *("_processor", "_tokenizer", "image_processor", "feature_extractor"),
+        *(
+            "label_smoother",
+            "gather_function",
+            "_processor",
+            "_tokenizer",
+            "image_processor",
+            "feature_extractor",
+        ),
     }
 )
 WATCHING = ("transformers.integrations", "transformers.utils.notebook")
@@ -387,7 +394,7 @@ class FactsReader:
             groups = _groups(optimizer)
         if groups is not None:
             described["groups"] = groups
-        found: dict[str, JsonValue] = {OPTIMIZER: described}
+        described_parts: dict[str, JsonValue] = {OPTIMIZER: described}
         if not getattr(self.trainer, "_created_lr_scheduler", True):  # arguments say all of it
             code: JsonObject = {**self.reader.code_of(type(scheduler), SCHEDULER)}
             code["factors"] = self.reader.read(getattr(scheduler, "lr_lambdas", None), SCHEDULER)
@@ -396,8 +403,8 @@ class FactsReader:
                 holds = _schedule(scheduler)
             if holds is not None:
                 code["holds"] = holds
-            found[SCHEDULER] = code
-        return found
+            described_parts[SCHEDULER] = code
+        return described_parts
 
     def _of_hooks(self, others: Iterable[Hook]) -> dict[str, JsonValue]:
         own = [h for h in others if isinstance(h, Extension) and not is_ours(type(h))]
@@ -429,7 +436,7 @@ def _lora(model: Any) -> JsonValue:
 
 def _is_part(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return any(map(_is_part, value))
+        return any(callable(one) and not _is_metric(one) for one in value)
     if isinstance(value, dict):
         return any(map(_is_part, value.values()))
     if is_ours(value) or is_ours(type(value)):

@@ -74,7 +74,7 @@ def test_other_rows_are_other_data_and_reading_them_draws_nothing() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_hash_says_nothing_without_the_key() -> None:
+def test_a_hash_depends_on_the_key() -> None:
     for dataset in (Rows(), table(chats())):
         assert hash_of(dataset) != hash_of(dataset, new_key())
 
