@@ -768,9 +768,7 @@ def of_own_parts() -> list[Change]:
         Change(
             route, "another class of Trainer", lambda s: s.parts.pop("trainer_class"), R, "trainer"
         ),
-        Change(
-            route, "a patched method", lambda s: s.after_init.append(patch_loss), R, "compute_loss"
-        ),
+        Change(route, "a patched method", lambda s: s.after_init.append(patch_loss), R, "trainer"),
         Change(route, "an own learning rate", value(lr=1e-3), R, "optimizer"),
         Change(
             route, "an own decay of a group", value(group={"weight_decay": 0.5}), R, "optimizer"

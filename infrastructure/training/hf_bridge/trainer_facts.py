@@ -291,7 +291,7 @@ class FactsReader:
                 given.append(name)
         return arguments, given
 
-    def _known(self, value: object) -> JsonValue:
+    def _known(self, value: Any) -> JsonValue:
         """What a training is made of besides plain values and code."""
         if value is self.trainer and value is not None:
             return "the Trainer"
@@ -334,7 +334,11 @@ class FactsReader:
                 "the rows of" if not num_hashed else f"the rows behind the first {num_hashed} of"
             )
             self.reader.unseen.append(f"{which} {name} ({type(dataset).__name__})")
-        return {**facts}
+        return {
+            "num_examples": facts["num_examples"],
+            "num_hashed": facts["num_hashed"],
+            "rows": facts["rows"],
+        }
 
     def _of_model(self) -> dict[str, JsonValue]:
         model = self.parts.model
@@ -356,10 +360,12 @@ class FactsReader:
         if trainer is None:
             self.reader.unseen.append("the parts of the Trainer")
             return {}
-        parts: dict[str, JsonValue] = {"trainer": self.reader.code_of(type(trainer), "trainer")}
+        of_trainer = self.reader.code_of(type(trainer), "trainer")
+        parts: dict[str, JsonValue] = {"trainer": of_trainer}
         for name, value in vars(trainer).items():
             if name not in NO_PARTS and not name.startswith("__") and _is_part(value):
-                parts[name] = self.reader.read(value, name)
+                where = parts if name in PART_NAMES else of_trainer
+                where[name] = self.reader.read(value, name)
         args = trainer.args
         if not args.load_best_model_at_end and args.metric_for_best_model is None:
             parts.pop("compute_metrics", None)
@@ -409,7 +415,7 @@ class FactsReader:
     def _of_hooks(self, others: Iterable[Hook]) -> dict[str, JsonValue]:
         own = [h for h in others if isinstance(h, Extension) and not is_ours(type(h))]
         code = code_of(self.run.config).get(EXTENSIONS.group, {})
-        read: dict[str, JsonValue] = {name: {**part} for name, part in code.items()}
+        read = {name: self.reader.read(part, "extensions") for name, part in code.items()}
         for hook in own:
             read[type(hook).__qualname__] = self.reader.code_of(type(hook), "extensions")
         parts: dict[str, JsonValue] = {"extensions": read or None}
@@ -600,7 +606,7 @@ class TrainerJudge:
         return ["give this training another name"]
 
 
-def _has_other_shape(was: JsonValue, now: JsonValue) -> bool:
+def _has_other_shape(was: Any, now: Any) -> bool:
     if not isinstance(was, Mapping) or not isinstance(now, Mapping) or was.keys() != now.keys():
         return was != now
     return any(
