@@ -1,6 +1,7 @@
 """What a run is made from is compared when it resumes (D1 to D5, D7, D8)."""
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_values,
 )
+from infrastructure.training.hf_bridge import TemperCallback
 from tests.field import identity_changes
 from tests.field.identity_changes import (
     Change,
@@ -27,7 +29,7 @@ from tests.field.identity_changes import (
     nudge,
 )
 from tests.slow import slow
-from tests.training.hf_bridge.tiny_trainer import Rows, settings, train
+from tests.training.hf_bridge.tiny_trainer import Rows, settings, train, trainer_of
 from tests.training.methods.method_runs import import_trl, methods_here
 
 
@@ -159,6 +161,34 @@ def facts_of(run: Path) -> dict[str, Any]:
     newest = CheckpointManager(run / "checkpoints").newest()
     facts: dict[str, Any] = load_values(newest).values["facts"]
     return facts
+
+
+def test_what_cannot_be_seen_is_said_at_the_beginning_and_recorded(tmp_path: Path) -> None:
+    """A stream of rows, and a function without a text; of a healthy training there is nothing."""
+    import torch
+
+    class Stream(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
+        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+            rows = Rows()
+            return (rows[index] for index in range(len(rows)))
+
+    scope: dict[str, Any] = {"__name__": "__main__", "torch": torch}
+    exec("collate = lambda r: {n: torch.stack([x[n] for x in r]) for n in r[0]}", scope)
+    noted: dict[str, list[str]] = {}
+    for name in ("healthy", "unseen"):
+        lines: list[str] = []
+        trainer = trainer_of(tmp_path / name, max_steps=1)
+        if name == "unseen":
+            trainer.train_dataset, trainer.data_collator = Stream(), scope["collate"]
+        callback = TemperCallback("tiny", settings(tmp_path / name), say=lines.append)
+        trainer.add_callback(callback)
+        trainer.train(resume_from_checkpoint=callback.resume_from())
+        noted[name] = [line for line in lines if "cannot be compared" in line]
+        assert bool(facts_of(tmp_path / name / "runs/tiny")["unseen"]) is (name == "unseen")
+    assert noted["healthy"] == []
+    [line] = noted["unseen"]
+    assert "data (Stream)" in line
+    assert "data_collator" in line
 
 
 def test_a_restored_run_knows_its_rows_and_no_file_for_others_has_its_key(tmp_path: Path) -> None:
