@@ -36,6 +36,7 @@ PART_NAMES = (
     *("tools", "objects"),
 )
 HELD_OUT_DATA = "held_out_data"
+ROWS = "rows"  # the hash of a part that is rows: compared, and in no record
 OPTIMIZER = "optimizer"  # whose groups are not always known before a checkpoint is loaded
 DEEPEST = 6  # objects inside objects
 MOST_SHOWN = 3  # leaves of one part that differ
@@ -281,13 +282,23 @@ def part_differences(
             verdict = (verdicts or {}).get(name, Verdict.CHANGES_THE_RESULT)
             if name in ("tokenizer", "processor") and not same_libraries:
                 verdict = Verdict.ROUNDS_OTHERWISE  # what rows come to is compared itself
-            yield Difference(name, before, current, verdict, text=_in_words(name, before, current))
+            text = _in_words(name, before, current)
+            yield Difference(name, *_differing(before, current), verdict, text=text)
 
 
 def _known_to_both(before: JsonValue, current: JsonValue) -> tuple[JsonValue, JsonValue]:
     if not isinstance(before, dict) or not isinstance(current, dict):
         return before, current
     pairs = {k: _known_to_both(before[k], current[k]) for k in before if k in current}
+    return {k: pair[0] for k, pair in pairs.items()}, {k: pair[1] for k, pair in pairs.items()}
+
+
+def _differing(before: JsonValue, current: JsonValue) -> tuple[JsonValue, JsonValue]:
+    """What of two values is kept in records for people: the keys that differ."""
+    if not isinstance(before, dict) or not isinstance(current, dict):
+        return before, current
+    keys = [key for key in {**before, **current} if before.get(key) != current.get(key)]
+    pairs = {key: _differing(before.get(key), current.get(key)) for key in keys if key != ROWS}
     return {k: pair[0] for k, pair in pairs.items()}, {k: pair[1] for k, pair in pairs.items()}
 
 

@@ -163,7 +163,7 @@ def facts_of(run: Path) -> dict[str, Any]:
     return facts
 
 
-def test_what_cannot_be_seen_is_said_at_the_beginning_and_recorded(tmp_path: Path) -> None:
+def test_what_cannot_be_compared_is_noted_at_the_start(tmp_path: Path) -> None:
     """A stream of rows, and a function without a text; of a healthy training there is nothing."""
     import torch
 
@@ -217,4 +217,5 @@ def test_a_restored_run_knows_its_rows_and_no_file_for_others_has_its_key(tmp_pa
         patch.setattr(Rows, "__init__", other)
         with pytest.raises(RunChangedError) as raised:
             train(there, config=settings(there, backup=backup), max_steps=2)
-    assert [difference.name for difference in raised.value.differences] == ["data"]
+    [difference] = raised.value.differences
+    assert (difference.name, difference.was, difference.current) == ("data", {}, {})

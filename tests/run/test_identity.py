@@ -193,6 +193,8 @@ def test_another_version_may_spell_its_own_parts_otherwise(same_libraries: bool)
     [first, *_] = part_differences(was, now, same_libraries=same_libraries)
     assert (first.name, first.verdict) == ("model_config", changes)
     assert "model_config.rope.theta: was 1, is 2" in str(first)
+    assert first.was["rope"]["theta"] == 1  # type: ignore[index]
+    assert "eps" not in first.was, "only what differs is kept in records"  # type: ignore[operator]
 
 
 def test_importing_it_loads_no_torch() -> None:
