@@ -115,6 +115,13 @@ def test_each_cell_of_a_table_counts_and_how_it_is_stored_does_not(tmp_path: Pat
     assert hash_of(table(rows).with_format("torch", columns=["ids"])) != whole
 
 
+def test_where_one_cell_ends_and_the_next_begins_counts() -> None:
+    one, other = ([{"ids": ids} for ids in cells] for cells in ([[1], [2, 3]], [[1, 2], [3]]))
+    assert hash_of(table(one)) != hash_of(table(other))
+    one, other = ([{"text": text} for text in cells] for cells in (["a", "bc"], ["ab", "c"]))
+    assert hash_of(table(one)) != hash_of(table(other))
+
+
 def test_what_gives_a_table_its_rows_is_found() -> None:
     def doubled(batch: Any) -> Any:
         return batch
