@@ -99,6 +99,7 @@ def test_d7_what_a_trainer_is_made_from_is_compared(table: Table, what: str) -> 
     [
         *("callback-own: an own learning rate", "callback-own: another optimizer"),
         *("callback-own: an own schedule's factor", "callback-lora: r=4"),
+        "callback-own: an own decay of a group",
     ],
 )
 def test_d8_an_own_optimizer_and_the_shape_of_a_lora_are_refused_by_name(
