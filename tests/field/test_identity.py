@@ -29,7 +29,13 @@ from tests.field.identity_changes import (
     nudge,
 )
 from tests.slow import slow
-from tests.training.hf_bridge.tiny_trainer import Rows, settings, train, trainer_of
+from tests.training.hf_bridge.tiny_trainer import (
+    Rows,
+    settings,
+    tiny_model,
+    train,
+    trainer_of,
+)
 from tests.training.methods.method_runs import import_trl, methods_here
 
 
@@ -156,6 +162,23 @@ def test_a_healthy_resumption_is_quiet(table: Table, what: str) -> None:
     result = table.result(change)
     assert is_as_expected(change, result), result
     assert is_quiet(result), result.lines
+
+
+def test_what_is_accepted_by_its_name_resumes_and_reaches_the_report(tmp_path: Path) -> None:
+    def changed() -> Any:
+        model = tiny_model()
+        model.config.layer_norm_epsilon = 1e-3
+        return model
+
+    with identity_changes.dying_at(2), pytest.raises(identity_changes.StoppedError):
+        train(tmp_path, max_steps=3)
+    with pytest.raises(RunChangedError) as raised:
+        train(tmp_path, changed(), max_steps=3)
+    [difference] = raised.value.differences
+    assert difference.was == {"layer_norm_epsilon": 1e-5}
+    trainer, _, _ = train(tmp_path, changed(), max_steps=3, accept=[difference.name])
+    assert trainer.state.global_step == 3
+    assert "model_config" in (tmp_path / "runs/tiny/report.html").read_text()
 
 
 def facts_of(run: Path) -> dict[str, Any]:
