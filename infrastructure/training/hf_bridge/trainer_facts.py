@@ -95,6 +95,7 @@ ROUNDS_OTHERWISE = frozenset(
         *("use_liger_kernel", "liger_kernel_config", "dataloader_num_workers"),
         *("dataloader_persistent_workers", "full_determinism", "precompute_ref_batch_size"),
         *("vllm_mode", "vllm_tensor_parallel_size", "cache_implementation", "jit_mode_eval"),
+        "tf32",  # which not every GPU has
     }
 )
 # Which version is the best one, and with it the model at the end, depends on these.
