@@ -849,6 +849,9 @@ class EnhancedTrainer:
             **processing_facts(getattr(self.adapter, "processor", None) or self.adapter.tokenizer),
             "objects": code_of_objects([self.strategy, self.adapter, *self.hooks.extensions], code),
         }
+        tower = self.adapter.describe().get("vision_tower")
+        if isinstance(tower, dict):
+            parts["processor"] = tower.get("image_processor")
         return {name: part for name, part in parts.items() if part is not None}
 
     def _keyed(self, rows: str) -> str:

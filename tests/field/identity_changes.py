@@ -225,8 +225,10 @@ def importing_from(folder: Path) -> Iterator[None]:
         mock.patch.object(sys, "path", [str(folder), *sys.path]),
         mock.patch.object(sys, "dont_write_bytecode", True),
     ):
-        yield
-    forget_modules(folder)
+        try:
+            yield
+        finally:
+            forget_modules(folder)
 
 
 REWARD = "import scale\n\ndef reward(completions, **_):\n    return scale.of(completions)\n"
