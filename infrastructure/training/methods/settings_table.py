@@ -13,6 +13,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import format_value
 from infrastructure.config.merging.precedence import Source
 from infrastructure.config.schema import schema_of
+from infrastructure.run.configuration_judge import names as accepted_names
 
 
 class Use(Enum):
