@@ -99,6 +99,10 @@ notebooks: environment ## make notebooks/*.ipynb from notebooks/src/*.py
 prove-durability: environment ## kills, power cuts, refusing disks, damage, lies; one JSON line
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.prove
 
+.PHONY: prove-identity
+prove-identity: environment ## over 200 single changes between two sessions: refused, recorded or harmless; a table
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.field.identity_changes
+
 .PHONY: storm-ranks
 storm-ranks: environment ## ranks of a training, their agent, or all of them killed 60 times at random; one JSON line
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.rank_kills

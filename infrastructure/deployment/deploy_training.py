@@ -665,7 +665,7 @@ class TrainingDeployment:
         assert trainer.state is not None
         step = trainer.state.step
         self.report(f"Run {run.run_id}: going on from step {step}{self._how_to_begin_anew}")
-        for line in describe_differences(agreed):
+        for line in describe_differences(agreed, step):
             self.report(line)
         if step >= trainer.state.total_steps:
             self._note_without_effect(agreed)

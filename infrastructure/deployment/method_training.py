@@ -24,7 +24,7 @@ from infrastructure.run.summary_text import closing_lines, cost_lines
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.hf_bridge import TemperCallback
-from infrastructure.training.hf_bridge.trainer_facts import NAMES
+from infrastructure.training.hf_bridge.trainer_facts import argument_names, known_names
 from infrastructure.training.methods.check import check_method
 from infrastructure.training.methods.settings_table import Use, setting_names, treatment_of
 from infrastructure.training.methods.trl_training import TrlTraining
@@ -34,6 +34,7 @@ from infrastructure.training.observers.early_stopping import early_stopping
 from infrastructure.training.observers.run_observers import ProgressObserver
 from infrastructure.training.trainer_factory import show_gpus
 
+METHOD_SETTINGS = "method_settings"
 NO_MEASURES = ("eval_num_tokens",)  # of what TRL gives with an evaluation
 
 Begun = Callable[[Path], None]
@@ -105,6 +106,7 @@ class MethodTraining:
             if len(contents := training.data.contents()):  # else the file's name has to do
                 record_rows_of(run, config, contents)
             trainer.add_callback(callback)
+            callback.look_before_loading(trainer)
             forecast.trainer = trainer
             self.report(f"Run {run.run_id}: {training.described(trainer)}")
             try:
@@ -143,8 +145,8 @@ class MethodTraining:
 
         callback.run.describe_model = training.describe_model
         callback.run.more_of_summary = more_of_summary
-        callback.run.setting_names = setting_names()
         callback.run.how_to_begin_anew = self.how_to_begin_anew
+        callback.run.name_to_accept = setting_of
         short = copies.short
         callback.hooks = [
             self.measured,
@@ -254,9 +256,19 @@ def _of_data(after: Mapping[str, object], training: TrlTraining) -> Summary:
 
 def translated(accepted: Collection[str]) -> list[str]:
     """Names of settings that may differ, as the Trainer's arguments are called."""
-    names = []
+    names: list[str] = []
     for name in accepted:
+        if name == METHOD_SETTINGS:
+            names += [each for each in argument_names() if each not in setting_names()]
+            continue
         treatment = treatment_of(f"training.{name}") if "." not in name else treatment_of(name)
         is_argument = treatment is not None and treatment.use is Use.ARGUMENT
         names.append(treatment.words if is_argument and treatment is not None else name)
-    return [name for name in names if name in NAMES]
+    known = known_names()
+    return [name for name in names if name in known]
+
+
+def setting_of(name: str) -> str:
+    """The setting that `--accept` takes for an argument or part of the Trainer."""
+    other = METHOD_SETTINGS if name in argument_names() else name
+    return setting_names().get(name, other)

@@ -291,7 +291,6 @@ def written_by(run: RunDirectory, name: str, folder: Path, step: int) -> str:
         *method,
         ("steps", f"{step:,}" if step == total or total is None else f"{step:,} of {total:,}"),
         ("rows", _rows_words(data)),
-        *([("data fingerprint", f"`{data['fingerprint']}`")] if "fingerprint" in data else []),
         ("settings", ", ".join(f"`{key}` {_shown(value)}" for key, value in settings.items())),
         ("precision", str(record.get("precision", "–"))),
         ("begun", str(record.get("created", "–"))),

@@ -19,7 +19,7 @@ from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.monitoring.records.run_list import NoSuchRunError, split_version
-from infrastructure.run.compatibility import Difference, Verdict
+from infrastructure.run.compatibility import Difference, Verdict, in_words
 from infrastructure.run.configuration_judge import canonical_name, shown_name
 from infrastructure.run.directory import RunDirectory, find_run
 from infrastructure.run.find import settings_in, settings_now
@@ -180,16 +180,10 @@ def commit_of_base(run: RunDirectory, config: DeploymentConfig) -> str | None:
     return commit if same and isinstance(commit, str) else None
 
 
-def describe_differences(agreed: Sequence[Difference]) -> list[str]:
-    """A line for each thing that is not what it was when the run went on."""
-    by_verdict = {verdict: [d for d in agreed if d.verdict is verdict] for verdict in Verdict}
-    rounded, accepted = by_verdict[Verdict.ROUNDS_OTHERWISE], by_verdict[Verdict.CHANGES_THE_RESULT]
-    return [
-        *(f"note: {d}; the result is the same" for d in by_verdict[Verdict.HARMLESS]),
-        *(f"note: {d}; from here on sums round, and dropout is drawn, otherwise" for d in rounded),
-        *(f"accepted: {difference}" for difference in accepted),
-        *explain([difference.name for difference in accepted]),
-    ]
+def describe_differences(agreed: Sequence[Difference], step: int) -> list[str]:
+    """A line for each thing that is not what it was, for a run that resumes at `step`."""
+    accepted = [d.name for d in agreed if d.verdict is Verdict.CHANGES_THE_RESULT]
+    return [*in_words(agreed, step), *explain(accepted)]
 
 
 def explain(accepted: Collection[str]) -> list[str]:

@@ -1,8 +1,9 @@
-"""What a run began with against what it finds now, before it goes on.
+"""Compare what a run began with and what it finds now, before it resumes.
 
-A difference that changes the result stops, with the name that accepts it; one that does not, or
-only in the last digits of sums, is told. Both sides are plain JSON values. Which of them are
-compared, and what of them may change, is the judge's: one for each kind of training.
+A decision that has changed stops it, with the name that accepts the change; another machine or
+library is recorded, since the sums may round otherwise from there on. Both sides are plain JSON
+values. Which of them are compared, and what of them may change, is the judge's: one for each kind
+of training.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,11 +17,13 @@ from infrastructure.core.redact import redact
 
 Facts = Mapping[str, Any]
 
-# Where they compute, a patch of them may round otherwise.
-ON_THE_GPU = frozenset({"torch", "transformers", "peft", "bitsandbytes", "unsloth"})
+# Any other version of them may round otherwise.
+COMPUTING = frozenset(
+    {"torch", "transformers", "peft", "bitsandbytes", "unsloth", "trl", "accelerate"}
+)
 # They make data and files, and those are compared by content.
 CHECKED_BY_CONTENT = frozenset({"datasets", "tokenizers", "safetensors"})
-PACKAGE_NAMES = ("python", "numpy", *sorted(ON_THE_GPU))
+PACKAGE_NAMES = ("python", "numpy", *sorted(COMPUTING))
 
 
 class Verdict(StrEnum):
@@ -56,6 +59,18 @@ class Difference:
         return f"{self.name}: was {_short(self.was)}, is {_short(self.current)}{cause}"
 
 
+class RunChangedError(CheckpointError):
+    """What decides the result has changed since a checkpoint was saved.
+
+    Attributes:
+        differences: what is refused.
+    """
+
+    def __init__(self, text: str, differences: Sequence[Difference]) -> None:
+        super().__init__(text)
+        self.differences = tuple(differences)
+
+
 class Judge(Protocol):
     """What one kind of training compares, and what it tells a person to do."""
 
@@ -82,7 +97,7 @@ def check_compatible(
         accepted: names of differences that may change the result.
 
     Raises:
-        CheckpointError: what is not accepted changes the result; lists all of it.
+        RunChangedError: what is not accepted changes the result; lists all of it.
     """
     differences = list(judge.differences(was, now)) if was else []
     refused = [
@@ -92,7 +107,7 @@ def check_compatible(
         or (d.verdict is Verdict.CHANGES_THE_RESULT and d.name not in accepted)
     ]
     if refused:
-        raise CheckpointError(_refusal(refused, judge))
+        raise RunChangedError(_refusal(refused, judge), refused)
     return differences
 
 
@@ -112,22 +127,32 @@ def _refusal(refused: Sequence[Difference], judge: Judge) -> str:
 
 
 def version_differences(was: Facts, current: Facts) -> Iterator[Difference]:
-    """Packages that are not the ones they were; both facts need `versions` and `device`."""
+    """Yield the packages that are not the ones they were; both facts need `versions`. None of them
+    stops a run: a machine that comes back has another image, and nobody is there to accept it."""
     before, now = was["versions"], current["versions"]
-    on_gpu = any(facts["device"] != "cpu" for facts in (was, current))
     for package in sorted(before.keys() | now.keys()):
         if before.get(package) != now.get(package):
-            verdict = _judged_version(package, before.get(package), now.get(package), on_gpu)
+            verdict = _judged_version(package, before.get(package), now.get(package))
             yield Difference(package, before.get(package), now.get(package), verdict)
 
 
-def _judged_version(package: str, was: str | None, current: str | None, on_gpu: bool) -> Verdict:
+def _judged_version(package: str, was: str | None, current: str | None) -> Verdict:
     if was is None or current is None or package in CHECKED_BY_CONTENT:
         return Verdict.HARMLESS  # what is needed and not there was refused before
-    if on_gpu and package in ON_THE_GPU:
-        return Verdict.CHANGES_THE_RESULT
     same_minor = was.split(".")[:2] == current.split(".")[:2]
-    return Verdict.HARMLESS if same_minor else Verdict.CHANGES_THE_RESULT
+    is_harmless = same_minor and package not in COMPUTING
+    return Verdict.HARMLESS if is_harmless else Verdict.ROUNDS_OTHERWISE
+
+
+def in_words(agreed: Sequence[Difference], step: int) -> list[str]:
+    """Return the lines for what differs, matters, and does not stop the run that resumes at
+    `step`."""
+    by_verdict = {verdict: [d for d in agreed if d.verdict is verdict] for verdict in Verdict}
+    rounded = "; ".join(map(str, by_verdict[Verdict.ROUNDS_OTHERWISE]))
+    return [
+        *([f"note: not bit-exact from step {step} on, because {rounded}"] if rounded else []),
+        *(f"accepted: {d}" for d in by_verdict[Verdict.CHANGES_THE_RESULT]),
+    ]
 
 
 def _short(value: object) -> str:

@@ -24,6 +24,7 @@ from infrastructure.run.compatibility import (
     Verdict,
     version_differences,
 )
+from infrastructure.run.identity import HELD_OUT_DATA, PART_NAMES, part_differences
 
 # What these make is compared itself: the examples in their order.
 COMPARED_BY_CONTENT = frozenset({"data.path", "data.chat_template", "data.format"})
@@ -53,14 +54,14 @@ OTHER_LABELS = (
     " advised"
 )
 CODE = "code"  # of the parts of somebody's own
+PARTS = "parts"
 # What names weights, which are compared themselves.
 OF_THE_BASE = ("model.name", "model.revision", "training.multimodal.vision_tower")
-COMPARED_FACTS = (
-    "data", "base_model", "device", "precision", "deterministic", "world_size", "attention",
-    "num_threads",
-)  # fmt: skip
-NOT_ALWAYS_RECORDED = ("attention", "num_threads")
-FACT_NAMES = (*COMPARED_FACTS, CODE)
+COMPARED_FACTS = ("data", "base_model", "precision")
+# Where it computes: the same sums in another order, random numbers drawn otherwise.
+MACHINE_FACTS = ("device", "driver", "deterministic", "world_size", "attention", "num_threads")
+NOT_ALWAYS_RECORDED = ("driver", "attention", "num_threads")
+FACT_NAMES = tuple(dict.fromkeys([*COMPARED_FACTS, *MACHINE_FACTS, CODE, *PART_NAMES]))
 
 
 class ConfigurationJudge:
@@ -68,8 +69,13 @@ class ConfigurationJudge:
 
     def differences(self, was: Facts, now: Facts) -> list[Difference]:
         """Settings, facts and versions that differ."""
-        own = _code(was, now)
-        return [*_settings(was, now), *_facts(was, now), *own, *version_differences(was, now)]
+        return [
+            *_settings(was, now),
+            *_facts(was, now),
+            *_code(was, now),
+            *_parts(was, now),
+            *version_differences(was, now),
+        ]
 
     def how_to_accept(self, names: Sequence[str]) -> str:
         """The flag for it."""
@@ -159,7 +165,7 @@ def _judged_setting(key: str, was: Facts, current: Facts) -> Verdict:
 
 
 def _facts(was: Facts, current: Facts) -> Iterator[Difference]:
-    for name in (*COMPARED_FACTS, "machine"):
+    for name in (*COMPARED_FACTS, *MACHINE_FACTS, "machine"):
         if name in NOT_ALWAYS_RECORDED and None in (was.get(name), current.get(name)):
             continue  # not known, or several processes share the threads
         before, now = was[name], current[name]
@@ -168,6 +174,25 @@ def _facts(was: Facts, current: Facts) -> Iterator[Difference]:
         if before != now:
             cause = OTHER_LABELS if name == "data" and _has_other_labels(was, current) else ""
             yield Difference(name, before, now, _judged_fact(name, before, now), cause)
+
+
+def _parts(was: Facts, current: Facts) -> Iterator[Difference]:
+    """What is not a setting and is no file that a setting names; checkpoints of before have
+    none."""
+    if PARTS not in was:
+        return
+    splits_data = current["settings"].get("data.eval_path") is None
+    same_model = not any(
+        key.startswith("model.") for key in differing_keys(was["settings"], current["settings"])
+    )
+    for difference in part_differences(
+        was[PARTS], current[PARTS], same_libraries=was["versions"] == current["versions"]
+    ):
+        follows_data = difference.name == HELD_OUT_DATA and splits_data
+        if follows_data and was["data"] != current["data"]:
+            continue  # held out of the rows that are named already
+        if difference.name != "model_config" or same_model:
+            yield difference
 
 
 def _code(was: Facts, current: Facts) -> Iterator[Difference]:
@@ -221,11 +246,7 @@ def _has_other_labels(was: Facts, current: Facts) -> bool:
 def _judged_fact(name: str, before: object, now: object) -> Verdict:
     if name == "machine":
         return Verdict.HARMLESS
-    if name in (
-        "world_size",
-        "attention",
-        "num_threads",
-    ):  # the same sums in another order, dropout drawn anew
+    if name in MACHINE_FACTS:
         return Verdict.ROUNDS_OTHERWISE
     if name == "precision" and "fp16" in (before, now):  # a checkpoint holds its gradient scaler
         return Verdict.NEEDS_A_NEW_RUN

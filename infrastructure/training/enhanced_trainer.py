@@ -29,6 +29,7 @@ from infrastructure.config.merging.added_weights import (
     saved_weights_refusals,
 )
 from infrastructure.config.merging.declared_settings import declare_settings
+from infrastructure.config.merging.plugin_names import CodeOfParts
 from infrastructure.config.merging.sharding import sharding_refusals, why_not_spread
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
@@ -40,7 +41,7 @@ from infrastructure.core.agent import time_left
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.hardware import gib, processor
 from infrastructure.core.integers import ceil_div
-from infrastructure.core.json_text import JsonObject
+from infrastructure.core.json_text import JsonObject, JsonValue
 from infrastructure.core.shared_cores import THREADS_VARIABLE
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.optimization.peak_memory import PeakMemory
@@ -51,6 +52,7 @@ from infrastructure.run.configuration_judge import (
     recorded_grid,
 )
 from infrastructure.run.history import history_in
+from infrastructure.run.identity import HELD_OUT_DATA, keyed, new_key
 from infrastructure.training import quantum
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
@@ -120,8 +122,11 @@ from infrastructure.training.recovery.recovery_log import record_recovery
 from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 from infrastructure.training.resume.fingerprint import (
     base_facts,
+    code_of_objects,
     code_of_parts,
+    config_facts,
     machine_facts,
+    processing_facts,
     settings_of,
 )
 from infrastructure.training.resume.overrides import (
@@ -257,6 +262,7 @@ class EnhancedTrainer:
             self.cost_measurement,
         )
         self._identity: dict[str, Any] | None = None
+        self._run_key: str | None = new_key()  # None: of a run that was begun without one
 
     def _declare_settings(
         self,
@@ -817,12 +823,14 @@ class EnhancedTrainer:
                     "training.num_epochs": sum(phase.num_epochs for phase in loop.phases),
                     **self.batch_plan().resolved(),
                 },
-                "data": loop.data.fingerprint,
+                "key": self._run_key,
+                "data": self._keyed(loop.data.fingerprint),
                 "labels": LABELS_VERSION,
                 "num_examples": loop.data.num_examples,
                 "precision": self.precision.name,
                 "planned_steps": self.planned_steps,
-                "code": code_of_parts(self),
+                "code": (code := code_of_parts(self)),
+                "parts": self._parts(code),
                 **base_facts(self.adapter.describe()),
                 **machine_facts(self.device, self.num_processes),
             }
@@ -838,6 +846,26 @@ class EnhancedTrainer:
         """Which rows are held out; None of a source that cannot tell."""
         identity: str | None = getattr(self.initialize_data(), "held_out_identity", None)
         return identity
+
+    def _parts(self, code: CodeOfParts) -> dict[str, JsonValue]:
+        """What is no setting and lies in no file of rows or weights."""
+        assert self.data is not None
+        contents = getattr(self.data, "contents", None)
+        held_out = None if contents is None else contents(held_out=True)
+        parts = {
+            HELD_OUT_DATA: None if held_out is None else self._keyed(held_out.tobytes().hex()),
+            "model_config": config_facts(getattr(self.initialize_model(), "config", None)),
+            **processing_facts(getattr(self.adapter, "processor", None) or self.adapter.tokenizer),
+            "objects": code_of_objects([self.strategy, self.adapter, *self.hooks.extensions], code),
+        }
+        tower = self.adapter.describe().get("vision_tower")
+        if isinstance(tower, dict):
+            parts["processor"] = tower.get("image_processor")
+        return {name: part for name, part in parts.items() if part is not None}
+
+    def _keyed(self, rows: str) -> str:
+        """A hash of rows that says nothing to whoever has no key of the run."""
+        return rows if self._run_key is None else keyed(self._run_key, rows)
 
     def attention_form(self) -> str:
         """How the model attends, as far as that decides the last digits."""
@@ -870,6 +898,8 @@ class EnhancedTrainer:
         may_spread = self.ranks is not None  # which is known when model and data are
         snapshot = load_values(checkpoint) if may_spread else load_checkpoint(checkpoint)
         was = snapshot.values.get("identity", {})
+        if was:
+            self._run_key, self._identity = was.get("key"), None
         if self.data is None and "over_length" not in self.data_config.model_fields_set:
             began_with = was.get("settings", {}).get("data.over_length")
             if began_with in EARLIER_DEFAULTS["data.over_length"]:

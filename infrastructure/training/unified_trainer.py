@@ -25,7 +25,6 @@ from infrastructure.training.data.serving.example_order import epoch_order
 from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Hook
-from infrastructure.training.hf_bridge.trainer_facts import frozen_fingerprint
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.model_adapters.layers_adapter import (
     IGNORED,
@@ -44,6 +43,7 @@ from infrastructure.training.models.model_inputs import (
 )
 from infrastructure.training.models.packed_attention import use_plain_attention
 from infrastructure.training.models.packing_check import token_embeddings
+from infrastructure.training.models.weights_hash import frozen_hash
 from infrastructure.training.setup.stack_outputs import (
     plan_lines,
     save_stacks_and_rack,
@@ -334,7 +334,7 @@ class GivenModelAdapter(StandardModelAdapter):
         """With a hash of what is in no checkpoint: the base of a LoRA."""
         assert self.model is not None
         facts = {"lora": hasattr(self.model, "peft_config")}
-        return {**super().describe(), **facts, "base_sha256": frozen_fingerprint(self.model)}
+        return {**super().describe(), **facts, "base_sha256": frozen_hash(self.model)}
 
     def create_data_source(self, cache_config: CacheConfig, seed: int) -> DataSource:
         return self._rows_given

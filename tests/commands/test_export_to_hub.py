@@ -73,7 +73,7 @@ def test_a_finished_run_is_published_as_it_is(
     card = files["README.md"].decode()
     record = json.loads((run / "run.json").read_text())
     summary = json.loads((run / "summary.json").read_text())
-    assert record["data"]["fingerprint"] in card
+    assert record["data"]["fingerprint"] not in card  # short rows can be guessed from a hash
     assert f"| rows | {record['data']['num_train']:,} learnt," in card
     records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     peak = max(one.get("learning_rate", 0) for one in records)

@@ -67,12 +67,7 @@ def test_nothing_differs_where_nothing_has_changed() -> None:
         (with_settings(**{"training.seed": 1}), "seed"),
         (changed(data="ef" * 32), "data"),
         (changed(base_model="ef" * 32), "base_model"),
-        (changed(device="NVIDIA L4"), "device"),
         (changed(precision="bf16"), "precision"),
-        (changed(deterministic=False), "deterministic"),
-        (with_versions(torch="2.9.0+cpu"), "torch"),
-        (with_versions(numpy="2.1.0"), "numpy"),
-        (with_versions(python="3.12.1"), "python"),
     ],
 )
 def test_what_changes_the_result_stops_until_it_is_accepted(
@@ -147,7 +142,6 @@ def test_all_that_stops_is_reported_at_once_with_both_values() -> None:
 @pytest.mark.parametrize(
     "found",
     [
-        with_versions(torch="2.8.1+cpu"),
         with_versions(numpy="2.0.2"),
         with_versions(python="3.11.13"),
         with_versions(tokenizers="0.23.0"),
@@ -162,10 +156,25 @@ def test_what_changes_nothing_is_reported_and_stops_nobody(found: dict[str, Any]
     assert ": was " in str(difference)
 
 
-def test_another_number_of_processes_is_reported_and_stops_nobody() -> None:
-    (difference,) = check_compatible(FACTS, changed(world_size=2))
+@pytest.mark.parametrize(
+    "found",
+    [
+        changed(world_size=2),
+        changed(device="NVIDIA L4"),
+        changed(deterministic=False),
+        with_versions(torch="2.8.1+cpu"),
+        with_versions(torch="3.0.0+cu128"),
+        with_versions(numpy="2.1.0"),
+        with_versions(python="3.12.1"),
+    ],
+)
+def test_another_machine_is_recorded_and_stops_nobody(found: dict[str, Any]) -> None:
+    """It comes back by itself, in another image; nobody is there to accept it."""
+    (difference,) = check_compatible(FACTS, found)
     assert difference.verdict is Verdict.ROUNDS_OTHERWISE
-    assert str(difference) == "world_size: was 1, is 2"
+    [line] = compatibility.in_words([difference], 7)
+    assert "from step 7 on" in line
+    assert str(difference) in line
 
 
 def test_auto_equals_the_number_that_it_means() -> None:
@@ -177,13 +186,6 @@ def test_what_is_measured_may_be_another_number_where_the_settings_are_the_same(
     was, now = (changed(resolved={f"training.{name}": number}) for number in (4, 8))
     with pytest.raises(CheckpointError, match=f"{name}: was 4, is 8"):
         check_compatible(was, now)
-
-
-def test_on_a_gpu_a_patch_of_what_computes_there_stops() -> None:
-    was = {**FACTS, "device": "NVIDIA L4"}
-    found = {**with_versions(torch="2.8.1+cu128"), "device": "NVIDIA L4"}
-    with pytest.raises(CheckpointError, match="--accept torch"):
-        check_compatible(was, found)
 
 
 def test_a_base_that_all_steps_have_overwritten_is_not_compared() -> None:

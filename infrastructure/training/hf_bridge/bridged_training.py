@@ -12,7 +12,7 @@ from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.config.fingerprint import result_settings
 from infrastructure.core.errors import CheckpointError, CopyNotConfirmedError, TemperError
 from infrastructure.core.redact import redact_urls
-from infrastructure.run.compatibility import check_compatible
+from infrastructure.run.compatibility import Difference, check_compatible, in_words
 from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
 from infrastructure.run.history import (
     History,
@@ -21,15 +21,22 @@ from infrastructure.run.history import (
     history_in,
     not_accepted,
 )
+from infrastructure.run.identity import what_cannot_be_compared
 from infrastructure.run.record_types import Summary
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
+from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Hook, HookRunner
 from infrastructure.training.hf_bridge.finished_training import TRAINER_METRICS, FinishedTraining
 from infrastructure.training.hf_bridge.observers import hooks_of
 from infrastructure.training.hf_bridge.save_timing import SaveTiming
 from infrastructure.training.hf_bridge.trainer_events import HELD_OUT, TrainerEvents
-from infrastructure.training.hf_bridge.trainer_facts import TrainerFacts, TrainerJudge, facts_of
+from infrastructure.training.hf_bridge.trainer_facts import (
+    BeforeLoading,
+    FactsReader,
+    TrainerFacts,
+    TrainerJudge,
+)
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun
 from infrastructure.training.hf_bridge.trainer_state import (
     ModelFiles,
@@ -56,11 +63,13 @@ class ResumeRequest:
         checkpoint: the version that the Trainer was given; None: the training begins.
         accepted: names of what may differ although it changes the result.
         is_another_try: of the same call, with what the first has left in the optimizer.
+        before: what the Trainer was made with, as it was before it loaded; None: nobody looked.
     """
 
     checkpoint: Path | None
     accepted: frozenset[str]
     is_another_try: bool = False
+    before: BeforeLoading | None = None
 
 
 class BridgedTraining:
@@ -177,6 +186,7 @@ class BridgedTraining:
 def begin_training(
     run: TrainerRun,
     parts: TrainerParts,
+    trainer: Any,
     loader: Sized | None,
     processing_class: "PreTrainedTokenizerBase | None",
     others: Iterable[Hook],
@@ -185,6 +195,7 @@ def begin_training(
     """A training begins, or goes on, or has come to its end before.
 
     Args:
+        trainer: None: it is not known.
         loader: the Trainer's data loader.
         processing_class: the Trainer's tokenizer, kept with the run; or None.
         others: hooks of the user.
@@ -198,10 +209,15 @@ def begin_training(
         run.enter(stack)
         run.check_place()
         files = ModelFiles.of(parts.model)
-        facts = facts_of(parts, getattr(loader, "dataset", None))
+        others = list(others)
+        saved_whole = None if resumed.checkpoint is None else read_version(resumed.checkpoint)
+        was = {} if saved_whole is None else saved_whole.values["facts"]
+        facts = FactsReader(run, parts, trainer, was, resumed.before).read(
+            getattr(loader, "dataset", None), processing_class, others
+        )
         state = TrainingState(parts.model, parts.optimizer, step=parts.state.global_step)
         state.total_steps = parts.state.max_steps
-        saved, history = _restored(run, parts, state, facts, resumed)
+        saved, history = _restored(run, parts, state, facts, resumed, saved_whole)
         if saved.get("finished") == state.total_steps:
             run.report(f"Run {run.name} was finished before: nothing is trained")
             return FinishedTraining(run, parts, resumed.checkpoint, stack.pop_all())
@@ -209,7 +225,7 @@ def begin_training(
             run.report(f"Run {run.name}: going on from step {state.step}{run.how_to_begin_anew}")
         if processing_class is not None and not run.files.tokenizer.is_dir():
             run.save_tokenizer(processing_class)
-        run.record(parts, facts["data"]["num_examples"])
+        run.record(parts, _num_examples(facts))
         hooks = hooks_of(run, parts, others)
         hooks.load_state_dict(saved.get("hooks", {}))
         record_running(run.files, state.total_steps, state.step)
@@ -217,7 +233,7 @@ def begin_training(
         snapshots = TrainerSnapshots(parts, files, facts, state, hooks, settings, history)
         saves = _save_timing(run, snapshots, resumed.checkpoint)
         events = TrainerEvents(parts, loader, state, hooks, saves)
-        for line in run.notes():
+        for line in [*run.notes(), *([] if was else what_cannot_be_compared(facts["unseen"]))]:
             run.report(line)
         if (beginning := _beginning(run)) is not None:
             run.report(beginning)
@@ -245,6 +261,7 @@ def _restored(
     state: TrainingState,
     facts: TrainerFacts,
     resumed: ResumeRequest,
+    snapshot: Snapshot | None,
 ) -> tuple[Mapping[str, Any], History]:
     """Take over what a version holds besides what the Trainer has loaded from its folder; the
     weights too, since a Trainer loads only those of them that it knows.
@@ -255,10 +272,9 @@ def _restored(
     Raises:
         CheckpointError: something differs, or was changed under way, and is not accepted.
     """
-    if resumed.checkpoint is None:
+    if snapshot is None:
         _refuse_to_begin_again(run)
         return {}, []
-    snapshot = read_version(resumed.checkpoint)
     values = snapshot.values
     if values["step"] != state.step:
         raise ValueError(
@@ -266,15 +282,18 @@ def _restored(
             f" at step {state.step}: pass it trainer.train(resume_from_checkpoint="
             "callback.resume_from())"
         )
-    judge = TrainerJudge(run.is_whole)
+    judge = TrainerJudge(run.is_whole, run.name_to_accept)
     differences = check_compatible(values["facts"], facts, judge, resumed.accepted)
-    for difference in differences:
-        run.report(f"note: {difference}: {difference.verdict.value}")
     if not run.is_whole:
         _refuse_changed(run, history_in(values), resumed.accepted)
-    named = [replace(d, name=run.setting_names.get(d.name, d.name)) for d in differences]
-    taken = named if state.step < state.total_steps else []  # else they have no effect
-    history = extend_history(run.files, values, taken, state.step, lambda: dict(facts["data"]))
+    # after the last step nothing that changed has an effect
+    taken = differences if state.step < state.total_steps else []
+    for line in in_words(taken, state.step):
+        run.report(line)
+    named = [_named_as_accepted(d, run) for d in taken]
+    history = extend_history(
+        run.files, values, named, state.step, lambda: {"num_examples": _num_examples(facts)}
+    )
     restore_model(parts.model, snapshot)
     if resumed.is_another_try:
         restore_optimizer(parts, snapshot)
@@ -297,6 +316,22 @@ def _refuse_changed(run: TrainerRun, history: History, accepted: Collection[str]
             f"run {run.name} was changed under way ({words}): to take it as it is, give"
             f" TemperCallback(..., accept={sorted(names)!r}); another name begins a new training"
         )
+
+
+def _named_as_accepted(difference: Difference, run: TrainerRun) -> Difference:
+    """A difference by the name that accepts it; its own name is in the text if that is another."""
+    name = run.name_to_accept(difference.name)
+    return (
+        difference
+        if name == difference.name
+        else replace(difference, name=name, text=str(difference))
+    )
+
+
+def _num_examples(facts: TrainerFacts) -> int | None:
+    data = facts["parts"].get("data")
+    count = data.get("num_examples") if isinstance(data, Mapping) else None
+    return count if isinstance(count, int) else None
 
 
 def _save_timing(run: TrainerRun, snapshots: TrainerSnapshots, first: Path | None) -> SaveTiming:

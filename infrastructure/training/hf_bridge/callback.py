@@ -24,6 +24,8 @@ from infrastructure.core.standard_output import lossy_output, lost_output_kept_i
 from infrastructure.core.stop_signals import STOP_COMMAND
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_owner import take_announced_stop
+from infrastructure.run.compatibility import check_compatible
+from infrastructure.training.checkpoints.checkpoint_manager import load_values
 from infrastructure.training.core.state import StopReason
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.hf_bridge.bridged_training import (
@@ -39,7 +41,15 @@ from infrastructure.training.hf_bridge.call_watchdog import (
 from infrastructure.training.hf_bridge.checkpoint_folder import write_checkpoint_folder
 from infrastructure.training.hf_bridge.finished_training import FinishedTraining, NothingToTrain
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
-from infrastructure.training.hf_bridge.trainer_facts import known_names
+from infrastructure.training.hf_bridge.trainer_facts import (
+    BeforeLoading,
+    TrainerJudge,
+    before_loading,
+    checked_names,
+    facts_before_loading,
+    lora_of,
+    trainer_of,
+)
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts, read_version
 
@@ -87,8 +97,9 @@ class TemperCallback:
         config = load_config() if config is None else config
         self.run = TrainerRun(name, config, lambda line: say(redact(line)), is_whole)
         self.hooks = list(hooks)
-        self.accepted = known_names(accept)
+        self.accepted = checked_names(accept)
         self._resumed: Path | None = None
+        self._before: BeforeLoading | None = None  # of the Trainer, with nothing loaded
         self._training: BridgedTraining | FinishedTraining | None = None
         self._call: TrainCall | None = None  # kept after an error, for the next try
         self._first: Path | None = None  # the version that the last try began with
@@ -103,7 +114,8 @@ class TemperCallback:
 
         Raises:
             ValueError: a living process trains this run.
-            CheckpointError: there are versions, and all are damaged.
+            CheckpointError: there are versions, and all are damaged, or the Trainer that this was
+                added to has a LoRA of another shape.
             StorageError: the place does not answer, or this machine's disk refuses.
         """
         with ExitStack() as stack:
@@ -114,8 +126,24 @@ class TemperCallback:
                 shutil.rmtree(folder, ignore_errors=True)
                 return None
             version = read_version(self._resumed)
+            if (trainer := trainer_of(self)) is not None:
+                self.look_before_loading(trainer)
             write_checkpoint_folder(version, folder, self.run.files.tokenizer)
             return str(folder)
+
+    def look_before_loading(self, trainer: Any) -> None:
+        """Compare what a Trainer loads into, and remember what loading overwrites. `resume_from`
+        does it where this callback was added to the Trainer before.
+
+        Raises:
+            CheckpointError: its LoRA has another shape.
+        """
+        if self._resumed is None:
+            return
+        self._before = before_loading(trainer)
+        was = load_values(self._resumed).values["facts"]
+        judge = TrainerJudge(self.run.is_whole, self.run.name_to_accept)
+        check_compatible(lora_of(was), facts_before_loading(trainer, was), judge, self.accepted)
 
     def on_train_begin(
         self, args: "TrainingArguments", state: "TrainerState", control: object, **parts: Any
@@ -128,18 +156,20 @@ class TemperCallback:
         trainer = TrainerParts(
             args, state, parts["model"], parts["optimizer"], parts["lr_scheduler"]
         )
-        resumed = ResumeRequest(self._resumed, self.accepted, is_another_try)
+        resumed = ResumeRequest(self._resumed, self.accepted, is_another_try, self._before)
+        call = TrainCall()
+        its_trainer = call.trainer if hasattr(call.trainer, "callback_handler") else None
         loader, processing_class = parts.get("train_dataloader"), parts.get("processing_class")
         with ExitStack() as output:
             output.enter_context(lossy_output())
             output.enter_context(lost_output_kept_in(self.run.directory / OUTPUT_FILE))
             training = begin_training(
-                self.run, trainer, loader, processing_class, self.hooks, resumed
+                self.run, trainer, its_trainer, loader, processing_class, self.hooks, resumed
             )
             self._output = output.pop_all()
-        self._training, self._resumed = training, None
+        self._training, self._resumed, self._before = training, None, None
         self._error_before = _last_error()
-        self._call = call = TrainCall()
+        self._call = call
         self._guard(call, training)
         if isinstance(training, BridgedTraining):
             training.begin()

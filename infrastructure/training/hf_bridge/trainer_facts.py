@@ -1,19 +1,22 @@
-"""What a Trainer's training is made of, as JSON values: kept in versions, compared when it goes on.
+"""What a Trainer's training is made of, as JSON values: kept in versions, compared when it resumes.
 
-A difference that changes the result stops, with the name that accepts it.
+An argument decides the result unless it is listed here as harmless or as one that only rounds
+otherwise; so does whatever the Trainer holds that is a model, a function or a collator.
 """
 
 import dataclasses
-import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from enum import Enum
+import gc
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
-from infrastructure.core.json_text import JsonValue
+from infrastructure.config.merging.plugin_names import code_of
+from infrastructure.config.registries import EXTENSIONS
+from infrastructure.core.json_text import JsonObject, JsonValue
 from infrastructure.core.lookup import nearest
+from infrastructure.core.optional import require
 from infrastructure.run.compatibility import (
     PACKAGE_NAMES,
     Difference,
@@ -21,92 +24,469 @@ from infrastructure.run.compatibility import (
     Verdict,
     version_differences,
 )
-from infrastructure.training.core.preserve import preserve
+from infrastructure.run.identity import (
+    OPTIMIZER,
+    PART_NAMES,
+    ObjectReader,
+    is_ours,
+    is_own,
+    new_key,
+    part_differences,
+)
+from infrastructure.training.data.store.fingerprints import text_hash, tokenizer_content
+from infrastructure.training.extensions.extension_hooks import Extension, Hook
+from infrastructure.training.hf_bridge.dataset_rows import RowsFacts, rows_facts, transform_of
+from infrastructure.training.hf_bridge.trainer_run import TrainerRun
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
-from infrastructure.training.models.trainable_state import trainable_state
-from infrastructure.training.resume.fingerprint import MachineFacts, machine_facts
+from infrastructure.training.models.weights_hash import frozen_hash, model_hash, weights_hash
+from infrastructure.training.resume.fingerprint import (
+    MachineFacts,
+    config_facts,
+    machine_facts,
+    processing_facts,
+)
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
+# Where things lie, how they are shown, logged and saved, and how rows reach memory.
+HARMLESS = frozenset(
+    {
+        *("output_dir", "run_name", "project", "logging_dir", "overwrite_output_dir", "report_to"),
+        *("disable_tqdm", "log_level", "log_level_replica", "log_on_each_node", "debug"),
+        *("logging_strategy", "logging_first_step", "logging_steps", "logging_nan_inf_filter"),
+        *("save_strategy", "save_steps", "save_total_limit", "save_safetensors", "save_only_model"),
+        *("save_on_each_node", "enable_jit_checkpoint", "resume_from_checkpoint"),
+        *("push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_private_repo"),
+        *("hub_always_push", "hub_revision", "hub_model_revision", "push_to_hub_revision"),
+        *("overwrite_hub_revision", "trackio_space_id", "trackio_static_space_id"),
+        *("trackio_bucket_id", "trl_project", "wandb_entity", "wandb_project", "wandb_run_group"),
+        *("wandb_log_unique_prompts", "log_completions", "log_completions_steps"),
+        *("log_completions_hub_repo", "log_unique_prompts", "log_multimodal"),
+        *("num_completions_to_print", "include_num_input_tokens_seen", "include_tokens_per_second"),
+        *("skip_memory_metrics", "torch_empty_cache_steps", "do_train", "do_eval", "do_predict"),
+        *("prediction_loss_only", "include_for_metrics", "include_inputs_for_metrics"),
+        *("eval_on_start", "eval_accumulation_steps", "eval_do_concat_batches"),
+        *("eval_use_gather_object", "batch_eval_metrics"),
+        *("use_cpu", "no_cuda", "local_rank", "ddp_backend", "ddp_timeout", "ddp_bucket_cap_mb"),
+        *("ddp_broadcast_buffers", "ddp_find_unused_parameters", "ddp_static_graph"),
+        *("dataloader_pin_memory", "dataloader_prefetch_factor"),
+        *("dataloader_multiprocessing_context", "dataset_num_proc", "ds3_gather_for_generation"),
+        *("vllm_gpu_memory_utilization", "vllm_server_base_url", "vllm_server_host"),
+        *("vllm_server_port", "vllm_server_timeout", "vllm_group_port", "vllm_enable_sleep_mode"),
+    }
+)
+# What they name or make is compared itself.
+COMPARED_BY_CONTENT = frozenset(
+    {
+        *("chat_template_path", "teacher_model_name_or_path", "teacher_model_revision"),
+        *("teacher_tokenizer_name_or_path", "student_model_revision", "reward_model_path"),
+        *("sft_model_path", "model_name_or_path", "model_revision", "trust_remote_code"),
+        *("dataset_text_field", "lr_scheduler", "optimizer"),
+    }
+)
+# The same sums in another order, or random numbers that are drawn at other moments.
+ROUNDS_OTHERWISE = frozenset(
+    {
+        *("eval_strategy", "eval_steps", "eval_delay", "per_device_eval_batch_size"),
+        *("num_generations_eval", "generate_during_eval", "eval_packing", "bf16_full_eval"),
+        *("fp16_full_eval", "gradient_checkpointing", "gradient_checkpointing_kwargs"),
+        *("activation_offloading", "torch_compile", "torch_compile_backend", "torch_compile_mode"),
+        *("use_liger_kernel", "liger_kernel_config", "dataloader_num_workers"),
+        *("dataloader_persistent_workers", "full_determinism", "precompute_ref_batch_size"),
+        *("vllm_mode", "vllm_tensor_parallel_size", "cache_implementation", "jit_mode_eval"),
+        "tf32",  # which not every GPU has
+    }
+)
+# Which version is the best one, and with it the model at the end, depends on these.
+OF_THE_BEST = frozenset(
+    {"eval_strategy", "eval_steps", "eval_delay", "eval_packing", "bf16_full_eval"}
+)
+# Of how a model is loaded: the weights themselves, and how it attends, are compared elsewhere.
+OF_LOADING = frozenset(
+    {
+        *("device_map", "attn_implementation", "revision", "use_safetensors", "cache_dir", "token"),
+        *("local_files_only", "trust_remote_code", "low_cpu_mem_usage", "use_cache"),
+    }
+)
 # A Trainer takes these from the checkpoint, whatever its arguments say by then.
 IN_THE_CHECKPOINT = (
-    "learning_rate",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "optim",
+    *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim"),
     "optim_args",
 )
-DECIDING = (
-    *IN_THE_CHECKPOINT,
-    "max_grad_norm",
-    "num_train_epochs",
-    "max_steps",
-    "lr_scheduler_type",
-    "lr_scheduler_kwargs",
-    "warmup_ratio",
-    "warmup_steps",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-    "train_sampling_strategy",
-    "dataloader_drop_last",
-    "seed",
-    "data_seed",
-    "bf16",
-    "fp16",
-    "tf32",
-    "label_smoothing_factor",
-    "neftune_noise_alpha",
-    "loss_type",
-    "packing",
-    "padding_free",
-    "max_length",
-    "completion_only_loss",
-    "assistant_only_loss",
-    "embedding_learning_rate",
+SCHEDULER, LORA = "lr_scheduler", "lora"
+OWN_CALLBACKS = "own_callbacks"  # most of them only watch, and which do more cannot be told
+FIXED = (*IN_THE_CHECKPOINT, OPTIMIZER, SCHEDULER)
+# Tensors of a checkpoint have no place in a LoRA of another shape.
+SHAPE_OF_LORA = frozenset(
+    {
+        *("r", "rank_pattern", "target_modules", "target_parameters", "modules_to_save", "bias"),
+        *("peft_type", "use_dora", "layers_to_transform", "layers_pattern", "exclude_modules"),
+        *("trainable_token_indices", "layer_replication", "fan_in_fan_out"),
+    }
 )
-FACT_NAMES = ("data", "base_model", "device", "world_size")
+MACHINE_NAMES = (*("device", "driver", "deterministic", "world_size", "num_threads", "attention"),)
 BRIDGE_PACKAGES = ("trl", "accelerate")
-NAMES = (*DECIDING, *FACT_NAMES, *PACKAGE_NAMES, *BRIDGE_PACKAGES)
-NUM_ROWS = 16
-
-
-class DataFacts(TypedDict):
-    """How many examples there are, and a hash of some; None of what cannot be known."""
-
-    num_examples: int | None
-    rows: str | None
+# What computes the fused form of an optimizer's step, and what its schedule changes.
+OF_THE_STEP = frozenset({"params", "fused", "foreach", "capturable", "lr", "initial_lr"})
+OF_THE_SCHEDULE = frozenset(
+    {"optimizer", "last_epoch", "_step_count", "_last_lr", "base_lrs", "verbose"}
+)
+# What a Trainer holds that its other parts are made from, or that is compared under another name.
+NO_PARTS = frozenset(
+    {
+        *(
+            "model",
+            "model_wrapped",
+            "model_init",
+            "processing_class",
+            "tokenizer",
+            "args",
+            "deepspeed",
+        ),
+        *("optimizer", "lr_scheduler", "train_dataset", "eval_dataset", "accelerator", "state"),
+        *("control", "callback_handler", "preprocess_logits_for_metrics", "hp_name", "hp_space"),
+        *("objective", "compute_objective", "is_fsdp_enabled", "optimizer_cls_and_kwargs"),
+        *(
+            "label_smoother",
+            "gather_function",
+            "_processor",
+            "_tokenizer",
+            "image_processor",
+            "feature_extractor",
+        ),
+    }
+)
+WATCHING = ("transformers.integrations", "transformers.utils.notebook")
+WATCHING_CLASSES = ("DefaultFlowCallback", "ProgressCallback", "PrinterCallback")
 
 
 class TrainerFacts(MachineFacts):
-    """What decides the result of a Trainer's training."""
+    """What decides the result of a Trainer's training.
 
-    arguments: dict[str, JsonValue]
-    data: DataFacts
-    base_model: str | None
-
-
-def facts_of(parts: TrainerParts, dataset: object) -> TrainerFacts:
-    """What decides the result of this training.
-
-    Args:
-        dataset: the one that it trains on, as the Trainer's data loader has it.
+    Attributes:
+        key: of the hashes of rows.
+        arguments: by name, the harmless ones left out.
+        given: names of those that are not at their default.
+        parts: see `identity.PART_NAMES`.
+        unseen: what cannot be compared.
     """
-    facts = machine_facts(parts.device, parts.args.world_size)
+
+    key: str
+    arguments: dict[str, JsonValue]
+    given: list[str]
+    parts: dict[str, JsonValue]
+    unseen: list[str]
+    num_threads: int | None
+    attention: str | None
+
+
+class BeforeLoading(TypedDict):
+    """What a Trainer was made with, before it has loaded a checkpoint into it."""
+
+    optimizer: list[JsonValue] | None
+    scheduler: JsonValue
+
+
+def trainer_of(callback: object) -> Any:
+    """Return the Trainer that a callback was added to; None: to none yet."""
+    trainer_class = require("transformers", "TemperCallback").Trainer
+    for one in gc.get_objects():
+        if issubclass(type(one), trainer_class):
+            handler = vars(one).get("callback_handler")
+            if handler is not None and any(each is callback for each in handler.callbacks):
+                return one
+    return None
+
+
+def before_loading(trainer: Any) -> BeforeLoading:
+    """Return what loading a checkpoint will overwrite in the user's own optimizer and schedule."""
+    optimizer, scheduler = vars(trainer).get("optimizer"), vars(trainer).get("lr_scheduler")
     return {
-        **facts,
-        "versions": {**facts["versions"], **_bridge_versions()},
-        "arguments": deciding_arguments(parts.args),
-        "data": data_facts(dataset, parts.device),
-        "base_model": frozen_fingerprint(parts.model),
+        "optimizer": None if optimizer is None else _groups(optimizer),
+        "scheduler": None if scheduler is None else _schedule(scheduler),
     }
 
 
-def _bridge_versions() -> dict[str, str]:
+def lora_of(facts: Facts) -> Facts:
+    """Return what of the facts must be compared before PEFT loads a LoRA of another shape."""
+    lora = facts["parts"].get(LORA)
+    return {**facts, "arguments": {}, "parts": {} if lora is None else {LORA: lora}}
+
+
+def facts_before_loading(trainer: Any, was: Facts) -> Facts:
+    """Return the same of a Trainer, with everything else as it was."""
+    return lora_of({**was, "versions": {}, "parts": {LORA: _lora(trainer.model)}})
+
+
+class FactsReader:
+    """Reads what decides the result of one Trainer's training.
+
+    Args:
+        trainer: None: only what it hands to its callbacks is known.
+        was: the facts of the version that it resumes from; empty: it begins.
+        before: what was there before the Trainer has loaded; None: nobody has looked.
+    """
+
+    def __init__(
+        self,
+        run: TrainerRun,
+        parts: TrainerParts,
+        trainer: Any,
+        was: Facts,
+        before: BeforeLoading | None,
+    ) -> None:
+        self.run, self.parts, self.trainer = run, parts, trainer
+        self.was, self.before = was, before
+        self.key: str = was.get("key") or new_key()
+        self.reader = ObjectReader(self._known)
+
+    def read(
+        self, dataset: object, processing_class: object, others: Iterable[Hook]
+    ) -> TrainerFacts:
+        """Return the facts.
+
+        Args:
+            dataset: the one that it trains on, as the Trainer's data loader has it.
+            others: hooks of the user.
+        """
+        args, device = self.parts.args, self.parts.device
+        facts = machine_facts(device, args.world_size)
+        parts = {
+            **self._of_data(dataset),
+            **self._of_model(),
+            **processing_facts(processing_class),
+            **self._of_trainer(),
+            **self._of_optimizer(),
+            **self._of_hooks(others),
+        }
+        arguments, given = self._arguments(args)
+        packages = {*BRIDGE_PACKAGES, *self.reader.packages} - {*facts["versions"]}
+        config = getattr(self.parts.model, "config", None)
+        return {
+            **facts,
+            "versions": {**facts["versions"], **_versions(packages)},
+            "num_threads": torch.get_num_threads() if device.type == "cpu" else None,
+            "attention": getattr(config, "_attn_implementation", None),
+            "key": self.key,
+            "arguments": arguments,
+            "given": given,
+            "parts": {name: part for name, part in parts.items() if part is not None},
+            "unseen": list(dict.fromkeys(self.reader.unseen)),
+        }
+
+    def _arguments(self, args: "TrainingArguments") -> tuple[dict[str, JsonValue], list[str]]:
+        arguments, given = {}, []
+        for field in dataclasses.fields(args):
+            name = field.name
+            if name in HARMLESS or name in COMPARED_BY_CONTENT or not hasattr(args, name):
+                continue
+            value = getattr(args, name)
+            if isinstance(value, Mapping) and name.endswith("model_init_kwargs"):
+                value = {k: v for k, v in value.items() if k not in OF_LOADING}
+            arguments[name] = self.reader.read(value, name)
+            default = field.default
+            if field.default_factory is not dataclasses.MISSING:
+                default = field.default_factory()
+            if value != default:
+                given.append(name)
+        return arguments, given
+
+    def _known(self, value: Any) -> JsonValue:
+        """What a training is made of besides plain values and code."""
+        if value is self.trainer and value is not None:
+            return "the Trainer"
+        if isinstance(value, torch.nn.Module):
+            return {
+                "class": type(value).__qualname__,
+                "weights": model_hash(value),
+                "config": config_facts(getattr(value, "config", None)),
+            }
+        if isinstance(value, torch.Tensor):
+            return weights_hash([("tensor", value)])
+        if isinstance(value, torch.dtype | torch.device):
+            return str(value)
+        if hasattr(value, "get_vocab") and hasattr(value, "special_tokens_map"):
+            return text_hash(tokenizer_content(value))
+        return None
+
+    def _of_data(self, dataset: Any) -> dict[str, JsonValue]:
+        held_out = getattr(self.trainer, "eval_dataset", None)
+        parts: dict[str, JsonValue] = {"data": self._rows("data", dataset)}
+        if held_out is not None:
+            parts["held_out_data"] = self._rows("held_out_data", held_out)
+        if (transform := transform_of(dataset)) is not None:
+            parts["data_transform"] = self.reader.read(transform, "data_transform")
+        return parts
+
+    def _rows(self, name: str, dataset: Any) -> JsonValue:
+        if isinstance(dataset, Mapping):
+            return {str(k): self._rows(f"{name}.{k}", one) for k, one in dataset.items()}
+        if dataset is None:
+            return None
+        known: Any = self.was.get("parts", {})
+        for part in name.split("."):
+            known = known.get(part, {}) if isinstance(known, Mapping) else {}
+        num_hashed = known.get("num_hashed") if isinstance(known, Mapping) else None
+        facts: RowsFacts = rows_facts(dataset, self.key, self.parts.device, num_hashed)
+        count, num_hashed = facts["num_examples"], facts["num_hashed"]
+        if count is None or num_hashed < count:
+            which = (
+                "the rows of" if not num_hashed else f"the rows behind the first {num_hashed} of"
+            )
+            self.reader.unseen.append(f"{which} {name} ({type(dataset).__name__})")
+        return {
+            "num_examples": facts["num_examples"],
+            "num_hashed": facts["num_hashed"],
+            "rows": facts["rows"],
+        }
+
+    def _of_model(self) -> dict[str, JsonValue]:
+        model = self.parts.model
+        inner = _inner(model)
+        parts: dict[str, JsonValue] = {
+            "base_model": frozen_hash(model),
+            "model_config": config_facts(getattr(inner, "config", None)),
+            LORA: _lora(model),
+        }
+        if is_own(type(inner)):
+            parts["model_code"] = self.reader.code_of(type(inner), "model")
+        if hasattr(self.trainer, "generation_config") or hasattr(self.trainer, "num_generations"):
+            parts["generation_config"] = config_facts(getattr(inner, "generation_config", None))
+        return parts
+
+    def _of_trainer(self) -> dict[str, JsonValue]:
+        """Everything that the Trainer holds and that is a model, a function or a collator."""
+        trainer = self.trainer
+        if trainer is None:
+            self.reader.unseen.append("the parts of the Trainer")
+            return {}
+        of_trainer = self.reader.code_of(type(trainer), "trainer")
+        parts: dict[str, JsonValue] = {"trainer": of_trainer}
+        for name, value in vars(trainer).items():
+            if name not in NO_PARTS and not name.startswith("__") and _is_part(value):
+                where = parts if name in PART_NAMES else of_trainer
+                where[name] = self.reader.read(value, name)
+        args = trainer.args
+        if not args.load_best_model_at_end and args.metric_for_best_model is None:
+            parts.pop("compute_metrics", None)
+        callbacks = [c for c in trainer.callback_handler.callbacks if not _watches(c)]
+        own = [callback for callback in callbacks if is_own(type(callback))]
+        theirs = [callback for callback in callbacks if not is_own(type(callback))]
+        for name, some in (("callbacks", theirs), (OWN_CALLBACKS, own)):
+            parts[name] = sorted(map(self._callback, some), key=str) or None
+        return parts
+
+    def _callback(self, callback: object) -> JsonValue:
+        """What it counts while it trains is no part of it."""
+        code = self.reader.code_of(type(callback), "callbacks")
+        settings = {
+            name: value
+            for name, value in vars(callback).items()
+            if name.startswith("early_stopping") and not name.endswith("counter")
+        }
+        return {**code, **self.reader.read(settings, "callbacks")}  # type: ignore[dict-item]
+
+    def _of_optimizer(self) -> dict[str, JsonValue]:
+        parts = self.parts
+        optimizer = getattr(parts.optimizer, "optimizer", parts.optimizer)
+        scheduler = getattr(parts.scheduler, "scheduler", parts.scheduler)
+        defaults = {k: v for k, v in optimizer.defaults.items() if k not in OF_THE_STEP - {"lr"}}
+        described: JsonObject = {
+            **self.reader.code_of(type(optimizer), OPTIMIZER),
+            "defaults": self.reader.read(defaults, OPTIMIZER),
+        }
+        groups = self.before["optimizer"] if self.before else None
+        if not self.was:
+            groups = _groups(optimizer)
+        if groups is not None:
+            described["groups"] = groups
+        described_parts: dict[str, JsonValue] = {OPTIMIZER: described}
+        if not getattr(self.trainer, "_created_lr_scheduler", True):  # arguments say all of it
+            code: JsonObject = {**self.reader.code_of(type(scheduler), SCHEDULER)}
+            code["factors"] = self.reader.read(getattr(scheduler, "lr_lambdas", None), SCHEDULER)
+            holds = self.before["scheduler"] if self.before else None
+            if not self.was:
+                holds = _schedule(scheduler)
+            if holds is not None:
+                code["holds"] = holds
+            described_parts[SCHEDULER] = code
+        return described_parts
+
+    def _of_hooks(self, others: Iterable[Hook]) -> dict[str, JsonValue]:
+        own = [h for h in others if isinstance(h, Extension) and not is_ours(type(h))]
+        code = code_of(self.run.config).get(EXTENSIONS.group, {})
+        read = {name: self.reader.read(part, "extensions") for name, part in code.items()}
+        for hook in own:
+            read[type(hook).__qualname__] = self.reader.code_of(type(hook), "extensions")
+        parts: dict[str, JsonValue] = {"extensions": read or None}
+        training = self.run.config.training
+        if self.run.is_whole and training.early_stopping_patience is not None:
+            parts["early_stopping"] = [
+                training.early_stopping_patience,
+                training.early_stopping_min_delta,
+            ]
+        return parts
+
+
+def _inner(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _lora(model: Any) -> JsonValue:
+    """The settings of the adapters of PEFT."""
+    configs = getattr(model, "peft_config", None)
+    if not isinstance(configs, Mapping):
+        return None
+    return {str(name): config_facts(config) for name, config in configs.items()}
+
+
+def _is_part(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return any(callable(one) and not _is_metric(one) for one in value)
+    if isinstance(value, dict):
+        return any(map(_is_part, value.values()))
+    if is_ours(value) or is_ours(type(value)):
+        return False
+    return isinstance(value, torch.nn.Module) or (callable(value) and not _is_metric(value))
+
+
+def _is_metric(value: Any) -> bool:
+    return isinstance(value, type) and value.__module__ == "builtins"  # a defaultdict's
+
+
+def _watches(callback: object) -> bool:
+    """Whether a callback is known to do no more than that."""
+    kind = type(callback)
+    is_known = kind.__module__.startswith(WATCHING) or kind.__name__ in WATCHING_CLASSES
+    return is_known or is_ours(kind)
+
+
+def _groups(optimizer: torch.optim.Optimizer) -> list[JsonValue]:
+    """The settings of each group, with the learning rate that it has without its schedule."""
+    reader = ObjectReader(lambda v: str(v) if isinstance(v, torch.Tensor) else None)
+    groups: list[JsonValue] = []
+    for group in optimizer.param_groups:
+        settings = {k: v for k, v in group.items() if k not in OF_THE_STEP}
+        settings["lr"] = group.get("initial_lr", group["lr"])
+        groups.append(reader.read(settings, OPTIMIZER))
+    return groups
+
+
+def _schedule(scheduler: Any) -> JsonValue:
+    reader = ObjectReader()
+    plain = {
+        k: v
+        for k, v in vars(scheduler).items()
+        if k not in OF_THE_SCHEDULE and isinstance(v, bool | int | float | str | list | tuple)
+    }
+    plain = {k: v for k, v in plain.items() if not _is_part(v) and not k.startswith("_")}
+    return reader.read(plain, SCHEDULER)
+
+
+def _versions(packages: Iterable[str]) -> dict[str, str]:
     versions = {}
-    for package in BRIDGE_PACKAGES:
+    for package in sorted(packages):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
@@ -114,87 +494,41 @@ def _bridge_versions() -> dict[str, str]:
     return versions
 
 
-def deciding_arguments(args: "TrainingArguments") -> dict[str, JsonValue]:
-    """The arguments of a Trainer that decide what it comes to; others may change freely."""
-    known = {field.name for field in dataclasses.fields(args)}
-    return {name: _plain(getattr(args, name)) for name in DECIDING if name in known}
+def known_names() -> list[str]:
+    """Return the names of what is compared, of arguments as far as their classes are loaded."""
+    return [*PART_NAMES, *MACHINE_NAMES, *PACKAGE_NAMES, *argument_names()]
 
 
-def _plain(value: object) -> JsonValue:
-    if isinstance(value, Enum):
-        value = value.value
-    return value if isinstance(value, bool | int | float | str | None) else str(value)
-
-
-def data_facts(dataset: Any, device: torch.device) -> DataFacts:
-    """How many examples there are, and a hash of some of them; None of what cannot be known, such
-    as the rows of a stream, or of a data set that gives a row another way each time."""
-    try:
-        num_examples = len(dataset)
-    except TypeError:
-        return {"num_examples": None, "rows": None}
-    with preserve(random=device):
-        first, second = _hash_of_rows(dataset, num_examples), _hash_of_rows(dataset, num_examples)
-    return {"num_examples": num_examples, "rows": first if first == second else None}
-
-
-def _hash_of_rows(dataset: Any, num_examples: int) -> str:
-    digest = hashlib.sha256()
-    for index in sorted({i * num_examples // NUM_ROWS for i in range(NUM_ROWS)}):
-        if index < num_examples:
-            digest.update(_spelt(dataset[index]).encode())
-    return digest.hexdigest()
-
-
-def _spelt(value: object) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"{value.dtype}{value.tolist()}"
-    if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key!s}:{_spelt(value[key])}' for key in sorted(value, key=str))}}}"
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_spelt, value))}]"
-    return repr(value)
-
-
-@torch.no_grad()
-def frozen_fingerprint(model: torch.nn.Module) -> str | None:
-    """A hash of the weights that do not train and are in no checkpoint; None: there are none.
-
-    Each tensor counts with the sum of its bits read as whole numbers, which is exact in any order
-    and as fast as memory is read.
-    """
-    trained = {tensor.data_ptr() for tensor in trainable_state(model).values()}
-    digest = hashlib.sha256()
-    is_any = False
-    for name, tensor in model.named_parameters():
-        if tensor.data_ptr() not in trained and not tensor.is_meta:
-            total = tensor.detach().view(_WHOLE[tensor.element_size()]).sum(dtype=torch.int64)
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {int(total)}\n".encode())
-            is_any = True
-    return digest.hexdigest() if is_any else None
-
-
-_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def known_names(accept: Collection[str]) -> frozenset[str]:
-    """What may differ although it changes the result.
+def checked_names(accept: Collection[str]) -> frozenset[str]:
+    """Return what may differ although it changes the result.
 
     Raises:
         ValueError: nothing that is compared, and may differ, is called so; suggests the nearest.
     """
+    known = known_names() if accept else []
     for name in accept:
-        if name in IN_THE_CHECKPOINT:
+        if name in FIXED:
             raise ValueError(f"accept={name!r} has no effect: {_why_not(name)}")
-        if name not in NAMES:
-            meant = nearest(name, NAMES)
+        if name not in known:
+            meant = nearest(name, known)
             hint = f"; did you mean {meant!r}?" if meant else ""
             raise ValueError(f"accept={name!r}: nothing that is compared is called so{hint}")
     return frozenset(accept)
 
 
+def argument_names() -> list[str]:
+    """The arguments that are compared, of every class of arguments that is loaded."""
+    classes = [require("transformers", "TemperCallback").TrainingArguments]
+    names: dict[str, None] = {}
+    while classes:
+        kind = classes.pop()
+        classes += kind.__subclasses__()
+        names |= dict.fromkeys(kind.__dataclass_fields__)
+    return [name for name in names if name not in HARMLESS | COMPARED_BY_CONTENT]
+
+
 def _why_not(name: str) -> str:
-    return f"a Trainer that goes on takes {name} from its checkpoint, whatever its arguments say"
+    return f"a Trainer that resumes takes {name} from its checkpoint, whatever it is given"
 
 
 class TrainerJudge:
@@ -202,36 +536,82 @@ class TrainerJudge:
 
     Args:
         is_whole: the Trainer was made from a configuration, so that a flag accepts.
+        name_to_accept: gives what the flag takes for a name.
     """
 
-    def __init__(self, is_whole: bool = False) -> None:
-        self.is_whole = is_whole
+    def __init__(self, is_whole: bool = False, name_to_accept: Callable[[str], str] = str) -> None:
+        self.is_whole, self.name_to_accept = is_whole, name_to_accept
 
     def differences(self, was: Facts, now: Facts) -> Iterator[Difference]:
-        """Arguments, facts and versions that differ."""
-        before, current = was["arguments"], now["arguments"]
-        for name in DECIDING:
-            if before.get(name) != current.get(name):
-                fixed = name in IN_THE_CHECKPOINT
-                verdict = Verdict.NEEDS_A_NEW_RUN if fixed else Verdict.CHANGES_THE_RESULT
-                yield Difference(name, before.get(name), current.get(name), verdict)
-        for name in FACT_NAMES:
-            if was[name] != now[name]:
-                yield Difference(name, was[name], now[name], Verdict.CHANGES_THE_RESULT)
+        """Arguments, parts, machine and versions that differ."""
+        same_libraries = was["versions"] == now["versions"]
+        explained = False
+        for difference in self._arguments(was, now, same_libraries):
+            explained |= difference.name in IN_THE_CHECKPOINT
+            yield difference
+        for difference in self.part_differences(
+            was["parts"], now["parts"], same_libraries=same_libraries
+        ):
+            if difference.name != OPTIMIZER or not explained:
+                yield difference
+        for name in MACHINE_NAMES:
+            if was.get(name) != now.get(name):
+                yield Difference(name, was.get(name), now.get(name), Verdict.ROUNDS_OTHERWISE)
         yield from version_differences(was, now)
+
+    def part_differences(
+        self, was: Facts, now: Facts, *, same_libraries: bool
+    ) -> Iterator[Difference]:
+        """Parts that differ."""
+        never = Verdict.NEEDS_A_NEW_RUN
+        verdicts = {OPTIMIZER: never, SCHEDULER: never, OWN_CALLBACKS: Verdict.ROUNDS_OTHERWISE}
+        if _has_other_shape(was.get(LORA), now.get(LORA)):
+            verdicts[LORA] = never
+        yield from part_differences(was, now, same_libraries=same_libraries, verdicts=verdicts)
+
+    def _arguments(self, was: Facts, now: Facts, same_libraries: bool) -> Iterator[Difference]:
+        before, current = was["arguments"], now["arguments"]
+        keeps_best = bool(current.get("load_best_model_at_end"))
+        for name in dict.fromkeys([*before, *current]):
+            if before.get(name) == current.get(name):
+                continue
+            is_new = name not in before or name not in current  # with another version
+            given = (was if name in before else now)["given"]
+            if is_new and not same_libraries and name not in given:
+                continue
+            verdict = Verdict.CHANGES_THE_RESULT
+            if name in IN_THE_CHECKPOINT:
+                verdict = Verdict.NEEDS_A_NEW_RUN
+            elif name in ROUNDS_OTHERWISE and not (keeps_best and name in OF_THE_BEST):
+                verdict = Verdict.ROUNDS_OTHERWISE
+            yield Difference(name, before.get(name), current.get(name), verdict)
 
     def how_to_accept(self, names: Sequence[str]) -> str:
         """The argument for it."""
         if self.is_whole:
-            return " ".join(f"--accept {name}" for name in names)
+            return f"--accept {','.join(dict.fromkeys(map(self.name_to_accept, names)))}"
         return f"TemperCallback(..., accept={list(names)!r})"
 
     def why_never(self, names: Sequence[str]) -> str:
-        """It would have no effect."""
-        return "; ".join(map(_why_not, names))
+        """It would have no effect, or has no place."""
+        fixed = [name for name in names if name in FIXED]
+        other = [
+            f"{name} cannot change its shape within a run" for name in names if name not in FIXED
+        ]
+        return "; ".join([*map(_why_not, fixed), *other])
 
     def other_remedies(self, refused: Sequence[Difference]) -> list[str]:
         """Another run beside this one."""
         if self.is_whole:
             return ["begin another run with --new-run"]
         return ["give this training another name"]
+
+
+def _has_other_shape(was: Any, now: Any) -> bool:
+    if not isinstance(was, Mapping) or not isinstance(now, Mapping) or was.keys() != now.keys():
+        return was != now
+    return any(
+        was[adapter][key] != now[adapter][key]
+        for adapter in was
+        for key in SHAPE_OF_LORA & was[adapter].keys() & now[adapter].keys()
+    )

@@ -84,6 +84,7 @@ class TrainerRun:
         describe_model: gives what run.json says of the model.
         more_of_summary: gives what summary.json says besides, when the training has ended.
         how_to_begin_anew: said behind the step that it goes on from.
+        name_to_accept: gives what a flag calls an argument of the Trainer that may differ.
         decided: what was measured and chosen before the training, by key.
 
     Raises:
@@ -115,7 +116,7 @@ class TrainerRun:
         self.describe_model: Callable[[torch.nn.Module], JsonObject] = name_and_size
         self.more_of_summary: Callable[[], Summary] = no_more
         self.how_to_begin_anew = ""
-        self.setting_names: Mapping[str, str] = {}  # of a whole run: argument → Temper's setting
+        self.name_to_accept: Callable[[str], str] = str
         self.decided: dict[str, DecidedSetting] = {}
         self._is_place_checked = False
 

@@ -113,9 +113,9 @@ def fits_schema(file: Path) -> Reward:
     except (ValueError, jsonschema.SchemaError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"training.rewards: {file} is no JSON schema ({reason})") from error
-    validator = validator_class(schema)
 
     def json_fits(completions: Sequence[Any], **_: Any) -> list[float]:
+        validator = validator_class(schema)
         return [float(_fits(text_of(one), validator)) for one in completions]
 
     return json_fits

@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -45,7 +46,11 @@ from infrastructure.training.models.lora import (
     expert_parameters,
     peft_arguments,
 )
-from infrastructure.training.models.model_manager import check_saved, weights_begun_with
+from infrastructure.training.models.model_manager import (
+    check_saved,
+    hash_while_loading,
+    weights_begun_with,
+)
 from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.models.quantization import note_on_experts, quantization_config
 from infrastructure.training.models.saved_model import TOKENIZER_FILES, ModelSource, SourceKind
@@ -82,6 +87,7 @@ class TrlTraining:
 
     def __post_init__(self) -> None:
         training = self.config.training
+        self._hashed: Future[str | None] | None = None  # of the base's weights, once they are read
         self.device = choose_device(self.config.device)
         if self.device.type == "cuda" and torch.cuda.device_count() > 1:
             raise ValueError(
@@ -229,6 +235,7 @@ class TrlTraining:
         transformers, datasets = require("transformers", "TRL"), require("datasets", "TRL")
         torch.manual_seed(self.config.training.seed)
         transformers.set_seed(self.config.training.seed)  # of LoRA's matrices, or a new head's
+        self._hashed = hash_while_loading(self.source) if is_new else None
         by_name = None if self._goes_on_with_lora else self._loading()
         parts: dict[str, Any] = {
             "model": self._with_lora() if self._goes_on_with_lora else self.source.location,
@@ -289,7 +296,8 @@ class TrlTraining:
 
     def describe_model(self, model: torch.nn.Module) -> JsonObject:
         """What the model is, for run.json, as of every run."""
-        begun_with = weights_begun_with(self.source, model)
+        hashed = self._hashed or hash_while_loading(self.source)
+        begun_with = weights_begun_with(self.source, model, hashed)
         return {"kind": str(self.source.kind), **describe(model, self.config.model), **begun_with}
 
     def described(self, trainer: Any) -> str:

@@ -5,6 +5,7 @@ the modules beside it do the work. Loading leaves torch's random state as it was
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -216,6 +217,7 @@ class ModelManager:
             SourceKind.REGISTERED: self._build_registered,
             SourceKind.REGISTERED_FOLDER: self._build_registered,
         }.get(source.kind, self._load_language_model)
+        hashed = hash_while_loading(source)
         with own_random_state(self.seed, self.device):
             model, tokenizer = make(source)
         if tokenizer is not None:
@@ -224,7 +226,7 @@ class ModelManager:
         if self.config.quantization_aware is not None:
             quantization_aware.prepare(model, self.config.quantization_aware)
         self._attach_saved(source, model)
-        description = {"kind": str(source.kind), **self._identity(source, model)}
+        description = {"kind": str(source.kind), **self._identity(source, model, hashed)}
         description = describe(model, self.config) | description
         return LoadedModel(model.train(), tokenizer, description, tuple(self._notes))
 
@@ -542,9 +544,11 @@ class ModelManager:
             sees=self.sees and self.vision is None,
         )
 
-    def _identity(self, source: ModelSource, model: torch.nn.Module) -> JsonObject:
+    def _identity(
+        self, source: ModelSource, model: torch.nn.Module, hashed: Future[str | None]
+    ) -> JsonObject:
         """Which weights exactly the training started from."""
-        identity = weights_begun_with(source, model)
+        identity = weights_begun_with(source, model, hashed)
         if source.kind in WITHOUT_TEXT:
             identity["registered_name"] = registered_name(self.config.name)
         if self._tower is not None:
@@ -552,17 +556,37 @@ class ModelManager:
         return identity
 
 
-def weights_begun_with(source: ModelSource, model: torch.nn.Module) -> JsonObject:
-    """The SHA-256 of the weights in a folder, of a LoRA's base where it is one, or the commit of a
+def hash_while_loading(source: ModelSource) -> Future[str | None]:
+    """Start to hash the weights in a folder, of a LoRA's base where it is one, while they are
+    loaded: both read the same pages, so the disk is read once.
+
+    Returns:
+        The SHA-256; None where they are in no folder.
+    """
+    executor = ThreadPoolExecutor(1, "weights-hash")
+    hashed = executor.submit(_weights_in_folder, source)
+    executor.shutdown(wait=False)
+    return hashed
+
+
+def _weights_in_folder(source: ModelSource) -> str | None:
+    if source.kind is SourceKind.LORA_FOLDER:
+        source = base_of_lora(source.folder)
+    if source.kind not in (SourceKind.FOLDER, SourceKind.REGISTERED_FOLDER):
+        return None
+    return weights_sha256(weight_files(source.folder))
+
+
+def weights_begun_with(
+    source: ModelSource, model: torch.nn.Module, hashed: Future[str | None]
+) -> JsonObject:
+    """The SHA-256 of the weights in a folder, which `hash_while_loading` began, or the commit of a
     model of the Hub."""
     if source.kind is SourceKind.LORA_FOLDER:
         source = base_of_lora(source.folder)
-    identity: JsonObject = {"base_sha256": None, "revision": None}
-    if source.kind in (SourceKind.FOLDER, SourceKind.REGISTERED_FOLDER):
-        identity["base_sha256"] = weights_sha256(weight_files(source.folder))
-    if source.kind is SourceKind.HUB:
-        identity["revision"] = getattr(model.config, "_commit_hash", None)
-    return identity
+    is_of_hub = source.kind is SourceKind.HUB
+    commit = getattr(model.config, "_commit_hash", None) if is_of_hub else None
+    return {"base_sha256": hashed.result(), "revision": commit}
 
 
 def load_saved(

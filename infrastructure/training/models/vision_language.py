@@ -17,6 +17,7 @@ from infrastructure.config.merging.vision_tower import NO_TOWER
 from infrastructure.config.sections.multimodal_config import MultimodalConfig
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import require
+from infrastructure.training.data.store.fingerprints import text_hash
 from infrastructure.training.models.mask_token import add_row
 from infrastructure.training.models.model_inputs import (
     PROBE_ERRORS,
@@ -338,7 +339,8 @@ def _check_same_text(text: torch.nn.Module, model: torch.nn.Module, name: str) -
 
 
 def tower_facts(tower: VisionTower) -> JsonObject:
-    """Which weights of a tower the training started from."""
+    """Which weights of a tower the training started from, and what makes pixels of its pictures."""
+    facts: JsonObject = {"image_processor": text_hash(tower.image_processor.to_dict())}
     if tower.source.kind is SourceKind.FOLDER:
-        return {"sha256": weights_sha256(weight_files(tower.source.folder))}
-    return {"revision": getattr(tower.config, "_commit_hash", None)}
+        return {**facts, "sha256": weights_sha256(weight_files(tower.source.folder))}
+    return {**facts, "revision": getattr(tower.config, "_commit_hash", None)}

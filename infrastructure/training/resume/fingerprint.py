@@ -2,8 +2,9 @@
 
 import functools
 import sys
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Protocol, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import torch
 
@@ -14,9 +15,11 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.core.hardware import processor
-from infrastructure.core.json_text import JsonObject
+from infrastructure.core.hardware import gpus, processor
+from infrastructure.core.json_text import JsonObject, JsonValue
 from infrastructure.core.named_object import address_of
+from infrastructure.run.identity import ObjectReader, is_own
+from infrastructure.training.data.store.fingerprints import text_hash, tokenizer_content
 from infrastructure.training.models.registry import MODELS
 
 RECORDED_PACKAGES = (
@@ -53,6 +56,7 @@ class MachineFacts(TypedDict):
     """What computes, as far as it decides the result."""
 
     device: str
+    driver: str | None
     deterministic: bool
     world_size: int
     machine: str
@@ -99,11 +103,81 @@ def machine_facts(device: torch.device, num_processes: int) -> MachineFacts:
     on_gpu = device.type == "cuda"
     return {
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
+        "driver": next((gpu.driver for gpu in gpus()), None) if on_gpu else None,
         "deterministic": torch.are_deterministic_algorithms_enabled() if on_gpu else True,
         "world_size": num_processes,
         "machine": processor().model,
         "versions": installed_versions(),
     }
+
+
+# Names, places and versions, and what a Trainer or a method sets for its own use.
+OF_NO_RESULT = frozenset(
+    {
+        *("_name_or_path", "transformers_version", "_commit_hash", "use_cache", "auto_map"),
+        *("attn_implementation", "_attn_implementation", "_attn_implementation_autoset"),
+        *("_attn_implementation_internal", "base_model_name_or_path", "revision", "auto_mapping"),
+        *(
+            "dtype",
+            "torch_dtype",
+            "inference_mode",
+            "peft_version",
+            "architectures",
+            "_from_model_config",
+            "runtime_config",
+        ),
+        *("init_lora_weights", "loftq_config", "corda_config", "eva_config"),
+    }
+)
+
+
+OF_A_NAME = ("tokenizer", "_name_or_path", "name_or_path")
+
+
+def config_facts(config: Any) -> JsonValue:
+    """Return what decides the result of a configuration of transformers or PEFT; None: there is
+    none."""
+    if not hasattr(config, "to_dict"):
+        return None
+    return ObjectReader().read(_without_names(config.to_dict()), "configuration")
+
+
+def _without_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        str(key): _without_names(value) if isinstance(value, Mapping) else value
+        for key, value in values.items()
+        if key not in OF_NO_RESULT
+    }
+
+
+def processing_facts(processing_class: Any) -> dict[str, JsonValue]:
+    """Return what a tokenizer, or a processor with one, makes of rows."""
+    if processing_class is None:
+        return {}
+    tokenizer = getattr(processing_class, "tokenizer", processing_class)
+    template = getattr(processing_class, "chat_template", None)
+    parts: dict[str, JsonValue] = {
+        "chat_template": None if template is None else text_hash(template)
+    }
+    if hasattr(tokenizer, "get_vocab"):
+        content = tokenizer_content(tokenizer)
+        parts["tokenizer"] = {name: text_hash(value) for name, value in content.items()}
+    if tokenizer is not processing_class and hasattr(processing_class, "to_dict"):
+        values = processing_class.to_dict()
+        parts["processor"] = text_hash({k: v for k, v in values.items() if k not in OF_A_NAME})
+    return parts
+
+
+def code_of_objects(objects: Iterable[object], named: CodeOfParts) -> JsonValue:
+    """Return the code of objects that Python was given, and whose code no setting names."""
+    addresses = {part["address"] for group in named.values() for part in group.values()}
+    kinds = [type(one) for one in objects]
+    reader = ObjectReader()
+    return {
+        kind.__qualname__: reader.code_of(kind, kind.__qualname__)
+        for kind in kinds
+        if is_own(kind) and address_of(kind) not in addresses
+    } or None
 
 
 def base_facts(described: JsonObject) -> dict[str, object]:

@@ -18,13 +18,21 @@ def text_hash(value: object) -> str:
 def tokenizer_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
     """Changes whenever a text could be tokenised otherwise; does not depend on any name."""
     parts = {
-        "class": type(tokenizer).__name__,
-        "special": tokenizer.special_tokens_map,
-        "added": {i: repr(token) for i, token in tokenizer.added_tokens_decoder.items()},
+        **tokenizer_content(tokenizer),
         "template": tokenizer.chat_template,
         "libraries": [
             importlib.metadata.version(package) for package in ("transformers", "tokenizers")
         ],
+    }
+    return text_hash(parts)
+
+
+def tokenizer_content(tokenizer: "PreTrainedTokenizerBase") -> dict[str, Any]:
+    """Return all that a tokenizer is made of but its chat template, without any name."""
+    parts: dict[str, Any] = {
+        "class": type(tokenizer).__name__,
+        "special": tokenizer.special_tokens_map,
+        "added": {i: repr(token) for i, token in tokenizer.added_tokens_decoder.items()},
     }
     if tokenizer.is_fast:
         state = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -33,7 +41,7 @@ def tokenizer_hash(tokenizer: "PreTrainedTokenizerBase") -> str:
         parts["state"] = state
     else:
         parts["vocabulary"] = tokenizer.get_vocab()
-    return text_hash(parts)
+    return parts
 
 
 def content_number(turns: list[list[str]]) -> int:

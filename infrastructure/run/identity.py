@@ -1,0 +1,338 @@
+"""What decides the result of a training, in a form that can be kept and compared when it resumes.
+
+Own runs, TRL's methods and the callback name the parts of a training here. A part is a JSON value:
+plain settings as they are, rows and weights as hashes, and somebody's own objects by their code and
+the plain values that they hold. What cannot be seen is named, never guessed. Loads no torch.
+"""
+
+import functools
+import hashlib
+import inspect
+import math
+import re
+import secrets
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path, PurePath
+from typing import Any
+
+from infrastructure.config.merging.plugin_names import OUR_PACKAGES, code_at
+from infrastructure.core.json_text import JsonValue
+from infrastructure.core.named_object import MAIN
+from infrastructure.core.redact import redact
+from infrastructure.run.compatibility import Difference, Facts, Verdict
+
+# Names of parts; a Trainer may hold more, each by its own name.
+PART_NAMES = (
+    *("data", "held_out_data", "data_transform", "base_model", "model_config", "model_code"),
+    *("generation_config", "lora", "tokenizer", "processor", "chat_template", "trainer"),
+    *("data_collator", "compute_loss_func", "compute_metrics", "ref_model", "teacher_model"),
+    *("reward_funcs", "reward_model", "reward_processing_classes", "callbacks", "extensions"),
+    *("optimizer", "lr_scheduler", "early_stopping", "environment_factory", "rollout_func"),
+    *("tools", "objects"),
+)
+HELD_OUT_DATA = "held_out_data"
+ROWS = "rows"  # the hash of a part that is rows: compared, and in no record
+OPTIMIZER = "optimizer"  # whose groups are not always known before a checkpoint is loaded
+DEEPEST = 6  # objects inside objects
+MOST_SHOWN = 3  # leaves of one part that differ
+# Folders of code that a library writes anew for each of its versions.
+GENERATED = ("unsloth_compiled_cache",)
+# Of another library, they may have keys that were not there before; what both know is compared.
+OF_LIBRARIES = frozenset(
+    {"model_config", "generation_config", "lora", "tokenizer", "processor", "chat_template"}
+)
+
+
+def new_key() -> str:
+    """Return a secret for the hashes of a run's rows: short rows can be guessed from plain ones."""
+    return secrets.token_hex(32)
+
+
+def row_digest(key: str) -> "hashlib.blake2b":
+    """Return an empty keyed digest for rows."""
+    return hashlib.blake2b(key=bytes.fromhex(key), digest_size=32)
+
+
+def keyed(key: str, text: str) -> str:
+    """Return the keyed hash of a text, such as a plain hash of rows."""
+    digest = row_digest(key)
+    digest.update(text.encode())
+    return digest.hexdigest()
+
+
+@dataclass
+class ObjectReader:
+    """Turns objects into JSON values that are equal where they do the same.
+
+    Args:
+        known: gives the value of what a higher layer understands, such as weights; None: it is
+            nothing of that kind.
+
+    Attributes:
+        unseen: where something was found that cannot be compared.
+        packages: top-level names of installed packages that hold code of what was read.
+    """
+
+    known: Callable[[object], JsonValue] = lambda _: None
+    unseen: list[str] = field(default_factory=list)
+    packages: set[str] = field(default_factory=set)
+    _inside: list[int] = field(default_factory=list)
+
+    def read(self, value: object, name: str) -> JsonValue:
+        """Return what `value` is; `name` says where it was found."""
+        if value is None or isinstance(value, bool | int):
+            return value
+        if isinstance(value, float):
+            return value if math.isfinite(value) else str(value)
+        if isinstance(value, str):
+            return PurePath(value).name if PurePath(value).is_absolute() else value
+        if isinstance(value, Enum):
+            return self.read(value.value, name)
+        if isinstance(value, PurePath):
+            return value.name
+        if isinstance(value, re.Pattern):
+            return [str(value.pattern), value.flags]
+        if isinstance(value, bytes):
+            return hashlib.sha256(value).hexdigest()
+        if (known := self.known(value)) is not None:
+            return known
+        if id(value) in self._inside or len(self._inside) >= DEEPEST:
+            return "…"
+        self._inside.append(id(value))
+        try:
+            return self._read_compound(value, name)
+        finally:
+            self._inside.pop()
+
+    def _read_compound(self, value: Any, name: str) -> JsonValue:
+        if isinstance(value, Mapping):
+            return {str(k): self.read(v, f"{name}.{k}") for k, v in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.read(v, f"{name}[{i}]") for i, v in enumerate(value)]
+        if isinstance(value, Set):
+            return sorted((self.read(v, name) for v in value), key=str)
+        if isinstance(value, functools.partial):
+            given = {"args": list(value.args), **value.keywords}
+            return {"partial of": self.read(value.func, name), "given": self.read(given, name)}
+        if isinstance(value, types.MethodType):
+            return {"method": value.__name__, "of": self.read(value.__self__, name)}
+        if isinstance(value, types.FunctionType):
+            return {**self.code_of(value, name), **self._bound(value, name)}
+        if isinstance(value, type | types.BuiltinFunctionType):
+            return self.code_of(value, name)
+        if isinstance(value, types.ModuleType):
+            return self.code_of_module(value.__name__, name)
+        return self._read_instance(value, name)
+
+    def _read_instance(self, value: object, name: str) -> JsonValue:
+        code = self.code_of(type(value), name)
+        attributes = {} if is_ours(type(value)) else getattr(value, "__dict__", {})
+        is_own = "files" in code or "source" in code
+        held: dict[str, JsonValue] = {}
+        for key, one in attributes.items():
+            if is_own or _is_plain(one) or self.known(one) is not None:
+                held[key] = self.read(one, f"{name}.{key}")
+        if not attributes and not is_own and not is_ours(type(value)):
+            self.unseen.append(f"{name} ({type(value).__qualname__})")
+        return {**code, "holds": held} if held else code
+
+    def code_of(self, target: Any, name: str) -> dict[str, JsonValue]:
+        """Return the name of a function or class, and hashes of its code where it is not installed
+        with a package, whose version says which code it is."""
+        module, qualname = str(getattr(target, "__module__", "")), _qualname(target)
+        if is_ours(target):
+            return {"name": f"{module}:{qualname}"}
+        if _is_installed(module):
+            self.packages.add(module.partition(".")[0])
+            return {"name": f"{module}:{qualname}"}
+        if module == MAIN or (code := code_at(f"{module}:{qualname}")) is None:
+            return {"name": qualname, **self._source(target, name)}
+        files: dict[str, JsonValue] = {code["file"]: code["sha256"], **code.get("imports", {})}
+        return {"name": qualname, "files": files, **self._bases(target, name)}
+
+    def code_of_module(self, module: str, name: str) -> JsonValue:
+        """Return what a module is whose functions somebody's code calls."""
+        if _is_installed(module) or (code := code_at(f"{module}:")) is None:
+            return module
+        return {code["file"]: code["sha256"], **code.get("imports", {})}
+
+    def _bases(self, target: object, name: str) -> dict[str, JsonValue]:
+        own = [base for base in getattr(target, "__mro__", ())[1:] if base is not object]
+        read = [self.code_of(base, name) for base in own if not is_ours(base)]
+        return {"bases": [*read]} if read else {}
+
+    def _source(self, target: object, name: str) -> dict[str, JsonValue]:
+        """Of what a script or notebook defines: its text, and what it uses of what stands there.
+        Of a class that is its methods: a notebook knows the text of no class."""
+        functions = dict(_functions_of(target))
+        texts: dict[str, JsonValue] = {}
+        for each, function in functions.items():
+            try:
+                text = inspect.cleandoc(inspect.getsource(function))
+            except (OSError, TypeError):
+                self.unseen.append(f"the code of {name} ({_qualname(function)})")
+                continue
+            texts[each] = hashlib.sha256(text.encode()).hexdigest()
+        if isinstance(target, type):
+            plain = {k: v for k, v in vars(target).items() if k[:2] != "__" and _is_plain(v)}
+            texts |= {key: self.read(one, f"{name}.{key}") for key, one in plain.items()}
+        used = self._used(functions.values(), name)
+        return {"source": texts, "uses": used, **self._bases(target, name)}
+
+    def _used(self, functions: Iterable[types.FunctionType], name: str) -> JsonValue:
+        used: dict[str, JsonValue] = {}
+        for function in functions:
+            for each in _names_in(function.__code__):
+                if each in function.__globals__ and each not in used:
+                    value = function.__globals__[each]
+                    if _is_plain(value) or callable(value) or isinstance(value, types.ModuleType):
+                        used[each] = self.read(value, f"{name}.{each}")
+        return used
+
+    def _bound(self, function: types.FunctionType, name: str) -> dict[str, JsonValue]:
+        """What a function was made with: defaults, and variables of the function around it."""
+        if _is_installed(function.__module__):
+            return {}
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        bound: dict[str, JsonValue] = {}
+        for variable, cell in cells:
+            try:
+                bound[variable] = self.read(cell.cell_contents, f"{name}.{variable}")
+            except ValueError:  # not given a value yet
+                continue
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        given = {"defaults": self.read(defaults, name)} if defaults else {}
+        return {**given, **({"closure": bound} if bound else {})}
+
+
+def is_ours(target: object) -> bool:
+    """Return whether Temper itself defines a class or function; its settings are compared."""
+    return str(getattr(target, "__module__", "")).partition(".")[0] in OUR_PACKAGES
+
+
+def is_own(target: object) -> bool:
+    """Return whether neither Temper nor an installed package defines a class or function."""
+    return not is_ours(target) and not _is_installed(str(getattr(target, "__module__", "")))
+
+
+def _qualname(target: object) -> str:
+    return str(getattr(target, "__qualname__", None) or type(target).__qualname__)
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_plain, value))
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, bool | int | float | str | Enum | PurePath)
+
+
+@functools.cache
+def _is_installed(module: str) -> bool:
+    """Return whether a module comes with Python or with a package that has a version."""
+    if module == MAIN:  # whose file may be a launcher's or a notebook kernel's
+        return False
+    if module.partition(".")[0] in sys.stdlib_module_names:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        return False
+    path = Path(file).resolve()
+    installed = {"site-packages", "dist-packages", *GENERATED} & {*path.parts}
+    folders = (sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
+    return bool(installed) or any(path.is_relative_to(folder) for folder in folders)
+
+
+def _functions_of(target: object) -> Iterator[tuple[str, types.FunctionType]]:
+    """A function itself, or the methods of a class."""
+    members = vars(target) if isinstance(target, type) else {_qualname(target): target}
+    for name, member in members.items():
+        for each in (member, getattr(member, "__func__", None), getattr(member, "fget", None)):
+            if isinstance(each, types.FunctionType):
+                yield name, each
+                break
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
+
+
+def part_differences(
+    was: Facts, now: Facts, *, same_libraries: bool, verdicts: Mapping[str, Verdict] | None = None
+) -> Iterator[Difference]:
+    """Yield the parts that are not what they were.
+
+    Args:
+        same_libraries: another version of a library may spell its own parts otherwise.
+        verdicts: of the parts whose difference is not simply one that changes the result.
+    """
+    for name in dict.fromkeys([*was, *now]):
+        before, current = was.get(name), now.get(name)
+        if name == OPTIMIZER or (name in OF_LIBRARIES and not same_libraries):
+            before, current = _known_to_both(before, current)
+        if before != current:
+            verdict = (verdicts or {}).get(name, Verdict.CHANGES_THE_RESULT)
+            if name in ("tokenizer", "processor") and not same_libraries:
+                verdict = Verdict.ROUNDS_OTHERWISE  # what rows come to is compared itself
+            text = _in_words(name, before, current)
+            yield Difference(name, *_differing(before, current), verdict, text=text)
+
+
+def _known_to_both(before: JsonValue, current: JsonValue) -> tuple[JsonValue, JsonValue]:
+    if not isinstance(before, dict) or not isinstance(current, dict):
+        return before, current
+    pairs = {k: _known_to_both(before[k], current[k]) for k in before if k in current}
+    return {k: pair[0] for k, pair in pairs.items()}, {k: pair[1] for k, pair in pairs.items()}
+
+
+def _differing(before: JsonValue, current: JsonValue) -> tuple[JsonValue, JsonValue]:
+    """What of two values is kept in records for people: the keys that differ."""
+    if not isinstance(before, dict) or not isinstance(current, dict):
+        return before, current
+    keys = [key for key in {**before, **current} if before.get(key) != current.get(key)]
+    pairs = {key: _differing(before.get(key), current.get(key)) for key in keys if key != ROWS}
+    return {k: pair[0] for k, pair in pairs.items()}, {k: pair[1] for k, pair in pairs.items()}
+
+
+def _in_words(name: str, before: JsonValue, current: JsonValue) -> str:
+    """Return what of a part differs, at most three values of it."""
+    leaves = list(_leaves(name, before, current))
+    more = f" and {len(leaves) - MOST_SHOWN} more" if len(leaves) > MOST_SHOWN else ""
+    return redact("; ".join(leaves[:MOST_SHOWN]) + more)
+
+
+def _leaves(name: str, before: JsonValue, current: JsonValue) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(current, dict):
+        for key in dict.fromkeys([*before, *current]):
+            if before.get(key) != current.get(key):
+                yield from _leaves(f"{name}.{key}", before.get(key), current.get(key))
+    elif isinstance(before, list) and isinstance(current, list) and len(before) == len(current):
+        for index, pair in enumerate(zip(before, current, strict=True)):
+            if pair[0] != pair[1]:
+                yield from _leaves(f"{name}[{index}]", *pair)
+    else:
+        yield f"{name}: was {_short(before)}, is {_short(current)}"
+
+
+def _short(value: JsonValue) -> str:
+    text = str(value)
+    is_hash = isinstance(value, str) and len(value) == 64 and " " not in value
+    return text[:12] if is_hash else text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def what_cannot_be_compared(unseen: Sequence[str]) -> list[str]:
+    """Return the line that says at the start what a resumed run will have to take on trust."""
+    if not unseen:
+        return []
+    return [
+        f"note: cannot be compared when this run resumes: {'; '.join(dict.fromkeys(unseen))}:"
+        " keep it as it is"
+    ]

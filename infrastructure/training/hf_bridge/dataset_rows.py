@@ -1,0 +1,203 @@
+"""Which rows a Trainer trains on or measures by, as one keyed hash of all of them in their order.
+
+Tables of `datasets` are read by columns, other data sets row by row for at most `MOST_SECONDS`; how
+many rows that are is kept, and as many are compared. A stream, and a data set that gives a row
+another way each time, cannot be compared.
+"""
+
+import re
+import time
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+
+from infrastructure.core.optional import require
+from infrastructure.run.identity import row_digest
+from infrastructure.training.core.preserve import preserve
+
+NUM_TWICE = 16  # rows that are read twice
+ROWS_OF_A_BATCH = 1000
+MOST_SECONDS = 120.0
+DECODED = re.compile(r"\b(Image|Audio|Video|Pdf|Nifti)\(")  # their files may lie elsewhere
+
+Feed = Callable[[bytes | memoryview], object]
+
+
+class RowsFacts(TypedDict):
+    """How many rows there are, how many of them the hash is of, and the hash; None of what cannot
+    be known."""
+
+    num_examples: int | None
+    num_hashed: int
+    rows: str | None
+
+
+class UnseenValueError(ValueError):
+    """A row holds something whose content cannot be told."""
+
+
+def rows_facts(
+    dataset: Any, key: str, device: torch.device, num_hashed: int | None = None
+) -> RowsFacts:
+    """Return what is known of the rows of a data set.
+
+    Args:
+        key: of the run.
+        device: whose random numbers stay as they are.
+        num_hashed: rows that were hashed when the run began; None: as many as time allows.
+    """
+    try:
+        num_examples = len(dataset)
+    except TypeError:
+        return {"num_examples": None, "num_hashed": 0, "rows": None}
+    try:
+        with preserve(random=device):
+            if _is_table(dataset):
+                return {
+                    "num_examples": num_examples,
+                    "num_hashed": num_examples,
+                    "rows": _hash_of_table(dataset, key),
+                }
+            if _sample(dataset, key) != _sample(dataset, key):
+                raise UnseenValueError("it gives a row another way each time")
+            count, rows = _hash_of_rows(dataset, key, num_hashed)
+    except UnseenValueError:
+        return {"num_examples": num_examples, "num_hashed": 0, "rows": None}
+    return {"num_examples": num_examples, "num_hashed": count, "rows": rows}
+
+
+def transform_of(dataset: Any) -> object:
+    """Return the function that a table of `datasets` gives its rows through; None: there is
+    none."""
+    if not _is_of_datasets(dataset):
+        return None
+    return dataset.format["format_kwargs"].get("transform")
+
+
+def _is_of_datasets(dataset: Any) -> bool:
+    is_theirs = type(dataset).__module__.partition(".")[0] == "datasets"
+    return is_theirs and hasattr(dataset, "format")
+
+
+def _is_table(dataset: Any) -> bool:
+    return _is_of_datasets(dataset) and DECODED.search(repr(dataset.features)) is None
+
+
+def _sample(dataset: Any, key: str) -> str:
+    num_examples = len(dataset)
+    digest = row_digest(key)
+    for index in sorted({i * num_examples // NUM_TWICE for i in range(NUM_TWICE)}):
+        if index < num_examples:
+            _feed(digest.update, dataset[index])
+    return digest.hexdigest()
+
+
+def _hash_of_rows(dataset: Any, key: str, num_hashed: int | None) -> tuple[int, str]:
+    num_examples = len(dataset)
+    deadline = time.monotonic() + MOST_SECONDS
+    digest, count = row_digest(key), 0
+    while count < (num_examples if num_hashed is None else min(num_hashed, num_examples)):
+        if num_hashed is None and time.monotonic() > deadline:
+            break
+        _feed(digest.update, dataset[count])
+        count += 1
+    return count, digest.hexdigest()
+
+
+def _feed(update: Feed, value: Any) -> None:
+    """Give a digest what a value holds, so that no two values are given alike."""
+    if isinstance(value, torch.Tensor):
+        update(f"tensor {value.dtype} {tuple(value.shape)}\n".encode())
+        plain = value.detach().cpu().contiguous().view(-1)
+        update(plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b"")
+    elif isinstance(value, np.ndarray | np.generic):
+        if value.dtype.hasobject:
+            _feed(update, value.tolist())
+        else:
+            update(f"array {value.dtype} {value.shape}\n".encode())
+            update(np.ascontiguousarray(value).tobytes())
+    elif isinstance(value, str | bytes):
+        data = value.encode(errors="surrogatepass") if isinstance(value, str) else value
+        update(f"{type(value).__name__} {len(data)}\n".encode())
+        update(data)
+    elif isinstance(value, Mapping):
+        update(f"mapping {len(value)}\n".encode())
+        for key in sorted(value, key=str):
+            _feed(update, str(key))
+            _feed(update, value[key])
+    elif isinstance(value, list | tuple):
+        update(f"list {len(value)}\n".encode())
+        if value and type(value[0]) is int and (numbers := _as_numbers(value)) is not None:
+            update(numbers)
+        else:
+            for one in value:
+                _feed(update, one)
+    elif hasattr(value, "tobytes") and hasattr(value, "mode"):  # a picture
+        update(f"picture {value.mode} {value.size}\n".encode())
+        update(value.tobytes())
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        _feed(update, vars(value))
+    else:
+        text = repr(value)
+        if " at 0x" in text:
+            raise UnseenValueError(f"{type(value).__name__} cannot be compared")
+        update(f"{text}\n".encode())
+
+
+def _as_numbers(values: Any) -> bytes | None:
+    try:
+        return b"numbers\n" + array("q", values).tobytes()
+    except (TypeError, OverflowError):
+        return None
+
+
+def _hash_of_table(dataset: Any, key: str) -> str:
+    """Each column by itself, so that their order says nothing."""
+    digests = {name: row_digest(key) for name in dataset.column_names}
+    for columns in (dataset.format["columns"], dataset.column_names):
+        digests = {name: digests[name] for name in digests if columns is None or name in columns}
+    table = dataset.with_format("arrow", columns=[*digests])
+    for start in range(0, len(dataset), ROWS_OF_A_BATCH):
+        batch = table[start : start + ROWS_OF_A_BATCH]
+        for name, digest in digests.items():
+            column = batch.column(name).combine_chunks()
+            _feed_column(digest.update, column)
+    whole = row_digest(key)
+    for name in sorted(digests):
+        whole.update(f"{len(name)} {name} {digests[name].hexdigest()}\n".encode())
+    return whole.hexdigest()
+
+
+def _feed_column(update: Feed, column: Any) -> None:
+    """Give a digest the values of a column of Arrow, whatever its buffers hold between them."""
+    pa, pc = require("pyarrow", "data"), require("pyarrow.compute", "data")
+    if isinstance(column, pa.ChunkedArray):
+        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+    kind, types = column.type, pa.types
+    update(f"{len(column)} {column.null_count}\n".encode())
+    if column.null_count:
+        update(np.asarray(column.is_null()).tobytes())
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        update(np.asarray(pc.list_value_length(column).fill_null(0)).astype("<i8").tobytes())
+        _feed_column(update, column.flatten())
+    elif types.is_struct(kind):
+        names = [kind.field(index).name for index in range(kind.num_fields)]
+        children = dict(zip(names, column.flatten(), strict=True))
+        for name, child in sorted(children.items()):
+            update(f"{len(name)} {name}\n".encode())
+            _feed_column(update, child)
+    elif types.is_string(kind) or types.is_large_string(kind) or types.is_binary(kind):
+        filled = column.cast(pa.large_binary()).fill_null(b"")
+        update(np.asarray(pc.binary_length(filled)).astype("<i8").tobytes())
+        update(b"".join(filled.to_pylist()))
+    elif types.is_integer(kind) and kind != pa.uint64():
+        update(np.asarray(column.cast(pa.int64()).fill_null(0)).tobytes())
+    elif types.is_floating(kind):
+        update(np.asarray(column.cast(pa.float64()).fill_null(0.0)).tobytes())
+    elif types.is_boolean(kind):
+        update(np.asarray(column.fill_null(False)).tobytes())
+    else:
+        update(repr(column.to_pylist()).encode())

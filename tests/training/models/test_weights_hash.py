@@ -1,0 +1,61 @@
+"""A change of any weight, of their order, name or type is seen; where they lie is not."""
+
+import pytest
+import torch
+
+from infrastructure.training.models import weights_hash as module
+from infrastructure.training.models.weights_hash import frozen_hash, model_hash, weights_hash
+from tests.training.hf_bridge.tiny_trainer import tiny_lora, tiny_model
+
+
+def hash_of(tensor: torch.Tensor, name: str = "w") -> str | None:
+    return weights_hash([(name, tensor)])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.int64])
+@pytest.mark.parametrize("size", [1, 7, 64, 1003])
+def test_each_weight_and_its_place_count(
+    dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WORDS", 16)
+    module._factors.cache_clear()
+    weights = torch.randint(1, 100, (size,), generator=torch.Generator().manual_seed(0)).to(dtype)
+    weights[0], weights[-1] = 101, 102
+    whole = hash_of(weights)
+    assert hash_of(weights.clone()) == whole
+    for index in {0, size // 2, size - 1}:
+        other = weights.clone()
+        other[index] = 103
+        assert hash_of(other) != whole, index
+    if size > 1:
+        assert hash_of(weights.flip(0)) != whole
+        assert hash_of(torch.cat([weights, weights])[1 : 1 + size]) == hash_of(weights.roll(-1))
+    module._factors.cache_clear()
+
+
+def test_name_type_and_shape_count() -> None:
+    ones = torch.ones(4, 4)
+    others = [hash_of(ones, "v"), hash_of(ones.view(2, 8)), hash_of(ones.view(torch.int32))]
+    assert len({hash_of(ones), *others}) == 4
+    assert hash_of(torch.ones(4, 8)[:, ::2]) == hash_of(ones), "how it lies in memory does not"
+    assert hash_of(torch.empty(0)) != hash_of(torch.empty(0, 1))
+    assert weights_hash([]) is None
+
+
+def test_frozen_weights_count_and_those_that_train_do_not() -> None:
+    assert frozen_hash(tiny_model()) is None
+    before = frozen_hash(tiny_lora())
+    assert before == frozen_hash(tiny_lora())
+    for name, differs in (("lora_A", False), ("ln_1.weight", True)):
+        model = tiny_lora()
+        with torch.no_grad():
+            next(p for n, p in model.named_parameters() if name in n).view(-1)[0] += 1e-6
+        assert (frozen_hash(model) != before) is differs
+
+
+def test_of_another_model_all_weights_count() -> None:
+    model = tiny_model()
+    before = model_hash(model)
+    with torch.no_grad():
+        model.transformer.wte.weight[5, 5] += 1e-6
+    assert model_hash(model) != before
