@@ -12,6 +12,7 @@ from transformers import AddedToken
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.training.data.encoding.chat_format import TemplateFormat
+from infrastructure.training.data.encoding.token_survival import WHITE_SPACE, Survivals
 from infrastructure.training.data.readers.line_reader import Start
 from infrastructure.training.data.readers.rows import BadRow, Row
 from infrastructure.training.data.readers.sources import discover
@@ -35,9 +36,9 @@ def test_h1_spaces_beside_a_control_token_are_shown_where_they_are_lost(tmp_path
     rows = [{"question": f"{n}?", "answer": f"Use   <call>   now {n}"} for n in range(20)]
     path = write_jsonl(tmp_path / "rows.jsonl", rows)
     with closing(pipeline(path, tmp_path / "cache", tokenizer, validation_split=0.0)) as data:
-        survivals = data.prepare().survivals
-    assert survivals["rows"] == {"white space": 20}
-    given, read_back = survivals["firsts"]["white space"][1].split(" is read back as ")
+        survivals = Survivals.from_json(data.prepare().survivals)
+    assert survivals.rows == {WHITE_SPACE: 20}
+    given, read_back = survivals.firsts[WHITE_SPACE][1].split(" is read back as ")
     assert "Use   <call>   now 0" in given
     assert "Use<call>now 0" in read_back
 
@@ -130,6 +131,12 @@ def test_h60_quotes_that_mean_nothing_are_text(
     written = [(question.format(n=n), f'"it is" {n}') for n in range(num_rows)]
     text = "".join("\t".join(row) + "\n" for row in written)
     assert read_tsv(tmp_path / "rows.tsv", text) == (written, 0)
+
+
+def test_h60_one_line_of_other_fields_is_set_aside_alone(tmp_path: Path) -> None:
+    written = [(f'"{n} times" it rained', f"a{n}") for n in range(40)]
+    text = "".join("\t".join(row) + "\n" for row in written)
+    assert read_tsv(tmp_path / "rows.tsv", text + "x\ty\tz\n") == (written, 1)
 
 
 def test_h60_quotes_that_mean_something_are_no_text(tmp_path: Path) -> None:

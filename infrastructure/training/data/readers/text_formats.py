@@ -39,6 +39,7 @@ from infrastructure.training.data.readers.text_encoding import UTF8, likely_enco
 
 SNIFF_BYTES = 1 << 20
 DELIMITERS = (",", ";", "\t", "|")
+MAX_SHARE_UNEVEN = 0.05  # of lines with more or fewer fields than the first, in a file of rows
 JOINED_ADVICE = (
     "remove the quote, or double it inside a quoted field; where the lines are one field as they"
     " stand, write the rows as JSON lines"
@@ -279,12 +280,12 @@ def _never_closed(name: str, at: Start) -> str:
 
 
 def _quotes_are_text(file: BinaryIO, name: str, delimiter: str) -> bool:
-    """Whether quotes mean nothing in a file: each of its first lines is a row as it stands, and
-    read with quotes more records are broken than quoted."""
+    """Whether quotes mean nothing in a file: nearly each of its first lines is a row as it stands,
+    and read with quotes more records are broken than quoted."""
     first = takewhile(lambda line: line.offset < SNIFF_BYTES, read_lines(file))
     lines = [line for line in first if not line.is_blank]
-    separator = delimiter.encode()
-    if len({(line.data or b"").count(separator) for line in lines}) != 1:
+    counts = [(line.data or b"").count(delimiter.encode()) for line in lines]
+    if MAX_SHARE_UNEVEN * len(counts) < len(counts) - counts.count((counts or [0])[0]):
         return False
     records, balance = _Records(iter(lines), name), 0
     reader = csv.reader(records, delimiter=delimiter, strict=True)
