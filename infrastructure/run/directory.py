@@ -4,7 +4,6 @@ runs/<run_id>/run.json · metrics.jsonl · checkpoints/ · final/ · report.html
 """
 
 import re
-import secrets
 import time
 from dataclasses import dataclass
 from enum import StrEnum
@@ -181,8 +180,10 @@ def plan_run(output_dir: Path, name: str) -> RunDirectory:
         ValueError: `output_dir` cannot be written to.
     """
     writable(output_dir)
-    started = time.strftime("%Y%m%d-%H%M%S")
-    return RunDirectory(output_dir / f"{started}-{_in_file_name(name)}-{secrets.token_hex(2)}")
+    now = time.time()
+    started = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    within_second = int(now % 1 * 0x10000)  # so that names sort by their start
+    return RunDirectory(output_dir / f"{started}-{_in_file_name(name)}-{within_second:04x}")
 
 
 def default_name(model: str, method: str) -> str:

@@ -61,17 +61,13 @@ def is_whole(model: Path) -> bool:
 @pytest.mark.parametrize("folder", slow_but(["interrupted"], KILLED), indirect=True)
 def test_an_interrupted_run_goes_on_where_it_was(folder: Path) -> None:
     [run] = runs_of(folder)
-    prepared = {path.name for path in (folder / "cache/tokens").iterdir()}
     before, step = losses(run), newest_step(run)
-    others = other_versions(run)
-    again(differing(run))
+    again(differing(run))  # not accepted is `data`: prepared again, it is what it was
     assert runs_of(folder) == [run]
     assert losses(run)[:step] == before[:step]
     assert len(losses(run)) > len(before)
     assert is_whole(run / "final")
     assert is_whole(folder / "place" / run.name / "final")
-    # what another version of a tokenizer made is made anew
-    assert others or {path.name for path in (folder / "cache/tokens").iterdir()} == prepared
 
 
 @pytest.mark.parametrize("folder", slow_but([], KILLED), indirect=True)

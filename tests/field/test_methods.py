@@ -4,10 +4,12 @@ R3, R4, R10, R11, R14 and the parts of R15 that concern methods. Effects are tok
 
 import json
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.version import Version
 from tokenizers import (
     Tokenizer,
     decoders,
@@ -69,6 +71,9 @@ PROMPT_TEXTS = (
     "What is the capital?\n\na\n\nA. Paris\nB. Rome",
 )
 TOOL = {"type": "function", "function": {"name": "add", "description": "Adds."}}
+
+# Before datasets 4.7 objects of one column have the keys of all of them.
+HOLDS_MIXED = Version(version("datasets")) >= Version("4.7")
 
 
 def row_for(method: str, right: str = "B", wrong: str = "A", **values: Any) -> dict[str, Any]:
@@ -210,6 +215,10 @@ def test_r10_tools_and_options_reach_the_trainer_as_they_are(
         row_for("dpo", question="3?"),
     ]
     written = read(tmp_path, tokenizer, "dpo", rows).train
+    if not HOLDS_MIXED:
+        with pytest.raises(ValueError, match="datasets"):
+            TrlTraining._dataset(None, datasets, written)  # type: ignore[arg-type]
+        return
     table = TrlTraining._dataset(None, datasets, written)  # type: ignore[arg-type]
     texts = [tokenizer.decode(prompt_ids(tokenizer, row)) for row in table]
     assert ["Adds." in text for text in texts] == [True, False, False]
@@ -717,5 +726,12 @@ def test_f6_lists_and_objects_reach_the_rewards(tmp_path: Path) -> None:
         for n in range(3)
     ]
     written = read(tmp_path, byte_level_tokenizer(), "grpo", rows).train
-    table = TrlTraining._dataset(None, datasets, written)  # type: ignore[arg-type]
-    assert [(row["tests"], row["meta"]) for row in table] == [(r["tests"], r["meta"]) for r in rows]
+    said: list[str] = []
+    table = TrlTraining._dataset(None, datasets, written, said.append)  # type: ignore[arg-type]
+    if HOLDS_MIXED:
+        given = [(row["tests"], row["meta"]) for row in table]
+        assert given == [(r["tests"], r["meta"]) for r in rows]
+        assert not said
+    else:
+        assert not {"tests", "meta"} & {*table.column_names}
+        assert "meta, tests" in said[0]

@@ -26,7 +26,13 @@ from infrastructure.training.core.product_choice import ProductChoice, measured_
 from infrastructure.training.data.preparation.plan import read_chat_template, template_notes
 from infrastructure.training.methods.held_out_means import weigh_pairs
 from infrastructure.training.methods.method_data import MethodData, TrlRow, read_data
-from infrastructure.training.methods.method_table import RowKind, TrlMethod, installed_method
+from infrastructure.training.methods.method_table import (
+    OPTIONS,
+    TOOLS,
+    RowKind,
+    TrlMethod,
+    installed_method,
+)
 from infrastructure.training.methods.rewards import reward_functions, try_rewards
 from infrastructure.training.methods.trainer_arguments import (
     Defaults,
@@ -72,6 +78,8 @@ if TYPE_CHECKING:
 # Arguments by which several steps learn from one generation, which is in no checkpoint.
 REUSING = ("num_iterations", "steps_per_generation", "generation_batch_size")
 NUM_TRIED = 4  # rows that reward functions are tried with
+# Columns that TRL reads itself; rewards are given all others.
+READ_BY_TRL = frozenset({"prompt", "chosen", "rejected", "completion", TOOLS, OPTIONS})
 
 
 @dataclass
@@ -245,8 +253,8 @@ class TrlTraining:
                 model_init_kwargs=by_name,
                 **self._of_teacher(),
             ),
-            "train_dataset": self._dataset(datasets, self.data.train),
-            "eval_dataset": self._dataset(datasets, self.data.held_out),
+            "train_dataset": self._dataset(datasets, self.data.train, say),
+            "eval_dataset": self._dataset(datasets, self.data.held_out, say),
             "processing_class": self.tokenizer,
             "peft_config": self._lora(),
         }
@@ -310,27 +318,34 @@ class TrlTraining:
             f" {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'fp32'} on {self.device}"
         )
 
-    def _dataset(self, datasets: Any, rows: list[TrlRow]) -> Any:
-        """The rows as a table that gives each of them back as it is: a table of one structure adds
-        keys with nothing in them to messages, calls of tools and options, which a chat template
-        takes for something.
+    def _dataset(
+        self, datasets: Any, rows: list[TrlRow], say: Callable[[str], None] = do_nothing
+    ) -> Any:
+        """Return the rows as a table that gives each of them back as it is.
+
+        A table of one structure adds empty keys to messages, calls of tools, and options, which a
+        chat template takes for something. Objects that only rewards read are left out if the
+        installed datasets cannot hold them.
 
         Raises:
-            ValueError: the installed datasets has no table that does.
+            ValueError: the installed datasets has no such table.
         """
         if not rows:
             return None
-        spelt = [_spelt(row) for row in rows]
-        for more in ({}, {"on_mixed_types": "use_json"}):
-            try:
-                table = datasets.Dataset.from_list(rows, **more)
-            except (TypeError, ValueError, ArithmeticError):  # pyarrow's are of these classes
-                continue
-            if all(_spelt(row) == one for row, one in zip(table, spelt, strict=True)):
+        if (table := _table(datasets, rows)) is not None:
+            return table
+        is_nested = {
+            n for row in rows for n, value in row.items() if isinstance(value, list | dict)
+        }
+        update = f"the installed datasets {version('datasets')} would add empty ones: pip install"
+        update = f"{update} 'datasets>=4.7'"
+        if left_out := sorted(nested - READ_BY_TRL):
+            plain = [{n: v for n, v in row.items() if n not in left_out} for row in rows]
+            if (table := _table(datasets, plain)) is not None:
+                say(f"note: rewards are not given {', '.join(left_out)}: keys differ, and {update}")
                 return table
         raise ValueError(
-            "the rows differ in what their messages, tools or options hold, and the installed"
-            f" datasets {version('datasets')} would add empty ones: pip install 'datasets>=4.7'"
+            f"the rows differ in what their messages, tools or options hold, and {update}"
         )
 
     def _loading(self) -> dict[str, object]:
@@ -408,6 +423,19 @@ def _warm_up_half_at_most(
         return create(num_training_steps, *others, **named)
 
     trainer.create_scheduler = create_scheduler
+
+
+def _table(datasets: Any, rows: list[TrlRow]) -> Any:
+    """The rows as a table that gives each of them back; None: there is none."""
+    spelt = [_spelt(row) for row in rows]
+    for more in ({}, {"on_mixed_types": "use_json"}):
+        try:
+            table = datasets.Dataset.from_list(rows, **more)
+        except (TypeError, ValueError, ArithmeticError):  # pyarrow's are of these classes
+            continue
+        if all(_spelt(row) == one for row, one in zip(table, spelt, strict=True)):
+            return table
+    return None
 
 
 @contextmanager

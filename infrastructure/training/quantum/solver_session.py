@@ -132,7 +132,7 @@ class SolverSession:
             "num_asked": self.num_steps,
             "asked_step": self.last_step,
             "asked_phase": self.last_phase,
-            "undetermined": dict(self.unlogged),
+            "untold": dict(self.unlogged),
             "is_waiting": self.waiting is not None,
         }
 
@@ -145,7 +145,7 @@ class SolverSession:
         self.num_steps = saved["num_asked"]
         self.last_step = None if saved["is_waiting"] else saved["asked_step"]
         self.last_phase = saved["asked_phase"]
-        self.unlogged = dict(saved["undetermined"])
+        self.unlogged = dict(saved["untold"])
 
     def run(self, state: TrainingState, decide: Callable[[], None]) -> None:
         """Do one quantum step; whatever goes wrong, the training goes on as it was.
