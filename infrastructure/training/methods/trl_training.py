@@ -334,9 +334,7 @@ class TrlTraining:
             return None
         if (table := _table(datasets, rows)) is not None:
             return table
-        is_nested = {
-            n for row in rows for n, value in row.items() if isinstance(value, list | dict)
-        }
+        nested = {n for row in rows for n, value in row.items() if isinstance(value, list | dict)}
         update = f"the installed datasets {version('datasets')} would add empty ones: pip install"
         update = f"{update} 'datasets>=4.7'"
         if left_out := sorted(nested - READ_BY_TRL):
