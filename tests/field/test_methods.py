@@ -726,12 +726,12 @@ def test_f6_lists_and_objects_reach_the_rewards(tmp_path: Path) -> None:
         for n in range(3)
     ]
     written = read(tmp_path, byte_level_tokenizer(), "grpo", rows).train
-    said: list[str] = []
-    table = TrlTraining._dataset(None, datasets, written, said.append)  # type: ignore[arg-type]
+    notes: list[str] = []
+    table = TrlTraining._dataset(None, datasets, written, notes.append)  # type: ignore[arg-type]
     if HOLDS_MIXED:
         given = [(row["tests"], row["meta"]) for row in table]
         assert given == [(r["tests"], r["meta"]) for r in rows]
-        assert not said
+        assert not notes
     else:
         assert not {"tests", "meta"} & {*table.column_names}
-        assert "meta, tests" in said[0]
+        assert "meta, tests" in notes[0]
