@@ -737,7 +737,7 @@ def test_f6_lists_and_objects_reach_the_rewards(tmp_path: Path) -> None:
         assert "meta, tests" in said[0]
 
 
-def test_r4_of_two_equal_answers_each_has_to_be_there() -> None:
+def test_r4_two_equal_answers_are_two() -> None:
     tokenizer = byte_level_tokenizer()
     once, twice = ([*tokenizer("no" * n, add_special_tokens=False)["input_ids"]] for n in (1, 2))
     found = TokenSurvival(tokenizer).compare([["no", "no"]] * 2, [once, twice])

@@ -712,6 +712,6 @@ def test_r6_a_card_names_files_below_its_folder(tmp_path: Path) -> None:
     assert numbers_in([str(row) for row in values(tmp_path)]) == {*range(10)}
 
 
-def test_r6_the_end_of_a_name_says_more_than_its_beginning(tmp_path: Path) -> None:
+def test_r6_the_last_word_of_a_name_decides(tmp_path: Path) -> None:
     numbered(tmp_path, {"train_test.jsonl": range(20, 24), "numbers_train.jsonl": range(10)})
     assert numbers_in([str(row) for row in values(tmp_path)]) == {*range(10)}
