@@ -448,3 +448,13 @@ def test_d9_and_d10_a_run_is_found_and_restored_from_its_place_as_it_is_here(
     assert record_of(run)["history"] == [entry] == history_of(RunDirectory(run))
     there = Store(Path(run.name), open_place(str(place))).versions()
     assert Lineage(run / "checkpoints").known >= {*there}
+
+
+def test_d10_what_a_long_history_forgets_is_no_stranger(tmp_path: Path) -> None:
+    names = [f"{sequence:012d}-ours" for sequence in range(1, 301)]
+    Lineage(tmp_path).add(names)
+    again = Lineage(tmp_path)
+    assert len(again.known) < len(names)
+    assert again.strangers(names, []) == []
+    other = f"{301:012d}-other"
+    assert again.strangers([*names, other], []) == [other]

@@ -735,3 +735,10 @@ def test_f6_lists_and_objects_reach_the_rewards(tmp_path: Path) -> None:
     else:
         assert not {"tests", "meta"} & {*table.column_names}
         assert "meta, tests" in notes[0]
+
+
+def test_r4_two_equal_answers_are_two() -> None:
+    tokenizer = byte_level_tokenizer()
+    once, twice = ([*tokenizer("no" * n, add_special_tokens=False)["input_ids"]] for n in (1, 2))
+    found = TokenSurvival(tokenizer).compare([["no", "no"]] * 2, [once, twice])
+    assert [one.kind for one in found] == [LOST, ""]

@@ -702,3 +702,16 @@ def test_healthy_rows_are_read_as_before(tmp_path: Path) -> None:
         for name in ("a.jsonl", "b.json", "c.csv", "d.parquet")
     }
     assert len(seen) == 1
+
+
+def test_r6_a_card_names_files_below_its_folder(tmp_path: Path) -> None:
+    config = "- config_name: default\n  data_dir: first\n  data_files: train.jsonl\n"
+    (tmp_path / "README.md").write_text(CARD.format(configs=config))
+    for name, numbers in (("first", range(10)), ("second", range(20, 24))):
+        numbered(tmp_path / name, {"train.jsonl": numbers})
+    assert numbers_in([str(row) for row in values(tmp_path)]) == {*range(10)}
+
+
+def test_r6_the_last_word_of_a_name_decides(tmp_path: Path) -> None:
+    numbered(tmp_path, {"train_test.jsonl": range(20, 24), "numbers_train.jsonl": range(10)})
+    assert numbers_in([str(row) for row in values(tmp_path)]) == {*range(10)}

@@ -23,7 +23,11 @@ from infrastructure.training.data.encoding.chat_format import (
     shipped_templates,
     tags_of,
 )
-from infrastructure.training.data.encoding.row_accounting import Account, RowAccounting
+from infrastructure.training.data.encoding.row_accounting import (
+    Account,
+    RowAccounting,
+    reasoning_forms,
+)
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder, Encoded
 from infrastructure.training.data.readers.rows import BadRow, Conversation, Turn
 from tests.testing.check_models import MODELS, settings_of, trainer_of
@@ -666,3 +670,13 @@ def test_the_result_is_a_bad_row_with_its_place() -> None:
     assert isinstance(result, BadRow)
     assert (result.place, result.reason) == ("a.jsonl:7", "text left out")
     assert "so c" in result.detail
+
+
+def test_r2_reasoning_in_another_form_is_written_once() -> None:
+    answer = Turn("assistant", "Yes.", fields=json.dumps({"reasoning": "Hm.", "name": "a"}))
+    row = Conversation((Turn("user", "Is it?"), answer))
+    forms = [*reasoning_forms(row, "{{ m.reasoning_content }}{{ m.thinking }}</think>")]
+    written = [form.turns[-1].text + str(form.turns[-1].fields) for form in forms]
+    assert len(written) == 3
+    assert [text.count("Hm.") for text in written] == [1, 1, 1]
+    assert all('"name": "a"' in text for text in written)

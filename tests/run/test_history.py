@@ -90,3 +90,10 @@ def test_a_setting_is_shown_by_stretches(tmp_path: Path) -> None:
     assert stretch_words(parts) == "0.1 (steps 1 to 3), 0.2 (step 4), 0.1 (steps 5 to 8)"
     assert stretches(history, "seed", 8) == []
     assert stretches(extended(run, [], RATE, step=0), "learning_rate", 8) == [(1, 8, 0.2)]
+
+
+def test_no_place_of_the_machine_is_published(tmp_path: Path) -> None:
+    paths = ["/data/a.jsonl", "~/a.jsonl", "./a.jsonl", "../a.jsonl"]
+    moved = [Difference("data.path", path, "a.jsonl", Verdict.CHANGES_THE_RESULT) for path in paths]
+    published = public_history(extended(made(tmp_path), [], *moved, step=4))
+    assert [{"was", "is"} & line.keys() for line in published] == [set()] * len(paths)

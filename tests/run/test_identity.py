@@ -201,3 +201,9 @@ def test_importing_it_loads_no_torch() -> None:
     code = "import sys, infrastructure.run.identity; sys.exit('torch' in sys.modules)"
     root = Path(__file__).resolve().parents[2]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(("one", "other"), [((1,), (2,)), ((1, 2), (2, 1)), ((), (1,))])
+def test_what_a_partial_was_given_by_position_counts(one: Any, other: Any) -> None:
+    read = [ObjectReader().read(functools.partial(sum, *args), "part") for args in (one, other)]
+    assert read[0] != read[1]

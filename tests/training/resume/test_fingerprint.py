@@ -11,8 +11,10 @@ from infrastructure.training.resume.fingerprint import (
     base_facts,
     installed_versions,
     machine_facts,
+    processing_facts,
     settings_of,
 )
+from tests.training.data.builders import byte_level_tokenizer
 
 
 def test_versions_are_those_installed() -> None:
@@ -63,3 +65,13 @@ def test_a_base_is_known_by_its_hash_or_by_its_commit() -> None:
         "base_is_frozen": True,
     }
     assert base_facts({"base_sha256": None, "revision": "c0ffee"})["base_model"] == "c0ffee"
+
+
+def test_the_chat_template_of_a_tokenizer_counts() -> None:
+    tokenizer = byte_level_tokenizer()
+    facts = []
+    for template in (None, "{{ messages }}", "{{ messages[0] }}"):
+        tokenizer.chat_template = template
+        facts.append(processing_facts(tokenizer))
+    assert facts[0]["tokenizer"] == facts[1]["tokenizer"] == facts[2]["tokenizer"]
+    assert len({str(one["chat_template"]) for one in facts}) == 3
