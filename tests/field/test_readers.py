@@ -89,6 +89,16 @@ def test_r5_a_stray_quote_joins_no_rows(tmp_path: Path, delimiter: str) -> None:
     assert not holds(taught, 2)
 
 
+def test_r5_rows_that_a_record_of_wrong_columns_took_are_counted(tmp_path: Path) -> None:
+    """A stray quote takes three lines, and what it makes of them has too few fields."""
+    lines = ["question,answer", "q0,a0", '"q1,a1', "q2,a2", 'q3, or so,a3"', "q4,a4"]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(lines) + "\n")
+    good, bad = read(path)
+    assert [row.values["question"] for row in good] == ["q0", "q4"]
+    assert [row.line for row in bad] == [3, 3]  # the third line is no row by itself either
+
+
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("delimiter", [",", "\t"])
 def test_r5_no_row_is_made_of_several_wherever_quotes_stray(
