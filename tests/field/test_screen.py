@@ -140,7 +140,12 @@ def test_s10_a_text_may_be_shown_on_one_line_where_it_had_two() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["is this (keyword\nlr)", "see (argument\ndata.path)", "an unknown\nkey 'hue'", "`temper\ntrain --bs`"],
+    [
+        "is this (keyword\nlr)",
+        "see (argument\ndata.path)",
+        "an unknown\nkey 'hue'",
+        "`temper\ntrain --bs`",
+    ],
 )
 def test_s10_words_on_two_lines_of_a_text_stay_when_they_are_shown_on_one(text: str) -> None:
     user_text(text)
