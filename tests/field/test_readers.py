@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.json_text import MAX_DEPTH, parse_json
 from infrastructure.training.data.encoding.python_repr import parse_python
 from infrastructure.training.data.readers.line_reader import Start
 from infrastructure.training.data.readers.rows import BadRow, Row
@@ -661,6 +663,18 @@ def test_r15_what_is_no_list_of_literals_is_set_aside(tmp_path: Path, text: str)
 def test_r15_the_size_of_what_is_printed_is_bounded() -> None:
     with pytest.raises(ValueError, match="more than"):
         parse_python("['" + "a" * 300_000 + "']")
+
+
+def test_r15_what_is_printed_may_be_as_deep_as_json() -> None:
+    def is_read(parse: Callable[[str], object], depth: int) -> bool:
+        try:
+            parse("[" * depth + "]" * depth)
+        except ValueError:
+            return False
+        return True
+
+    for depth in (MAX_DEPTH - 1, MAX_DEPTH, MAX_DEPTH + 1):
+        assert is_read(parse_python, depth) == is_read(parse_json, depth) == (depth <= MAX_DEPTH)
 
 
 def test_r15_a_prompt_that_begins_with_a_bracket_is_text(tmp_path: Path) -> None:

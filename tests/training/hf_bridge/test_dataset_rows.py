@@ -128,6 +128,12 @@ def test_a_missing_value_is_not_the_one_that_fills_it(value: object) -> None:
     assert hash_of(table(one)) != hash_of(table(other))
 
 
+def test_the_order_of_keys_inside_a_cell_says_nothing() -> None:
+    one, other = {"role": "user", "text": "a"}, {"text": "a", "role": "user"}
+    assert hash_of(table([{"x": one}])) == hash_of(table([{"x": other}]))
+    assert hash_of(table([{"x": [one]}])) == hash_of(table([{"x": [other]}]))
+
+
 def test_what_gives_a_table_its_rows_is_found() -> None:
     def doubled(batch: Any) -> Any:
         return batch
