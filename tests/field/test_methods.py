@@ -511,6 +511,15 @@ def test_r4_changes_are_counted_with_an_example(tmp_path: Path) -> None:
     assert Survivals.from_json(healthy.survivals).lines() == []
 
 
+def test_r4_the_example_is_of_the_change_and_not_of_single_spaces(tmp_path: Path) -> None:
+    both = normalizers.Sequence([normalizers.Replace(" ", ""), normalizers.Lowercase()])
+    answer = "in the middle of a long and quiet valley of the south lies Paris"
+    report = prepared(tmp_path, with_normalizer(both), rows_of(answer)).report
+    _, example = Survivals.from_json(report.survivals).firsts[LETTERS]
+    assert "Paris" in example
+    assert "paris" in example
+
+
 @pytest.mark.parametrize(
     ("answers", "num_equal"),
     [

@@ -198,6 +198,8 @@ def test_r5_a_quote_without_an_end_is_refused(tmp_path: Path) -> None:
 
 
 PAIR = '{"prompt": "p", "completion": "c"}'
+QAS = '{"question": "q", "answers": [{"text": "c"}]}'
+PARAGRAPHS = f'{{"title": "t", "paragraphs": [{{"context": "a c", "qas": [{QAS}]}}]}}'
 
 
 @pytest.mark.parametrize(
@@ -228,6 +230,8 @@ def test_r5_a_json_line_is_one_row_or_none(
         f'{{"data":\n[{PAIR}], "data": [{PAIR}]}}',
         f'{{"version": 1,\n"train": [{PAIR}]}}{{"train": [{PAIR}]}}',
         '[{"prompt": "p", "prompt": "q", "completion": "c"}]',
+        f'{{"data": [{PARAGRAPHS}], "data": [{PARAGRAPHS}]}}',
+        f"[{PARAGRAPHS}] {PARAGRAPHS}",
     ],
 )
 def test_r5_rows_that_a_document_would_lose_are_refused(tmp_path: Path, document: str) -> None:
@@ -237,8 +241,9 @@ def test_r5_rows_that_a_document_would_lose_are_refused(tmp_path: Path, document
 
 
 def test_r5_what_follows_the_rows_of_a_document_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "rows.json").write_text(f'{{"data": [{PAIR}], "more": [[1], {{}}], "n": 1}}\n')
-    assert len(values(tmp_path / "rows.json")) == 1
+    for row in (PAIR, PARAGRAPHS):
+        (tmp_path / "rows.json").write_text(f'{{"data": [{row}], "more": [[1], {{}}], "n": 1}}\n')
+        assert len(values(tmp_path / "rows.json")) == 1
 
 
 # R6: the files of a folder
