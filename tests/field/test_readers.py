@@ -673,7 +673,7 @@ def test_r15_the_size_of_what_is_printed_is_bounded() -> None:
 def test_r15_what_is_printed_may_be_as_deep_as_json() -> None:
     def is_read(parse: Callable[[str], object], depth: int) -> bool:
         try:
-            parse("[" * depth + "]" * depth)
+            parse("[[], " + "[" * (depth - 1) + "]" * depth)
         except ValueError:
             return False
         return True

@@ -91,7 +91,7 @@ def test_a_changed_copy_takes_a_preset_over_what_was_there() -> None:
 
 
 def test_of_a_preset_only_what_contradicts_is_left_out() -> None:
-    config = DeploymentConfig(preset="thorough", **{"data.validation_split": 0})
+    config = DeploymentConfig(preset="thorough", **{"training.strategy": "curriculum"})
     assert config.problems() == []
     assert config.training.early_stopping_patience is None
     assert config.training.num_epochs == PRESETS["thorough"].settings["training.num_epochs"]
