@@ -451,6 +451,18 @@ def test_r7_labels_are_learnt_by_their_names(tmp_path: Path) -> None:
         assert sum("bad<|im_end|>" in text for text in taught) == 5
 
 
+@pytest.mark.parametrize("is_bare", [True, False])
+def test_r7_labels_in_lists_are_their_names_however_the_lists_are_described(
+    tmp_path: Path, is_bare: bool
+) -> None:
+    label = {"_type": "ClassLabel", "names": ["no", "yes"]}
+    listed = [label] if is_bare else {"_type": "List", "feature": label}
+    described = json.dumps({"info": {"features": {"labels": listed}}})
+    table = pa.table({"labels": [[1, 0], [0]]}).replace_schema_metadata({"huggingface": described})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    assert [row["labels"] for row in values(tmp_path / "rows.parquet")] == [["yes", "no"], ["no"]]
+
+
 def test_r7_a_label_still_chooses_among_choices(tmp_path: Path) -> None:
     names = json.dumps(
         {"info": {"features": {"answer": {"names": ["c1", "c2"], "_type": "ClassLabel"}}}}
@@ -602,6 +614,19 @@ def test_r7_merged_cells_are_alike_and_a_hidden_sheet_is_not_read(tmp_path: Path
     path = workbook(tmp_path / "rows.xlsx", [("a", ""), (None, ""), (None, ""), ("b", "")], change)
     assert [row["answer"] for row in values(path)] == ["a", "a", "a", "b"]
     assert "Old" in discover(str(path))[0].note
+
+
+def test_r7_of_many_sheets_that_are_not_read_a_few_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("openpyxl")
+
+    def change(book: Any, sheet: Any) -> None:
+        for number in range(30):
+            book.create_sheet(f"Other {number}")
+
+    path = workbook(tmp_path / "rows.xlsx", [("a", "")], change)
+    note = discover(str(path))[0].note
+    assert "Other 0" in note
+    assert "Other 29" not in note
 
 
 # White space
