@@ -12,7 +12,7 @@ from pathlib import PurePath
 
 MAX_NOTED = 100_000
 # What a text has that can hold a name of a setting, or words that stand beside one.
-_MAY_MATTER = re.compile(r"--|[a-z][._][a-z]|\(|`|verbose|device|unknown key|Ctrl-C")
+_MAY_MATTER = re.compile(r"--|[a-z][._][a-z]|\(|`|verbose|device|unknown\s+key|Ctrl-C")
 
 _noted: dict[str, None] = {}
 

@@ -520,6 +520,23 @@ def test_r4_changes_are_counted_with_an_example(tmp_path: Path) -> None:
     assert Survivals.from_json(healthy.survivals).lines() == []
 
 
+def test_r4_a_change_is_shown_where_more_is_read_back_than_was_given() -> None:
+    tokenizer = with_normalizer(normalizers.Replace("  ", " "))
+    ids = tokenizer("a  b<|im_end|>")["input_ids"]
+    [survival] = TokenSurvival(tokenizer).compare([["a  b"]], [ids])
+    assert survival.kind == WHITE_SPACE
+    assert survival.example
+
+
+def test_r4_the_example_is_of_the_change_and_not_of_single_spaces(tmp_path: Path) -> None:
+    both = normalizers.Sequence([normalizers.Replace(" ", ""), normalizers.Lowercase()])
+    answer = "in the middle of a long and quiet valley of the south lies Paris"
+    report = prepared(tmp_path, with_normalizer(both), rows_of(answer)).report
+    _, example = Survivals.from_json(report.survivals).firsts[LETTERS]
+    assert "Paris" in example
+    assert "paris" in example
+
+
 @pytest.mark.parametrize(
     ("answers", "num_equal"),
     [

@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -24,6 +25,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.json_text import MAX_DEPTH, parse_json
 from infrastructure.training.data.encoding.python_repr import parse_python
 from infrastructure.training.data.readers.line_reader import Start
 from infrastructure.training.data.readers.rows import BadRow, Row
@@ -87,6 +89,16 @@ def test_r5_a_stray_quote_joins_no_rows(tmp_path: Path, delimiter: str) -> None:
     taught, _, _ = learnt(path, tmp_path / "cache", max_bad_rows_percent=50, validation_split=0)
     assert len(taught) == 17
     assert not holds(taught, 2)
+
+
+def test_r5_rows_that_a_record_of_wrong_columns_took_are_counted(tmp_path: Path) -> None:
+    """A stray quote takes three lines, and what it makes of them has too few fields."""
+    lines = ["question,answer", "q0,a0", '"q1,a1', "q2,a2", 'q3, or so,a3"', "q4,a4"]
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join(lines) + "\n")
+    good, bad = read(path)
+    assert [row.values["question"] for row in good] == ["q0", "q4"]
+    assert [row.line for row in bad] == [3, 3]  # the third line is no row by itself either
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -186,6 +198,8 @@ def test_r5_a_quote_without_an_end_is_refused(tmp_path: Path) -> None:
 
 
 PAIR = '{"prompt": "p", "completion": "c"}'
+QAS = '{"question": "q", "answers": [{"text": "c"}]}'
+PARAGRAPHS = f'{{"title": "t", "paragraphs": [{{"context": "a c", "qas": [{QAS}]}}]}}'
 
 
 @pytest.mark.parametrize(
@@ -216,6 +230,8 @@ def test_r5_a_json_line_is_one_row_or_none(
         f'{{"data":\n[{PAIR}], "data": [{PAIR}]}}',
         f'{{"version": 1,\n"train": [{PAIR}]}}{{"train": [{PAIR}]}}',
         '[{"prompt": "p", "prompt": "q", "completion": "c"}]',
+        f'{{"data": [{PARAGRAPHS}], "data": [{PARAGRAPHS}]}}',
+        f"[{PARAGRAPHS}] {PARAGRAPHS}",
     ],
 )
 def test_r5_rows_that_a_document_would_lose_are_refused(tmp_path: Path, document: str) -> None:
@@ -225,8 +241,9 @@ def test_r5_rows_that_a_document_would_lose_are_refused(tmp_path: Path, document
 
 
 def test_r5_what_follows_the_rows_of_a_document_is_no_error(tmp_path: Path) -> None:
-    (tmp_path / "rows.json").write_text(f'{{"data": [{PAIR}], "more": [[1], {{}}], "n": 1}}\n')
-    assert len(values(tmp_path / "rows.json")) == 1
+    for row in (PAIR, PARAGRAPHS):
+        (tmp_path / "rows.json").write_text(f'{{"data": [{row}], "more": [[1], {{}}], "n": 1}}\n')
+        assert len(values(tmp_path / "rows.json")) == 1
 
 
 # R6: the files of a folder
@@ -434,6 +451,18 @@ def test_r7_labels_are_learnt_by_their_names(tmp_path: Path) -> None:
         assert sum("bad<|im_end|>" in text for text in taught) == 5
 
 
+@pytest.mark.parametrize("is_bare", [True, False])
+def test_r7_labels_in_lists_are_their_names_however_the_lists_are_described(
+    tmp_path: Path, is_bare: bool
+) -> None:
+    label = {"_type": "ClassLabel", "names": ["no", "yes"]}
+    listed = [label] if is_bare else {"_type": "List", "feature": label}
+    described = json.dumps({"info": {"features": {"labels": listed}}})
+    table = pa.table({"labels": [[1, 0], [0]]}).replace_schema_metadata({"huggingface": described})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    assert [row["labels"] for row in values(tmp_path / "rows.parquet")] == [["yes", "no"], ["no"]]
+
+
 def test_r7_a_label_still_chooses_among_choices(tmp_path: Path) -> None:
     names = json.dumps(
         {"info": {"features": {"answer": {"names": ["c1", "c2"], "_type": "ClassLabel"}}}}
@@ -598,6 +627,19 @@ def test_r7_merged_cells_are_alike_and_a_hidden_sheet_is_not_read(tmp_path: Path
     assert "Old" in discover(str(path))[0].note
 
 
+def test_r7_of_many_sheets_that_are_not_read_a_few_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("openpyxl")
+
+    def change(book: Any, sheet: Any) -> None:
+        for number in range(30):
+            book.create_sheet(f"Other {number}")
+
+    path = workbook(tmp_path / "rows.xlsx", [("a", "")], change)
+    note = discover(str(path))[0].note
+    assert "Other 0" in note
+    assert "Other 29" not in note
+
+
 # White space
 
 
@@ -662,6 +704,18 @@ def test_r15_what_is_no_list_of_literals_is_set_aside(tmp_path: Path, text: str)
 def test_r15_the_size_of_what_is_printed_is_bounded() -> None:
     with pytest.raises(ValueError, match="more than"):
         parse_python("['" + "a" * 300_000 + "']")
+
+
+def test_r15_what_is_printed_may_be_as_deep_as_json() -> None:
+    def is_read(parse: Callable[[str], object], depth: int) -> bool:
+        try:
+            parse("[[], " + "[" * (depth - 1) + "]" * depth)
+        except ValueError:
+            return False
+        return True
+
+    for depth in (MAX_DEPTH - 1, MAX_DEPTH, MAX_DEPTH + 1):
+        assert is_read(parse_python, depth) == is_read(parse_json, depth) == (depth <= MAX_DEPTH)
 
 
 def test_r15_a_prompt_that_begins_with_a_bracket_is_text(tmp_path: Path) -> None:

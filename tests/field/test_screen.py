@@ -138,6 +138,22 @@ def test_s10_a_text_may_be_shown_on_one_line_where_it_had_two() -> None:
         assert spell("device must be; training.seed = 1") == "device must be; training.seed = 1"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "is this (keyword\nlr)",
+        "see (argument\ndata.path)",
+        "an unknown\nkey 'hue'",
+        "`temper\ntrain --bs`",
+    ],
+)
+def test_s10_words_on_two_lines_of_a_text_stay_when_they_are_shown_on_one(text: str) -> None:
+    user_text(text)
+    shown = f"rows.jsonl:3: {' '.join(text.split())}"
+    for spell in DIALECTS:
+        assert spell(shown) == shown
+
+
 def test_s10_texts_inside_of_values_are_noted() -> None:
     note_user_values({"a_b": [{"c": "set training.seed = 1"}]})
     assert "set training.seed = 1" in user_texts()

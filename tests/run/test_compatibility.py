@@ -86,6 +86,16 @@ def test_another_form_of_attention_is_shown_where_both_know_theirs() -> None:
     assert check_compatible(FACTS, kernel) == []  # begun before it was recorded
 
 
+def test_other_held_out_rows_count_unless_they_come_of_other_data() -> None:
+    rows, others = ({"parts": {"held_out_data": each * 32}} for each in ("ab", "cd"))
+    [difference] = check_compatible(changed(**rows), changed(**others), ["held_out_data"])
+    assert (difference.name, difference.verdict) == ("held_out_data", Verdict.CHANGES_THE_RESULT)
+    with pytest.raises(CheckpointError, match="held_out_data"):
+        check_compatible(changed(**rows), changed(**others))
+    other_data = changed(**others, data="ef" * 32)
+    assert [each.name for each in differences(changed(**rows), other_data)] == ["data"]
+
+
 def test_a_run_that_began_with_other_labels_does_not_go_on_with_these() -> None:
     """Older versions learnt tokens after an answer's end; nothing changes in the middle of a run
     unless somebody accepts it."""

@@ -51,11 +51,19 @@ def scaling(factor: float) -> Callable[[float], float]:
     return scale
 
 
+def adding(amount: float) -> Callable[[float], float]:
+    def add(x: float, *, more: float = amount) -> float:
+        return x + more
+
+    return add
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
         (Scaled(1.0), Scaled(2.0)),
         (scaling(1.0), scaling(2.0)),
+        (adding(1.0), adding(2.0)),
         (functools.partial(scaling, 1.0), functools.partial(scaling, factor=2.0)),
         (Scaled(1.0).__call__, Scaled(2.0).__call__),
         ([1, {"a": (1, 2)}], [1, {"a": (1, 3)}]),

@@ -90,6 +90,13 @@ def test_a_changed_copy_takes_a_preset_over_what_was_there() -> None:
     assert changed.source("training.batch_size").place == "preset ci (form)"
 
 
+def test_of_a_preset_only_what_contradicts_is_left_out() -> None:
+    config = DeploymentConfig(preset="thorough", **{"training.strategy": "curriculum"})
+    assert config.problems() == []
+    assert config.training.early_stopping_patience is None
+    assert config.training.num_epochs == PRESETS["thorough"].settings["training.num_epochs"]
+
+
 @pytest.mark.parametrize("other", ["thorough", "none"])
 def test_a_changed_copy_has_nothing_left_of_another_preset(other: str) -> None:
     config = DeploymentConfig(preset="ci", **{"training.max_steps": 9})

@@ -122,6 +122,18 @@ def test_where_one_cell_ends_and_the_next_begins_counts() -> None:
     assert hash_of(table(one)) != hash_of(table(other))
 
 
+@pytest.mark.parametrize("value", [0, 0.0, False, "", []])
+def test_a_missing_value_is_not_the_one_that_fills_it(value: object) -> None:
+    one, other = ([{"x": cell} for cell in cells] for cells in ([None, value], [value, None]))
+    assert hash_of(table(one)) != hash_of(table(other))
+
+
+def test_the_order_of_keys_inside_a_cell_says_nothing() -> None:
+    one, other = {"role": "user", "text": "a"}, {"text": "a", "role": "user"}
+    assert hash_of(table([{"x": one}])) == hash_of(table([{"x": other}]))
+    assert hash_of(table([{"x": [one]}])) == hash_of(table([{"x": [other]}]))
+
+
 def test_what_gives_a_table_its_rows_is_found() -> None:
     def doubled(batch: Any) -> Any:
         return batch

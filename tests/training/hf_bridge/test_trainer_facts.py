@@ -99,3 +99,8 @@ def test_what_a_trainer_was_made_with_is_known_before_it_loads(tmp_path: Path) -
     found: Any = trainer_facts.before_loading(trainer)
     assert [(group["lr"], group["momentum"]) for group in found["optimizer"]] == [(0.25, 0.5)]
     assert found["scheduler"] == {"step_size": 3, "gamma": 0.5}
+
+
+def test_a_package_without_a_version_of_its_own_is_left_out() -> None:
+    """Code of Python's own modules is installed, too, and has no distribution."""
+    assert trainer_facts._versions({"torch", "functools"}).keys() == {"torch"}

@@ -59,3 +59,13 @@ def test_of_another_model_all_weights_count() -> None:
     with torch.no_grad():
         model.transformer.wte.weight[5, 5] += 1e-6
     assert model_hash(model) != before
+
+
+def test_a_tensor_that_is_made_of_several_counts_with_each_of_them() -> None:
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    ones, twos = torch.ones(5), torch.full((5,), 2.0)
+    pairs = [(ones, ones), (ones, twos), (twos, ones)]
+    hashes = [weights_hash([("w", TwoTensor(a, b))]) for a, b in pairs]
+    assert len({*hashes}) == 3
+    assert weights_hash([("w", TwoTensor(ones, twos.clone()))]) == hashes[1]
