@@ -1943,12 +1943,6 @@ CONVERSATIONS = [
         speaks=Language.WORDS,
     ),
     Wrong(
-        "a template without calls",
-        [*TALKS.split(), "--chat-template", "{% for m in messages %}{{ m.content }}{% endfor %}"],
-        ["text left out", "the call of 'multiply' in message 2"],
-        talk(FROM_USER, calling(name="multiply"), answering()),
-    ),
-    Wrong(
         "a template that writes history anew",
         [
             *TALKS.split(),

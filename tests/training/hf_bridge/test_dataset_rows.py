@@ -128,7 +128,7 @@ def test_a_missing_value_is_not_the_one_that_fills_it(value: object) -> None:
     assert hash_of(table(one)) != hash_of(table(other))
 
 
-def test_the_order_of_keys_inside_a_cell_does_not_count() -> None:
+def test_how_the_keys_inside_a_cell_are_ordered_does_not_count() -> None:
     one, other = {"role": "user", "text": "a"}, {"text": "a", "role": "user"}
     assert hash_of(table([{"x": one}])) == hash_of(table([{"x": other}]))
     assert hash_of(table([{"x": [one]}])) == hash_of(table([{"x": [other]}]))
