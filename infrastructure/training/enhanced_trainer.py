@@ -812,8 +812,8 @@ class EnhancedTrainer:
             )
 
     def identity(self) -> dict[str, Any]:
-        """What decides the result, to be compared when a checkpoint goes on: see
-        `resume_contract`."""
+        """Return what decides the result, to be compared when a run resumes: see
+        `run.compatibility`."""
         loop = self.prepare()
         if self._identity is None:
             self._identity = {

@@ -43,8 +43,9 @@ def stack_observers(trainer: EnhancedTrainer, folder: Path) -> list[Hook]:
         return [records]
 
     def training() -> JsonObject:
-        facts = trainer.identity()
-        return {"settings": facts["settings"], "data": facts["data"]}
+        # not the hash of the identity, which has a key of the run: equal trainings, equal files
+        data = trainer.prepare().data.fingerprint
+        return {"settings": trainer.identity()["settings"], "data": data}
 
     return [records, StackFiles(folder / FOLDER, strategy, training)]
 
