@@ -163,7 +163,11 @@ def test_what_is_recorded_of_a_change_is_all_of_it_that_is_no_secret(tmp_path: P
     change = Difference("part", was, "c" * 31, Verdict.CHANGES_THE_RESULT, text=f"part {TOKEN}")
     [entry] = extended(made(tmp_path), [], change, RATE, step=4)
     part, rate = entry["changes"]
-    assert part["was"] == {"api_token": "***", "rate": [0.5, None, True, ["x", "a"]], "of": "c" * 12}
+    assert part["was"] == {
+        "api_token": "***",
+        "rate": [0.5, None, True, ["x", "a"]],
+        "of": "c" * 12,
+    }
     assert part["is"] == "c" * 31
     assert part["effect"] == Verdict.CHANGES_THE_RESULT.value
     assert part["text"].startswith("part ")
