@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from infrastructure.backup.format.store import Store
 from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.store import Store
 from infrastructure.config.field_help import plain
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.run.compatibility import Difference, Verdict
@@ -132,7 +132,7 @@ def test_the_history_is_that_of_the_newest_version_or_of_the_one_of_a_step(tmp_p
     assert steps(history_of(run, 2)) == []
 
 
-def test_a_version_that_cannot_tell_is_passed_over(tmp_path: Path) -> None:
+def test_versions_without_a_history_or_damaged_are_skipped(tmp_path: Path) -> None:
     run = made(tmp_path)
     commit(run, 2, {HISTORY: [entry(1)]})
     commit(run, 3, {"step": 3})
@@ -143,7 +143,7 @@ def test_a_version_that_cannot_tell_is_passed_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("step", "expected"), [(None, [1, 3]), (9, [1, 3]), (3, [1]), (1, [])])
-def test_without_a_version_the_record_tells(
+def test_without_a_version_the_run_record_counts(
     tmp_path: Path, step: int | None, expected: list[int]
 ) -> None:
     run = RunDirectory(tmp_path)
@@ -192,7 +192,7 @@ def test_what_is_recorded_of_a_change_is_all_of_it_that_is_no_secret(tmp_path: P
         ("a" * 12 + "-", "mean", True),
     ],
 )
-def test_values_are_told_where_they_say_something(was: Any, now: Any, is_shown: bool) -> None:
+def test_only_values_that_mean_something_are_shown(was: Any, now: Any, is_shown: bool) -> None:
     change: Any = {"name": "reduction", "was": was, "is": now, "effect": "x"}
     history: Any = [{"step": 5, "changes": [change]}]
     [published], [line] = public_history(history), history_lines(history)
@@ -211,7 +211,7 @@ def test_a_path_on_either_side_is_not_published(was: str, now: str) -> None:
     assert public_history(history) == [{"after_step": 5, "name": "x", "effect": "y"}]
 
 
-def test_lines_say_of_which_changes_only_sums_round_otherwise(tmp_path: Path) -> None:
+def test_lines_mark_changes_that_only_round_otherwise(tmp_path: Path) -> None:
     lines = history_lines(extended(made(tmp_path), [], THREADS, RATE, step=4))
     assert [("round otherwise" in line) for line in lines] == [True, False]
     assert stretches(extended(made(tmp_path), [], THREADS, step=4), "num_threads", 8) == []
