@@ -115,3 +115,17 @@ def test_a_damaged_list_is_begun_again(tmp_path: Path, text: str) -> None:
     assert not lineage.is_recorded
     lineage.begin([version(4)], [])
     assert Lineage(tmp_path).known == {version(4)}
+
+
+def test_what_was_known_before_a_restoration_is_its_past_for_later_processes_too(
+    tmp_path: Path,
+) -> None:
+    names = [version(3), version(9)]
+    begun(tmp_path, names).restored(names)
+    assert foreign(Lineage(tmp_path), 5, 9, 10) == [10]
+
+
+def test_the_folder_of_a_store_is_made(tmp_path: Path) -> None:
+    root = tmp_path / "run" / "checkpoints"
+    begun(root, [version(3)])
+    assert Lineage(root).known == {version(3)}
