@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from array import array
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -269,7 +270,8 @@ VALUES: list[Any] = [
     *(np.zeros(2), np.zeros((1, 2)), np.zeros(2, np.int64), np.array([1.0, 0.0])),
     *(np.float32(1), np.float64(1), np.array(["a"], object), np.array(["b"], object)),
     *(SimpleNamespace(a=3), SimpleNamespace(a=4), int, float, 1 + 2j),
-    *({1: 2, "a": 3}, {1: 2, "b": 3}),
+    *({1: 2, "a": 3}, {1: 2, "b": 3}, {"a": {"b": 1, "c": 2}}, {"a": {"b": 1}, "c": 2}),
+    *([True, 1], [1, 1], SimpleNamespace(mode=1), array("d", [1.0]), array("d", [2.0])),
 ]
 
 
