@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -280,7 +281,17 @@ def test_a_higher_layer_decides_what_it_knows() -> None:
     reader = ObjectReader(lambda value: known if isinstance(value, complex) else None)
     assert reader.read([1j, {"x": 1j}], "it") == [known, {"x": known}]
     assert reader.read(Plain(x=1j, y=2), "it")["holds"] == {"x": known, "y": 2}  # type: ignore[index,call-overload]
+    library: Any = reader.read(SimpleNamespace(x=1j, y=object()), "it")
+    assert library["holds"] == {"x": known}
     assert reader.unseen == []
+
+
+def test_all_that_an_object_of_a_script_holds_is_read() -> None:
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec("class Own:\n    def __init__(self, part): self.part = part\n", scope)
+    one, other = (read(scope["Own"](Plain(x=x))) for x in (1, 2))
+    assert one["holds"]["part"]["holds"] == {"x": 1}
+    assert one != other
 
 
 def test_objects_are_read_to_a_depth_and_repeats_are_kept() -> None:
@@ -298,7 +309,6 @@ def test_objects_are_read_to_a_depth_and_repeats_are_kept() -> None:
 
 def test_of_an_object_of_a_library_plain_attributes_count() -> None:
     from fractions import Fraction
-    from types import SimpleNamespace
 
     one, other = SimpleNamespace(a=1, b=object()), SimpleNamespace(a=2, b=object())
     assert read(one)["holds"] == {"a": 1}

@@ -22,6 +22,7 @@ from infrastructure.training.models.answer_end import teach_ends
         (0, [0], 0),
         (0, [1], [0, 1]),
         ([], [0], [0]),
+        (2, [33, 5], [2, 5, 33]),
     ],
 )
 @pytest.mark.parametrize("is_compiled", [False, True])

@@ -115,3 +115,12 @@ def test_weights_of_many_words_count_piece_by_piece() -> None:
         weights[index] = 0
     assert len(seen) == 7
     assert hash_of(weights[1:].clone()) == hash_of(weights[1:]) != hash_of(weights)
+
+
+def test_the_sign_of_each_word_counts() -> None:
+    """An even factor would lose the highest bit of a word."""
+    words = torch.arange(1, 9)
+    for index in range(len(words)):
+        other = words.clone()
+        other[index] += torch.iinfo(torch.int64).min
+        assert hash_of(other) != hash_of(words), index
