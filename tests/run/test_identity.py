@@ -11,7 +11,7 @@ from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from torch.utils.data import Dataset
@@ -255,7 +255,7 @@ READ: list[tuple[Any, Any]] = [
     (len, {"name": "builtins:len"}),
     (math, "math"),
     (
-        functools.partial(len, 1, b=2),
+        functools.partial(cast(Any, len), 1, b=2),
         {"partial of": {"name": "builtins:len"}, "given": {"args": [1], "b": 2}},
     ),
 ]
@@ -277,7 +277,7 @@ def test_a_method_is_read_with_what_it_belongs_to() -> None:
 
 
 def test_a_higher_layer_decides_what_it_knows() -> None:
-    known = {"a tensor": 7}
+    known: Any = {"a tensor": 7}
     reader = ObjectReader(lambda value: known if isinstance(value, complex) else None)
     assert reader.read([1j, {"x": 1j}], "it") == [known, {"x": known}]
     assert reader.read(Plain(x=1j, y=2), "it")["holds"] == {"x": known, "y": 2}  # type: ignore[index,call-overload]

@@ -316,9 +316,9 @@ COLUMNS: dict[str, list[list[Any]]] = {
     "float64": [[0.1, 0.2], [0.1, 0.3], [None, 0.0], [0.0, None]],
     "float32": [[0.5, 2.0], [2.0, 0.5]],
     "bool_": [[True, False], [False, True], [None, False], [False, None]],
-    "string": [["ab", "c"], ["a", "bc"], [None, ""], ["", None], ["", ""]],
+    "string": [["ab", "c"], ["ac", "b"], ["a", "bc"], [None, ""], ["", None], ["", ""]],
     "large_string": [["ab", "c"], ["a", "bc"]],
-    "binary": [[b"ab", b"c"], [b"a", b"bc"], [None, b""], [b"", None]],
+    "binary": [[b"ab", b"c"], [b"ac", b"b"], [b"a", b"bc"], [None, b""], [b"", None]],
     "date32": [[1, 2], [2, 1], [None, 1]],
 }
 
