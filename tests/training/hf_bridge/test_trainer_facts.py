@@ -260,10 +260,16 @@ def test_callbacks_that_are_known_to_watch_only_are_left_out() -> None:
     from transformers import DefaultFlowCallback, EarlyStoppingCallback, ProgressCallback
     from transformers.integrations import TensorBoardCallback
 
-    watching = (DefaultFlowCallback, ProgressCallback, TensorBoardCallback, TemperCallback)
+    watching: tuple[Any, ...] = (
+        DefaultFlowCallback,
+        ProgressCallback,
+        TensorBoardCallback,
+        TemperCallback,
+    )
     for kind in watching:
         assert trainer_facts._watches(object.__new__(kind)), kind
-    for kind in (EarlyStoppingCallback, Called):
+    others: tuple[Any, ...] = (EarlyStoppingCallback, Called)
+    for kind in others:
         assert not trainer_facts._watches(object.__new__(kind)), kind
 
 

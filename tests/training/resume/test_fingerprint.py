@@ -89,8 +89,8 @@ def config_of(**values: Any) -> Any:
 
 def test_of_a_configuration_what_decides_counts_however_deep_it_lies() -> None:
     names = {"_name_or_path": "x", "use_cache": True, "torch_dtype": torch.float32}
-    plain = {"eps": 1, "rope": {"theta": 2, "kinds": ["a"]}, 3: None}
-    named = {**plain, **names, "rope": {**plain["rope"], **names}}  # type: ignore[dict-item]
+    plain: dict[Any, Any] = {"eps": 1, "rope": {"theta": 2, "kinds": ["a"]}, 3: None}
+    named = {**plain, **names, "rope": {**plain["rope"], **names}}
     expected = {"eps": 1, "rope": {"theta": 2, "kinds": ["a"]}, "3": None}
     assert config_facts(config_of(**{str(k): v for k, v in plain.items()})) == expected
     assert config_facts(config_of(**{str(k): v for k, v in named.items()})) == expected
