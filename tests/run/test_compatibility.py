@@ -289,3 +289,110 @@ def test_another_name_with_another_base_changes_the_result_twice() -> None:
     found = {**with_settings(**{"model.name": "elsewhere"}), "base_model": "ef" * 32}
     verdicts = {each.name: each.verdict for each in differences(FACTS, found)}
     assert verdicts == dict.fromkeys(["model.name", "base_model"], Verdict.CHANGES_THE_RESULT)
+
+
+PARTS = {"held_out_data": {"rows": "ab" * 32}, "model_config": {"eps": 1}, "lora": {"r": 4}}
+OTHER_PARTS = {"held_out_data": {"rows": "cd" * 32}, "model_config": {"eps": 2}, "lora": {"r": 8}}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({}, {"held_out_data", "model_config", "lora"}),
+        ({"data": "ef" * 32}, {"data", "model_config", "lora"}),
+        ({"settings": {"data.eval_path": "/b"}}, {"held_out_data", "model_config", "lora"}),
+        (
+            {"settings": {"data.eval_path": "/b"}, "data": "ef" * 32},
+            {"data", "held_out_data", "model_config", "lora"},
+        ),
+        ({"settings": {"model.revision": "b"}}, {"model.revision", "held_out_data", "lora"}),
+        ({"settings": {"training.seed": 1}}, {"seed", "held_out_data", "model_config", "lora"}),
+    ],
+)
+def test_a_part_is_named_unless_another_difference_explains_it(
+    change: dict[str, Any], expected: set[str]
+) -> None:
+    settings = {**FACTS["settings"], "data.eval_path": None, "model.revision": "a"}
+    was = changed(parts=PARTS, settings=settings)
+    found = {**was, **change, "parts": OTHER_PARTS}
+    found["settings"] = {**settings, **change.get("settings", {})}
+    names = {d.name for d in differences(was, found)} - {"data.eval_path", "eval_path"}
+    names = {"model.revision" if name == "revision" else name for name in names}
+    assert names == expected
+    assert not {"held_out_data", "model_config", "lora"} & {
+        d.name for d in differences({**was, "parts": OTHER_PARTS}, found)
+    }
+
+
+def test_a_checkpoint_without_parts_compares_none() -> None:
+    assert differences(FACTS, changed(parts=PARTS)) == []
+    assert len(differences(changed(parts={}), changed(parts={"lora": {"r": 4}}))) == 1
+
+
+@pytest.mark.parametrize("version", ["2.8.0+cpu", "2.8.1"])
+def test_other_libraries_may_add_keys_to_a_model_s_configuration(version: str) -> None:
+    was = changed(parts={"model_config": {"eps": 1}})
+    found = {**with_versions(torch=version), "parts": {"model_config": {"eps": 1, "new": 0}}}
+    is_same = version == VERSIONS["torch"]
+    assert [d.name for d in differences(was, found)] == ["model_config" if is_same else "torch"]
+
+
+def test_each_difference_has_both_values_in_their_order() -> None:
+    was = changed(parts={"lora": {"r": 4}})
+    found = {**with_versions(torch="2.9.0"), "parts": {"lora": {"r": 8}}}
+    values = {d.name: (d.was, d.current) for d in differences(was, found)}
+    assert values == {"lora": ({"r": 4}, {"r": 8}), "torch": ("2.8.0+cpu", "2.9.0")}
+
+
+@pytest.mark.parametrize("name", ["device", "driver", "world_size", "num_threads", "attention"])
+def test_another_place_to_compute_only_rounds_otherwise(name: str) -> None:
+    was, found = changed(**{name: "one"}), changed(**{name: "other"})
+    [difference] = check_compatible(was, found)
+    assert (difference.name, difference.was, difference.current) == (name, "one", "other")
+    assert difference.verdict is Verdict.ROUNDS_OTHERWISE
+    if name not in FACTS:
+        assert differences(changed(**{name: None}), found) == differences(FACTS, found) == []
+        assert differences(was, changed(**{name: None})) == []
+
+
+@pytest.mark.parametrize(
+    ("package", "was", "now", "verdict"),
+    [
+        ("torch", "2.8.0", "2.8.1", Verdict.ROUNDS_OTHERWISE),
+        ("accelerate", "1.0.0", "1.0.1", Verdict.ROUNDS_OTHERWISE),
+        ("numpy", "2.0.1", "2.0.2", Verdict.HARMLESS),
+        ("numpy", "2.0.1", "2.1.1", Verdict.ROUNDS_OTHERWISE),
+        ("numpy", "1.0.1", "2.0.1", Verdict.ROUNDS_OTHERWISE),
+        ("tokenizers", "0.1.0", "0.9.0", Verdict.HARMLESS),
+        ("torch", None, "2.8.1", Verdict.HARMLESS),
+        ("torch", "2.8.1", None, Verdict.HARMLESS),
+    ],
+)
+def test_a_version_is_judged_by_what_the_package_does(
+    package: str, was: str | None, now: str | None, verdict: Verdict
+) -> None:
+    before, after = ({} if v is None else {package: v} for v in (was, now))
+    [difference] = compatibility.version_differences({"versions": before}, {"versions": after})
+    assert (difference.name, difference.was, difference.current) == (package, was, now)
+    assert difference.verdict is verdict
+
+
+def test_a_refusal_holds_what_it_refuses_and_nothing_else() -> None:
+    found = {**with_settings(**{"training.seed": 1}), "data": "ef" * 32, "device": "cuda"}
+    with pytest.raises(compatibility.RunChangedError) as caught:
+        check_compatible(FACTS, found, ["data"])
+    assert [d.name for d in caught.value.differences] == ["seed"]
+
+
+def test_lines_for_what_was_accepted_and_for_what_rounds_otherwise() -> None:
+    def lines(*verdicts: Verdict) -> list[str]:
+        return compatibility.in_words([Difference(v.name, 1, 2, v) for v in verdicts], 7)
+
+    assert lines() == lines(Verdict.HARMLESS) == []
+    [accepted] = lines(Verdict.CHANGES_THE_RESULT, Verdict.HARMLESS)
+    [rounded] = lines(Verdict.ROUNDS_OTHERWISE)
+    assert accepted.startswith("accepted:")
+    assert "step 7" in rounded
+    both = lines(Verdict.CHANGES_THE_RESULT, Verdict.ROUNDS_OTHERWISE, Verdict.ROUNDS_OTHERWISE)
+    assert both[1] == accepted
+    assert both[0].count("ROUNDS_OTHERWISE") == 2

@@ -1,9 +1,15 @@
 """What changed under way is recorded once, without secrets and hashes, and told by stretches."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.store import Store
+from infrastructure.config.field_help import plain
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.run.compatibility import Difference, Verdict
 from infrastructure.run.directory import RunDirectory
@@ -11,6 +17,7 @@ from infrastructure.run.history import (
     HISTORY,
     brought_other_data,
     extend_history,
+    history_lines,
     history_of,
     not_accepted,
     public_history,
@@ -97,3 +104,131 @@ def test_no_place_of_the_machine_is_published(tmp_path: Path) -> None:
     moved = [Difference("data.path", path, "a.jsonl", Verdict.CHANGES_THE_RESULT) for path in paths]
     published = public_history(extended(made(tmp_path), [], *moved, step=4))
     assert [{"was", "is"} & line.keys() for line in published] == [set()] * len(paths)
+
+
+def entry(step: int, name: str = "learning_rate") -> dict[str, Any]:
+    change = {"name": name, "was": 1, "is": 2, "effect": Verdict.CHANGES_THE_RESULT.value}
+    return {"when": "", "step": step, "command": "", "changes": [change]}
+
+
+def commit(run: RunDirectory, step: int, values: dict[str, Any]) -> Path:
+    store = Store(run.checkpoints)
+    tensors = {"model/w": TensorBytes("U8", (1,), bytes([step]))}
+    return store.manifest_path(store.commit(tensors, values, step=step))
+
+
+def steps(history: Sequence[Any]) -> list[int]:
+    return [one["step"] for one in history]
+
+
+def test_the_history_is_that_of_the_newest_version_or_of_the_one_of_a_step(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    commit(run, 2, {HISTORY: []})
+    commit(run, 4, {HISTORY: [entry(2)]})
+    commit(run, 6, {HISTORY: [entry(2), entry(4), entry(6)]})
+    assert steps(history_of(run)) == [2, 4, 6]
+    assert steps(history_of(run, 6)) == [2, 4], "what changed after step 6 did not make it"
+    assert steps(history_of(run, 4)) == [2]
+    assert steps(history_of(run, 2)) == []
+
+
+def test_versions_without_a_history_or_damaged_are_skipped(tmp_path: Path) -> None:
+    run = made(tmp_path)
+    commit(run, 2, {HISTORY: [entry(1)]})
+    commit(run, 3, {"step": 3})
+    damaged = commit(run, 4, {HISTORY: [entry(1), entry(3)]})
+    assert steps(history_of(run)) == [1, 3]
+    damaged.write_bytes(b"{}")
+    assert steps(history_of(run)) == [1]
+
+
+@pytest.mark.parametrize(("step", "expected"), [(None, [1, 3]), (9, [1, 3]), (3, [1]), (1, [])])
+def test_without_a_version_the_run_record_counts(
+    tmp_path: Path, step: int | None, expected: list[int]
+) -> None:
+    run = RunDirectory(tmp_path)
+    assert history_of(run, step) == [], "no record either"
+    write_record(run.run_file, {HISTORY: [entry(1), entry(3), {"step": "x"}, 7]})
+    assert steps(history_of(run, step)) == expected
+
+
+def test_a_run_without_a_record_gets_none_by_its_history(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert steps(extended(run, [], RATE, step=4)) == [4]
+    assert not run.run_file.exists()
+
+
+def test_what_is_recorded_of_a_change_is_all_of_it_that_is_no_secret(tmp_path: Path) -> None:
+    was = {"api_token": "first", "rate": [0.5, None, True, ("x", Path("a"))], "of": "c" * 32}
+    change = Difference("part", was, "c" * 31, Verdict.CHANGES_THE_RESULT, text=f"part {TOKEN}")
+    [entry] = extended(made(tmp_path), [], change, RATE, step=4)
+    part, rate = entry["changes"]
+    assert part["was"] == {
+        "api_token": "***",
+        "rate": [0.5, None, True, ["x", "a"]],
+        "of": "c" * 12,
+    }
+    assert part["is"] == "c" * 31
+    assert part["effect"] == Verdict.CHANGES_THE_RESULT.value
+    assert part["text"].startswith("part ")
+    assert TOKEN not in part["text"]
+    assert "text" not in rate
+    assert entry["command"]
+    assert entry["when"][:2] == "20"
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "is_shown"),
+    [
+        (1, 2, True),
+        (None, "mean", True),
+        ("a" * 12, "b" * 12, False),
+        ("a" * 11, "b" * 11, True),
+        ("mean", "b" * 12, False),
+        ("b" * 12, "mean", False),
+        ([1], [2], False),
+        ([1], 2, False),
+        (1, [2], False),
+        ("a" * 12 + "-", "mean", True),
+    ],
+)
+def test_only_values_that_mean_something_are_shown(was: Any, now: Any, is_shown: bool) -> None:
+    change: Any = {"name": "reduction", "was": was, "is": now, "effect": "x"}
+    history: Any = [{"step": 5, "changes": [change]}]
+    [published], [line] = public_history(history), history_lines(history)
+    assert ("was" in published, "is" in published) == (is_shown, is_shown)
+    if is_shown:
+        assert line == f"reduction was {plain(was)} until step 5, and is {plain(now)} since"
+    else:
+        assert line == "reduction changed after step 5"
+    change["text"] = "other code"
+    assert history_lines(history) == ["other code after step 5"]
+
+
+@pytest.mark.parametrize(("was", "now"), [("/a/b", "b"), ("b", "/a/b"), ("~/b", "./b")])
+def test_a_path_on_either_side_is_not_published(was: str, now: str) -> None:
+    history: Any = [{"step": 5, "changes": [{"name": "x", "was": was, "is": now, "effect": "y"}]}]
+    assert public_history(history) == [{"after_step": 5, "name": "x", "effect": "y"}]
+
+
+def test_lines_mark_changes_that_only_round_otherwise(tmp_path: Path) -> None:
+    lines = history_lines(extended(made(tmp_path), [], THREADS, RATE, step=4))
+    assert [("round otherwise" in line) for line in lines] == [True, False]
+    assert stretches(extended(made(tmp_path), [], THREADS, step=4), "num_threads", 8) == []
+
+
+@pytest.mark.parametrize(
+    ("changed_after", "last_step", "expected"),
+    [
+        ([4], 4, [(1, 4)]),
+        ([4], 5, [(1, 4), (5, 5)]),
+        ([4, 4], 6, [(1, 4), (5, 6)]),
+        ([1], 3, [(1, 1), (2, 3)]),
+    ],
+)
+def test_stretches_meet_and_none_is_empty(
+    changed_after: list[int], last_step: int, expected: list[tuple[int, int]]
+) -> None:
+    history: Any = [entry(step) for step in changed_after]
+    parts = stretches(history, "learning_rate", last_step)
+    assert [(first, last) for first, last, _ in parts] == expected

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.backup.format.lineage import FILE
 from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.copier import LONGEST_RETRY_SECONDS, Copier
@@ -550,3 +551,30 @@ def test_of_several_damaged_versions_the_newest_is_named(rig: Rig) -> None:
     assert status.confirmed_name == names[0]
     assert status.refused_name == names[2]
     assert f"version {names[2][:12]} is not copied" in str(status.error)
+
+
+def test_nothing_is_copied_to_a_place_that_another_training_writes_to(tmp_path: Path) -> None:
+    other, rig = Rig(tmp_path / "one"), Rig(tmp_path / "two")
+    rig.place, rig.remote = other.place, other.remote
+    rig.copier = rig.new_copier()
+    other.copy(1)
+    written = [*other.place.written]
+    save(rig.local, 2)
+    rig.settle()
+    assert rig.copier.status().state == "fenced"
+    assert rig.place.written == written
+
+
+def test_versions_that_are_gone_from_here_are_no_strangers(rig: Rig) -> None:
+    """A store of before has no list of what it knows."""
+    for step in (1, 2, 3, 4):
+        rig.copy(step)
+    (rig.local.root / FILE).unlink()
+    for name in rig.local.versions()[1:]:
+        rig.local.manifest_path(name).unlink()
+    there = rig.remote.versions()
+    assert len(there) > len(rig.local.versions()) == 1
+    rig.copier = rig.new_copier()
+    newest = rig.copy(5)
+    assert rig.copier.status().state == "idle"
+    assert rig.remote.newest() == (newest, [])

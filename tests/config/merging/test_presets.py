@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from infrastructure.config import deployment_config
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer, Setting, Source
-from infrastructure.config.merging.presets import PRESETS
+from infrastructure.config.merging.presets import OWN_LOOP_ONLY, PRESETS
 from infrastructure.config.schema import schema_of
 from infrastructure.config.sources.load import load_config
 
@@ -153,3 +154,46 @@ def test_what_a_preset_overrides_is_noted_with_its_place(tmp_path: Any) -> None:
     )
     kept = load(yaml_path=file, flags={"--preset": "quick", "--max-steps": "40"})
     assert not any("preset" in note for note in kept.notes())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_a_method_of_trl_takes_of_a_preset_what_its_trainer_has(name: str, method: str) -> None:
+    config = DeploymentConfig(preset=name, **{"training.method": method})
+    default = DeploymentConfig(**{"training.method": method})
+    for key, value in PRESETS[name].settings.items():
+        values = OWN_LOOP_ONLY.get(key)
+        is_own = values is not None and (not values or value in values)
+        is_taken = method == "sft" or not is_own
+        if is_taken and config.value(key) == value:
+            assert config.source(key).layer is Layer.PRESET
+        else:
+            assert (config.value(key), config.source(key).layer) == (
+                default.value(key),
+                default.source(key).layer,
+            )
+            assert not is_taken or key not in OWN_LOOP_ONLY, key
+    assert config.problems() == default.problems()
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "is_own"),
+    [
+        ("training.validation_prompts", 64, True),
+        ("training.validation_prompts", None, True),
+        ("training.batch_size", "auto", True),
+        ("training.batch_size", 4, False),
+        ("training.max_steps", "auto", False),
+    ],
+)
+def test_settings_that_only_the_own_loop_has(key: str, value: object, is_own: bool) -> None:
+    setting = Setting(key, value, Source(Layer.PRESET, "preset x"))
+    assert deployment_config._is_own_loops(setting) is is_own
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo"])
+def test_what_a_person_gave_is_never_left_out(method: str) -> None:
+    given = {"training.validation_prompts": 7, "training.method": method}
+    config = DeploymentConfig(preset="quick", **given)
+    assert config.value("training.validation_prompts") == 7
+    assert config.source("training.validation_prompts").layer is not Layer.PRESET

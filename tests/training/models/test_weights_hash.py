@@ -1,5 +1,7 @@
 """A change of any weight, of their order, name or type is seen; where they lie is not."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -69,3 +71,56 @@ def test_a_tensor_that_is_made_of_several_counts_with_each_of_them() -> None:
     hashes = [weights_hash([("w", TwoTensor(a, b))]) for a, b in pairs]
     assert len({*hashes}) == 3
     assert weights_hash([("w", TwoTensor(ones, twos.clone()))]) == hashes[1]
+
+
+class Both(torch.nn.Module):
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        for name in names:
+            self.register_parameter(name, torch.nn.Parameter(torch.full((2,), float(ord(name)))))
+
+
+def test_the_order_in_which_a_model_was_built_does_not_count() -> None:
+    assert model_hash(Both("a", "b")) == model_hash(Both("b", "a")) != model_hash(Both("a", "c"))
+    assert model_hash(torch.nn.Identity()) is None
+    assert len(str(model_hash(Both("a")))) == 64
+
+
+def test_a_frozen_weight_that_lies_nowhere_is_passed_over() -> None:
+    model = tiny_lora()
+    whole = frozen_hash(model)
+    below = model.get_base_model().transformer.h[0].ln_1
+    below.weight = torch.nn.Parameter(torch.empty(16, device="meta"), requires_grad=False)
+    assert None is not frozen_hash(model) == frozen_hash(model) != whole
+
+
+def test_the_scales_of_a_quantized_weight_count() -> None:
+    def quantized(scale: float) -> torch.Tensor:
+        tensor = torch.ones(4, dtype=torch.uint8)
+        tensor.quant_state = SimpleNamespace(absmax=torch.tensor([scale]))  # type: ignore[attr-defined]
+        return tensor
+
+    assert hash_of(quantized(1.0)) == hash_of(quantized(1.0)) != hash_of(quantized(2.0))
+    assert hash_of(quantized(1.0)) != hash_of(torch.ones(4, dtype=torch.uint8))
+
+
+def test_weights_of_many_words_count_piece_by_piece() -> None:
+    size = 3 * module.WORDS + 5
+    weights = torch.zeros(8 * size + 3, dtype=torch.uint8)
+    whole = hash_of(weights)
+    seen = {whole}
+    for index in (0, 8 * module.WORDS - 1, 8 * module.WORDS, 8 * size - 1, 8 * size, 8 * size + 2):
+        weights[index] = 1
+        seen.add(hash_of(weights))
+        weights[index] = 0
+    assert len(seen) == 7
+    assert hash_of(weights[1:].clone()) == hash_of(weights[1:]) != hash_of(weights)
+
+
+def test_the_sign_of_each_word_counts() -> None:
+    """An even factor would lose the highest bit of a word."""
+    words = torch.arange(1, 9)
+    for index in range(len(words)):
+        other = words.clone()
+        other[index] += torch.iinfo(torch.int64).min
+        assert hash_of(other) != hash_of(words), index

@@ -1,3 +1,6 @@
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import safetensors
 import torch
@@ -6,9 +9,12 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.quantum_config import QuantumConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.named_object import address_of
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.resume.fingerprint import (
     base_facts,
+    code_of_objects,
+    config_facts,
     installed_versions,
     machine_facts,
     processing_facts,
@@ -75,3 +81,70 @@ def test_the_chat_template_of_a_tokenizer_counts() -> None:
         facts.append(processing_facts(tokenizer))
     assert facts[0]["tokenizer"] == facts[1]["tokenizer"] == facts[2]["tokenizer"]
     assert len({str(one["chat_template"]) for one in facts}) == 3
+
+
+def config_of(**values: Any) -> Any:
+    return SimpleNamespace(to_dict=lambda: values)
+
+
+def test_of_a_configuration_what_decides_counts_however_deep_it_lies() -> None:
+    names = {"_name_or_path": "x", "use_cache": True, "torch_dtype": torch.float32}
+    plain: dict[Any, Any] = {"eps": 1, "rope": {"theta": 2, "kinds": ["a"]}, 3: None}
+    named = {**plain, **names, "rope": {**plain["rope"], **names}}
+    expected = {"eps": 1, "rope": {"theta": 2, "kinds": ["a"]}, "3": None}
+    assert config_facts(config_of(**{str(k): v for k, v in plain.items()})) == expected
+    assert config_facts(config_of(**{str(k): v for k, v in named.items()})) == expected
+    assert config_facts(config_of()) == {}
+    assert config_facts(None) is None
+    assert config_facts({"eps": 1}) is None
+
+
+class Processor:
+    """As those of transformers: a tokenizer, and settings of its own."""
+
+    def __init__(self, **values: Any) -> None:
+        self.tokenizer, self.values = byte_level_tokenizer(), values
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.values
+
+
+def test_of_a_processor_its_tokenizer_and_its_settings_count() -> None:
+    assert processing_facts(None) == {}
+    tokenizer = processing_facts(byte_level_tokenizer())
+    assert tokenizer.keys() == {"chat_template", "tokenizer"}
+    assert tokenizer["chat_template"] is None
+    one = processing_facts(Processor(size=1))
+    assert one.keys() == {"chat_template", "tokenizer", "processor"}
+    assert one["tokenizer"] == tokenizer["tokenizer"]
+    assert one == processing_facts(Processor(size=1, _name_or_path="x", tokenizer="y"))
+    assert one["processor"] != processing_facts(Processor(size=2))["processor"]
+    # A tokenizer that has a dictionary is no processor, nor is one that has none.
+    alone: Any = byte_level_tokenizer()
+    alone.to_dict = dict
+    assert processing_facts(alone).keys() == {"chat_template", "tokenizer"}
+    assert processing_facts(SimpleNamespace(tokenizer=byte_level_tokenizer())).keys() == {
+        "chat_template",
+        "tokenizer",
+    }
+    pictures_alone = SimpleNamespace(to_dict=lambda: {"size": 1})
+    assert processing_facts(pictures_alone).keys() == {"chat_template"}
+
+
+class Unnamed:
+    pass
+
+
+class Named:
+    pass
+
+
+def test_the_code_of_objects_counts_that_no_setting_names() -> None:
+    named: Any = {"model": {"mine": {"address": address_of(Named), "file": "x", "sha256": "y"}}}
+    objects = [Unnamed(), Named(), EnhancedTrainer, 1, []]
+    found: Any = code_of_objects(objects, named)
+    assert found.keys() == {"Unnamed"}
+    assert found["Unnamed"]["name"] == "Unnamed"
+    assert any(file.endswith("test_fingerprint.py") for file in found["Unnamed"]["files"])
+    assert code_of_objects(objects, {}).keys() == {"Unnamed", "Named"}  # type: ignore[union-attr]
+    assert code_of_objects([Named(), 1], named) is None
