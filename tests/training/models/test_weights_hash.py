@@ -124,3 +124,10 @@ def test_the_sign_of_each_word_counts() -> None:
         other = words.clone()
         other[index] += torch.iinfo(torch.int64).min
         assert hash_of(other) != hash_of(words), index
+
+
+def test_signs_that_change_in_pairs_do_not_cancel_out() -> None:
+    weights = torch.arange(1.0, 17.0)
+    changed = weights.clone()
+    changed[[1, 5]] *= -1  # the topmost bits of two words
+    assert weights_hash([("a", weights)]) != weights_hash([("a", changed)])
