@@ -102,7 +102,9 @@ def in_words(missing: Missing) -> str:
     """All that is known of a missing text, on a line."""
     kind = missing.kind.removesuffix(" of a tool").removesuffix(" of a call")
     what = missing.what.replace(" of the call of 'find' in message 3 (call 1)", " of FIND")
-    what = what.replace(" of the call of 'stop' in message 3 (call 2)", " of STOP")
+    what = what.replace(" of the call of 'stop' in message 3 (call 2)", " of STOP").replace(
+        " of tool 'find'", " of TOOL"
+    )
     state = "learned" if missing.is_learnt else "read"
     state += " in part" if missing.is_cut else ""
     return f"{missing.message}: {kind} | {what} | {missing.text} | {state}"
@@ -205,53 +207,51 @@ def in_words(missing: Missing) -> str:
             ("messages", 8, "content"),
             ["9: message after the last answer | the text of message 9 (user) | Thanks. | read"],
         ),
-        ((*FIRST, "name"), ["0: tool | the name of tool 'find' | find | read"]),
+        ((*FIRST, "name"), ["0: tool | the name of TOOL | find | read"]),
         (
             (*FIRST, "description"),
-            ["0: description | the description of tool 'find' | Finds. | read"],
+            ["0: description | the description of TOOL | Finds. | read"],
         ),
         (
             (*PROPERTIES, 0),
             [
-                "0: description | the description of 'city' of tool 'find' | A city. | read",
-                "0: description | the choices of 'city' of tool 'find' | [\"x\", \"y\", 5] | read",
+                "0: description | the description of 'city' of TOOL | A city. | read",
+                '0: description | the choices of \'city\' of TOOL | ["x", "y", 5] | read',
             ],
         ),
         (
             (*PROPERTIES, 0, "description"),
-            ["0: description | the description of 'city' of tool 'find' | A city. | read"],
+            ["0: description | the description of 'city' of TOOL | A city. | read"],
         ),
         (
             (*PROPERTIES, 0, "enum"),
-            ["0: description | the choices of 'city' of tool 'find' | [\"x\", \"y\", 5] | read"],
+            ['0: description | the choices of \'city\' of TOOL | ["x", "y", 5] | read'],
         ),
         (
             (*PROPERTIES, 0, "enum", 1),
-            [
-                "0: description | the choices of 'city' of tool 'find' | [\"x\", \"y\", 5] | read in part"
-            ],
+            ['0: description | the choices of \'city\' of TOOL | ["x", "y", 5] | read in part'],
         ),
         ((*PROPERTIES, 0, "enum", 2), []),
         (
             (*PROPERTIES, 1),
             [
-                "0: description | parameter 'near' of tool 'find' | near | read",
-                "0: description | parameter 'unit' of 'near' of tool 'find' | unit | read",
+                "0: description | parameter 'near' of TOOL | near | read",
+                "0: description | parameter 'unit' of 'near' of TOOL | unit | read",
             ],
         ),
         ((*PROPERTIES, 1, "properties", 0), []),
         ((*PROPERTIES, 1, "required"), []),
         (
             (*PROPERTIES, 2, "items", "description"),
-            ["0: description | the description (items) of 'tags' of tool 'find' | A tag. | read"],
+            ["0: description | the description (items) of 'tags' of TOOL | A tag. | read"],
         ),
         (
             (*PROPERTIES, 2, "items"),
-            ["0: description | the description (items) of 'tags' of tool 'find' | A tag. | read"],
+            ["0: description | the description (items) of 'tags' of TOOL | A tag. | read"],
         ),
         (
             (*FIRST, "return", "description"),
-            ["0: description | the description (return) of tool 'find' | The place. | read"],
+            ["0: description | the description (return) of TOOL | The place. | read"],
         ),
         ((*FIRST, "parameters", "required"), []),
         (("tools", 1, "name"), ["0: tool | the name of tool 'stop' | stop | read"]),
