@@ -39,7 +39,7 @@ def shown(folder: Path, found: Parts) -> tuple[list[str], ...]:
                 (
                     ("train", "training", "TRAIN", "data-train", "train_split", "train.part-3"),
                     ("validation", "valid", "val", "dev", "eval", "evaluation", "dev set", "val2"),
-                    ("test", "testing", "test-00000-of-00001", "test_0a1b", "shard-1.test"),
+                    ("test", "testing", "test-00000-of-00001", "test1-0a1b", "shard-1.test"),
                 )
             )
             for name in names
