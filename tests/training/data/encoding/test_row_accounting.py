@@ -339,7 +339,11 @@ def test_a_template_that_refuses_marks_leaves_all_undetermined() -> None:
     assert len(foreign.undetermined) == 2
 
 
-@pytest.mark.parametrize("change", [str.strip, repr, json.dumps, lambda text: f"<{text}>"])
+def twice_as_json(text: str) -> str:
+    return json.dumps(json.dumps(text, ensure_ascii=False), ensure_ascii=False)
+
+
+@pytest.mark.parametrize("change", [str.strip, repr, json.dumps, twice_as_json, "<{}>".format])
 def test_numbers_and_escapes_are_found_however_they_are_written(change: Any) -> None:
     arguments = {"n": 7, "f": -0.25, "big": 10**20, "s": 'it\'s "so" – 你\n', "e": ""}
     called = [{"function": {"name": "do", "arguments": arguments}}]
