@@ -252,7 +252,7 @@ def test_texts_that_hold_their_prompt_take_no_other_column_before_it() -> None:
         assert plainly(row) == CHAT_PAIR | {"prompt": [system, USER]}
 
 
-def test_what_both_conversations_begin_with_asks() -> None:
+def test_what_both_conversations_begin_with_is_the_prompt() -> None:
     again = [USER, GOOD, USER]
     longer = {"chosen": [*again, GOOD], "rejected": [*again, BAD, USER, GOOD]}
     expected = {"prompt": again, "chosen": [GOOD], "rejected": [BAD, USER, GOOD]}

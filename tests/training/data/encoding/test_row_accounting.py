@@ -306,7 +306,7 @@ def upper(*numbers: int) -> Callable[[Conversation], str]:
     return write
 
 
-def test_what_cannot_be_told_is_named_and_the_rest_is_told() -> None:
+def test_undetermined_texts_are_named_and_others_are_found() -> None:
     turns = tuple(Turn(("user", "assistant")[n % 2], f"text {n}") for n in range(80))
     row = Conversation(turns)
     found = account(upper(3), row)
@@ -401,10 +401,10 @@ def test_reasoning_is_moved_where_a_template_reads_it(
     text: str, fields: dict[str, Any], source: str, expected: list[tuple[str, dict[str, Any]]]
 ) -> None:
     held = json.dumps(fields) if fields else ""
-    asked = Turn("user", text, held)  # is no answer
-    row = Conversation((asked, Turn("assistant", text, held), Turn("assistant", "d")))
+    question = Turn("user", text, held)  # is no answer
+    row = Conversation((question, Turn("assistant", text, held), Turn("assistant", "d")))
     forms = [*reasoning_forms(row, source)]
-    assert [form.turns[0] for form in forms] == [asked] * len(forms)
+    assert [form.turns[0] for form in forms] == [question] * len(forms)
     moved = [form.turns[1] for form in forms]
     assert [(turn.text, turn.fields) for turn in moved] == [
         (text, json.dumps(fields, ensure_ascii=False) if fields else "")

@@ -99,7 +99,7 @@ def test_parts_are_read_back_one_after_the_other(
     assert survival(parts, read_back).kind == kind
 
 
-def test_numbers_tell_letters_apart_and_not_spaces() -> None:
+def test_numbers_differ_by_letters_and_not_by_spaces() -> None:
     plain, capital = survival(["a b"], "a b"), survival(["A b"], "ab")
     assert plain.given == plain.learned == capital.learned != capital.given
     assert survival(["a\nb"], "a b").learned == plain.given

@@ -66,7 +66,7 @@ def test_a_label_keeps_its_number() -> None:
 
 
 @pytest.mark.parametrize("metadata", [b"[", b"[]", b"{}", b'{"info": 1}', b'{"info": {}}'])
-def test_a_description_that_says_nothing_leaves_numbers(metadata: bytes) -> None:
+def test_an_empty_description_leaves_numbers(metadata: bytes) -> None:
     table = pa.table({"c": [1]})
     (batch,) = table.to_batches()
     assert PlainRows(table.schema, {b"huggingface": metadata}).of(batch) == [{"c": 1}]
@@ -145,7 +145,7 @@ def test_a_column_that_python_cannot_hold_harms_no_other() -> None:
     assert "date32" in str(rows[0]["beyond"])
 
 
-def test_a_text_that_is_no_utf8_is_told_as_one() -> None:
+def test_a_text_that_is_no_utf8_is_refused() -> None:
     damaged = pa.array([b"\xff"]).view(pa.string())
     for columns in ({"a": damaged}, {"a": damaged, "b": pa.array([3_000_000], pa.date32())}):
         with pytest.raises(UnicodeDecodeError):

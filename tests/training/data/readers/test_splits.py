@@ -57,7 +57,7 @@ def shown(folder: Path, found: Parts) -> tuple[list[str], ...]:
         ("data.jsonl", 0),
     ],
 )
-def test_a_name_says_what_a_file_is_for(tmp_path: Path, names: str, expected: int) -> None:
+def test_a_name_decides_the_split_of_a_file(tmp_path: Path, names: str, expected: int) -> None:
     """Beside a file to train on and ones of each other split."""
     others = ["a/train.jsonl", "b/val.jsonl", "c/test.jsonl"]
     found = shown(tmp_path, parts(tmp_path, [*others, names]))
