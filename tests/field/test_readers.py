@@ -27,6 +27,7 @@ import pytest
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.json_text import MAX_DEPTH, parse_json
 from infrastructure.training.data.encoding.python_repr import parse_python
+from infrastructure.training.data.readers.json_format import held_out_split
 from infrastructure.training.data.readers.line_reader import Start
 from infrastructure.training.data.readers.rows import BadRow, Row
 from infrastructure.training.data.readers.sources import discover
@@ -769,3 +770,22 @@ def test_r6_a_card_names_files_below_its_folder(tmp_path: Path) -> None:
 def test_r6_the_last_word_of_a_name_decides(tmp_path: Path) -> None:
     numbered(tmp_path, {"train_test.jsonl": range(20, 24), "numbers_train.jsonl": range(10)})
     assert numbers_in([str(row) for row in values(tmp_path)]) == {*range(10)}
+
+
+@pytest.mark.parametrize(
+    ("others", "key"),
+    [
+        ('"validation": [{}], "test": [{}]', "validation"),
+        ('"n": 1, "validation": [{}]', "validation"),
+        ('"validation": "none", "test": [{}]', "test"),
+        ('"validation": {"a": 1}', ""),
+        ('"validation": [1, {}]', ""),
+        ('"validation": []', ""),
+    ],
+)
+def test_r6_a_document_holds_out_a_list_of_rows_alone(
+    tmp_path: Path, others: str, key: str
+) -> None:
+    for document in (f'{{"train": [{PAIR}], {others}}}', f'{{{others}, "train": [{PAIR}]}}'):
+        (tmp_path / "rows.json").write_text(document)
+        assert held_out_split(tmp_path / "rows.json") == key

@@ -13,6 +13,7 @@ from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.methods.method_data import MethodData, read_data
 from tests.conftest import train_tiny_tokenizer
+from tests.training.data.builders import metaspace_tokenizer
 from tests.training.methods.method_runs import rows_of, write_rows
 
 TEMPLATE = (
@@ -175,3 +176,70 @@ def test_a_template_that_makes_rows_long_is_named(
     assert not read(tmp_path, tokenizer, rows_of("pairs", 30), "dpo").notes
     with pytest.raises(ValueError, match=r"over-long.*: raise data.max_length where the model"):
         read(tmp_path, tokenizer, [{"prompt": "a " * 90, "chosen": "b", "rejected": "c"}], "dpo")
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, None])
+@pytest.mark.parametrize("method", ["dpo", "reward", "kto", "grpo"])
+def test_a_row_may_be_exactly_as_long_as_is_allowed(
+    tmp_path: Path, method: str, template: str | None
+) -> None:
+    """By the tokens that TRL makes of it, on both sides of each border."""
+    tokenizer = metaspace_tokenizer(template)
+    row = {"prompt": "a " * 20, "chosen": "b " * 12, "rejected": "c d"}
+    if method == "kto":
+        row = {"prompt": row["prompt"], "completion": row["chosen"], "label": True}
+    if method == "grpo":
+        row = {"prompt": row["prompt"]}
+    user = [{"role": "user", "content": row["prompt"]}]
+    if template:
+        answer = [{"role": "assistant", "content": "b " * 12}]
+        prompt = tokenizer.apply_chat_template(user, add_generation_prompt=True)["input_ids"]
+        whole = tokenizer.apply_chat_template(user + answer)["input_ids"]
+    else:
+        prompt = tokenizer(row["prompt"] + "\n")["input_ids"]
+        whole = [*tokenizer(row["prompt"] + "\n" + "b " * 12)["input_ids"], 0]  # its end
+    others = [{**row, "prompt": f"{n}"} for n in range(3)]
+
+    def becomes(max_length: int, over_length: str) -> str:
+        settings = {"max_length": max_length, "over_length": over_length}
+        given: dict[str, Any] = {"max_bad_rows_percent": 50, **settings}
+        given["training"] = {"max_completion_length": 5} if method == "grpo" else {}
+        data = read(tmp_path, tokenizer, [*others, row], method, **given)
+        if data.quarantine.total:
+            assert [bad.reason for bad in data.quarantine.bad_rows] == ["over-long"]
+            return "set aside"
+        return "cut" if data.num_cut else "whole"
+
+    for over_length in ("keep_start", "quarantine"):
+        if method == "grpo":
+            assert becomes(len(prompt) + 5, over_length) == "whole"
+            assert becomes(len(prompt) + 4, over_length) == "set aside"
+            continue
+        is_kept = over_length == "keep_start" and method != "reward"
+        assert becomes(len(whole), over_length) == "whole"
+        assert becomes(len(whole) - 1, over_length) == ("cut" if is_kept else "set aside")
+        assert becomes(len(prompt) + 1, over_length) == ("cut" if is_kept else "set aside")
+        assert becomes(len(prompt), over_length) == "set aside"
+
+
+def test_texts_that_hold_their_prompt_are_noted_where_a_template_is_left_unused(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One such row among others is enough, whether it is trained on or held out."""
+    chat = {"chosen": CHAT["chosen"], "rejected": CHAT["rejected"]}
+    text = {"chosen": "Q: a\nA: b", "rejected": "Q: a\nA: c"}
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    for rows, is_noted in (([chat, text], True), ([chat], False)):
+        notes = read(tmp_path, tokenizer, rows, "dpo").notes
+        assert any("as they stand" in note for note in notes) == is_noted
+    other = write_rows(tmp_path / "held.jsonl", [text])
+    notes = read(tmp_path, tokenizer, [chat], "dpo", eval_path=str(other)).notes
+    assert any("as they stand" in note for note in notes)
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    assert not read(tmp_path, tokenizer, [text], "dpo").notes
+
+
+CHAT = {
+    name: [{"role": "user", "content": "Q"}, {"role": "assistant", "content": answer}]
+    for name, answer in (("chosen", "a"), ("rejected", "b"))
+}

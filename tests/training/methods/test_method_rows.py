@@ -6,7 +6,13 @@ import pytest
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.training.data.readers.rows import BadRow, Row
-from infrastructure.training.methods.method_rows import MethodRow, MethodShape, recognise
+from infrastructure.training.methods.method_rows import (
+    LABEL_COLUMNS,
+    RANKED_PAIRS,
+    MethodRow,
+    MethodShape,
+    recognise,
+)
 from infrastructure.training.methods.method_table import RowKind
 
 USER = {"role": "user", "content": "Say a."}
@@ -158,3 +164,122 @@ def test_other_rows_are_refused_with_the_way_on(
     with pytest.raises(ValueError, match=r"columns|column|answers") as raised:
         shape_of(method, values)
     assert sentence in str(raised.value)
+
+
+def converted(method: str, shaped_by: dict[str, Any], values: dict[str, Any]) -> Any:
+    """What a row is of data that begins with another one; of one that cannot be used the reason."""
+    row = plainly(shape_of(method, shaped_by).row(Row(values, "rows.jsonl", 2)))
+    return row.reason if isinstance(row, BadRow) else row
+
+
+JUDGED = {"prompt": "Say a.", "completion": "a", "label": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "label"),
+    [
+        ((True, 1, 1.0, "True", " yes ", "Good", "desirable"), True),
+        ((False, 0, 0.0, "FALSE", "no", "bad", "undesirable"), False),
+        ((None, 2, "maybe", "", "1.5"), None),
+    ],
+)
+def test_each_word_for_a_judgement_is_one(words: tuple[Any, ...], label: bool | None) -> None:
+    for word in words:
+        found = converted("kto", JUDGED, JUDGED | {"label": word})
+        expected = {"prompt": [USER], "completion": [GOOD], "label": label}
+        assert found == ("wrong type" if label is None else expected)
+
+
+@pytest.mark.parametrize("column", LABEL_COLUMNS)
+def test_each_name_of_a_judgement_is_known(column: str) -> None:
+    values = {"prompt": "Say a.", "completion": "a", column: "no"}
+    shape = shape_of("kto", values)
+    assert column in shape.used
+    assert plainly(shape.row(Row(values, "", 1)))["label"] is False
+
+
+def test_a_column_of_judgements_holds_them_in_half_of_its_rows() -> None:
+    other = JUDGED | {"label": "neither"}
+    assert shape_of("kto", JUDGED, other).kind is RowKind.JUDGED
+    with pytest.raises(ValueError, match=r"holds other values \('neither', True\)"):
+        shape_of("kto", other, JUDGED, other)
+    many = [JUDGED | {"label": word} for word in ("b", "a", "a", "c", "d", "b", "a", "c", "c")]
+    with pytest.raises(ValueError, match=r"\('a', 'c', 'b'\)"):
+        shape_of("kto", *many)
+
+
+@pytest.mark.parametrize("pair", RANKED_PAIRS)
+@pytest.mark.parametrize("method", ["dpo", "kto"])
+def test_each_ranked_pair_has_the_better_answer_first(method: str, pair: tuple[str, str]) -> None:
+    assert one(method, {"prompt": "Say a.", pair[0]: "a", pair[1]: "b"}) == CHAT_PAIR
+    assert one(method, {pair[1]: "b", "prompt": "Say a.", pair[0]: "a"}) == CHAT_PAIR
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "expected"),
+    [
+        ("Q: a b", "Q: a c", ("Q: a", " b", " c")),
+        ("Q:\na", "Q:\nb", ("Q:\n", "a", "b")),
+        ("Q: apple", "Q: apply", ("Q:", " apple", " apply")),
+        ("Q  a", "Q  b", ("Q", "  a", "  b")),
+        ("Q a", "Q a b", ("Q", " a", " a b")),
+        ("Q a ", "Q a b", "empty"),
+        ("a", "b", "no supervised token"),
+        (" a", " b", "no supervised token"),
+    ],
+)
+def test_texts_part_at_the_end_of_a_word(better: str, worse: str, expected: Any) -> None:
+    for first, second, names in (
+        (better, worse, ("chosen", "rejected")),
+        (worse, better, ("rejected", "chosen")),
+    ):
+        values = {"chosen": first, "rejected": second}
+        found = converted("dpo", {"chosen": "Q a", "rejected": "Q b"}, values)
+        if isinstance(expected, tuple):
+            assert found == dict(zip(("prompt", *names), expected, strict=True))
+        else:
+            assert found == expected
+
+
+def test_texts_that_hold_their_prompt_take_no_other_column_before_it() -> None:
+    texts = {"chosen": "Q a", "rejected": "Q b", "system": "S"}
+    with pytest.raises(ValueError, match="'system' belongs before them"):
+        shape_of("dpo", texts)
+    chats = {"chosen": [USER, GOOD], "rejected": [USER, BAD], "system": "S"}
+    system = {"role": "system", "content": "S"}
+    for rows in ((chats,), (texts, chats), (chats, texts)):  # not all of them are texts
+        row = shape_of("dpo", *rows).row(Row(chats, "rows.jsonl", 1))
+        assert plainly(row) == CHAT_PAIR | {"prompt": [system, USER]}
+
+
+def test_what_both_conversations_begin_with_is_the_prompt() -> None:
+    again = [USER, GOOD, USER]
+    longer = {"chosen": [*again, GOOD], "rejected": [*again, BAD, USER, GOOD]}
+    expected = {"prompt": again, "chosen": [GOOD], "rejected": [BAD, USER, GOOD]}
+    assert one("dpo", longer) == expected
+    found = converted("dpo", longer, {"chosen": [GOOD, USER], "rejected": [BAD, USER]})
+    assert found == "no supervised token"
+    shorter = {"chosen": [USER, GOOD], "rejected": [USER, GOOD, USER, BAD]}
+    assert converted("dpo", longer, shorter) == "no supervised token"  # one of them says no more
+    empty = [USER, {"role": "assistant", "content": " "}]
+    assert isinstance(converted("dpo", longer, {"chosen": [USER, GOOD], "rejected": empty}), str)
+
+
+def test_an_answer_column_that_no_row_answers_with_is_refused() -> None:
+    values = {
+        "prompt": "Say a.",
+        "score": 3.5,
+        "b": b"x",
+        "nothing": None,
+        "image": "y",
+        "ok": True,
+    }
+    row = one("grpo", values)
+    assert row == {"prompt": [USER], "score": 3.5, "ok": True}
+    with pytest.raises(ValueError, match="no column of prompts is known"):
+        shape_of("grpo", values, answer_column="score")
+    for setting in ("prompt_column", "answer_column"):
+        with pytest.raises(ValueError, match=rf"data\.{setting}: "):
+            shape_of("grpo", values, **{setting: "nothing"})
+        with pytest.raises(ValueError, match=rf"data\.{setting}: "):
+            shape_of("kto", JUDGED | values, **{setting: "nothing"})

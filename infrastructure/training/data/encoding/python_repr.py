@@ -36,9 +36,10 @@ def parse_python(text: str) -> JsonValue:
             raise ValueError("texts without a comma between them, as NumPy prints lists")
     except (SyntaxError, TypeError, RecursionError, MemoryError, tokenize.TokenError) as error:
         raise ValueError(f"no list that Python prints ({type(error).__name__})") from error
-    if is_too_deep(value):
+    read = _as_json(value)
+    if is_too_deep(read):  # tuples have become lists
         raise ValueError(too_deep())
-    return _as_json(value)
+    return read
 
 
 def _depth(text: str) -> int:

@@ -1,0 +1,140 @@
+"""Records of delimited text: which are rows, which are set aside, and as how many."""
+
+from pathlib import Path
+
+import pytest
+
+from infrastructure.training.data.readers import text_formats
+from infrastructure.training.data.readers.rows import Row
+from infrastructure.training.data.readers.text_formats import read_csv, read_tsv
+
+HEADER = "q,a\n"
+
+
+def read(folder: Path, content: str, *, is_tsv: bool = False) -> list[tuple[int, object]]:
+    """(line, fields of a row or the reason and detail of a bad one)."""
+    path = folder / "rows.txt"
+    path.write_text(content, newline="")
+    rows = (read_tsv if is_tsv else read_csv)(path, "rows.txt")
+    return [
+        (row.line, [*row.values.values()] if isinstance(row, Row) else (row.reason, row.detail))
+        for row in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "num_joined"),
+    [
+        (HEADER + 'p,"One\ntwo,three"\n', 2),
+        (HEADER + 'p,"One\r\ntwo,three"\r\n', 2),
+        (HEADER + 'p,"One\ntwo, three"\n', 0),  # a sentence
+        ("q, a\n" + 'p, "One\ntwo, three"\n', 0),  # no quote that opens a field
+        ("q, a\n" + '"p, One\ntwo, three", x\n', 0),  # its lines have three fields
+        ("q, a,b\n" + 'p, o,"1\nt, u,v"\n', 2),  # such names are separated so themselves
+        (HEADER + 'p,"One\n,two"\n', 0),
+        (HEADER + '"One,\ntwo",x\n', 0),
+        (HEADER + 'p,"One\ntwo"\n', 0),
+        (HEADER + 'p,"One\ntwo,three\nfour"\n', 0),
+        ('q\n"One\ntwo"\n', 0),
+        ('q;a\np;"One\ntwo;three"\n', 2),
+        ('q;a\np;"One\ntwo;three"\np;"Roses\nare"\np;"Roses\nare"\n', 2),
+        (HEADER + 'p,"One\ntwo,three"\np,"Roses\nare"\n', 2),  # one of each decides nothing
+        (HEADER + 'p,"One\ntwo,three"\np,"Roses\nare"\np,"Roses\nare"\n', 0),
+        (HEADER + 'p,"Roses\nare"\np,"Roses\nare"\np,"One\ntwo,three"\n', 0),
+    ],
+)
+def test_lines_that_would_be_rows_are_joined_by_a_stray_quote(
+    tmp_path: Path, content: str, num_joined: int
+) -> None:
+    found = read(tmp_path, content)
+    joined = [one for one in found if isinstance(one[1], tuple)]
+    assert len(joined) == num_joined
+    if joined:
+        assert {line for line, _ in joined} == {2}
+        assert "closes on line 3, and each of these 2 lines" in str(joined[0][1])
+
+
+def test_the_first_records_decide_whether_fields_span_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poems = 'p,"Roses\nare"\n' * 2
+    content = HEADER + 'p,"One\ntwo,three"\n' + "x,y\n" * 60 + poems
+    for sniffed, num_bad in ((1 << 20, 0), (100, 2)):
+        monkeypatch.setattr(text_formats, "SNIFF_BYTES", sniffed)
+        found = read(tmp_path, content)
+        assert sum(isinstance(one[1], tuple) for one in found) == num_bad
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("1,2,3\n4,5\n", [(2, "3 fields under 2 columns"), (3, ["4", "5"])]),
+        ('1,"2\nx y",3,4\n5,6\n', [(2, "4 fields under 2 columns, up to line 3"), (4, ["5", "6"])]),
+        ('1\n\n4,5\n"6"\n', [(2, "1 fields under 2 columns"), (4, ["4", "5"]), (5, "1 fields")]),
+        ('1,"2" x\n4,5\n', [(2, "expected after"), (3, ["4", "5"])]),
+        ('1,"2\n3,4" x\n5,6\n', [(2, ", up to line 3"), (2, ", up to line 3"), (4, ["5", "6"])]),
+        ("q,a\n1,2\n", [(2, "the header again"), (3, ["1", "2"])]),
+        ("\ufeffq,a\n1,2\n", [(2, "the header again"), (3, ["1", "2"])]),
+        ("q,b\nx,a\n", [(2, ["q", "b"]), (3, ["x", "a"])]),
+        ("é,ü\n1,2\n", [(2, ["é", "ü"]), (3, ["1", "2"])]),
+        ("é\0,2\n1,2\n", [(2, "NUL"), (3, ["1", "2"])]),
+    ],
+)
+def test_a_record_that_does_not_fit_is_set_aside_with_its_lines(
+    tmp_path: Path, content: str, expected: list[tuple[int, object]]
+) -> None:
+    found = read(tmp_path, HEADER + content)
+    assert [line for line, _ in found] == [line for line, _ in expected]
+    for (_, one), (_, wanted) in zip(found, expected, strict=True):
+        if isinstance(wanted, list):
+            assert one == wanted
+        else:
+            assert isinstance(one, tuple)
+            assert str(wanted) in one[1]
+            assert ("up to" in one[1]) == ("up to" in str(wanted))
+
+
+def test_a_header_over_two_lines_is_one_and_a_broken_one_is_refused(tmp_path: Path) -> None:
+    assert read(tmp_path, '"q\nx",a\n1,2\n') == [(3, ["1", "2"])]
+    with pytest.raises(ValueError, match=r"rows\.txt:1: the line that names"):
+        read(tmp_path, 'q,"a" x\n1,2\n')
+    with pytest.raises(ValueError, match=r"rows\.txt:2: a quote opens here"):
+        read(tmp_path, HEADER + '1,"2\n3,4\n')
+
+
+TABBED = [f"q{n}\ta{n}" for n in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "are_text"),
+    [
+        (['"5 inches\tx'], True),
+        (['x\t"so" he said'], True),
+        (['x\t"so"'], False),
+        (['"x"\tso'], False),
+        (['x\t"so" he said', 'y\t"so"'], False),  # as many of each
+        (['x\t"so" he said', 'y\t"so" she', 'z\t"so"'], True),
+        (['x\tsay "so"'], False),  # means the same either way
+        (['x\t"so" he said', "", ""], True),
+        # of 42 lines and the header two may be uneven
+        (['x\t"so" he said', "1\t2\t3", "y"], True),
+        (['x\t"so" he said', "1\t2\t3", "y", "z"], False),
+        (['x\t"one', 'two"', 'y\t"one', 'two"', 'z\t"so" he said'], False),
+    ],
+)
+def test_quotes_of_a_tabbed_file_are_text_where_they_break_more_than_they_quote(
+    tmp_path: Path, lines: list[str], are_text: bool
+) -> None:
+    content = "\n".join(["q\ta", *TABBED, *lines]) + "\n"
+    written = [line.split("\t") for line in lines if line]
+    try:
+        found = [one for line, one in read(tmp_path, content, is_tsv=True) if line > 41]
+    except ValueError:
+        found = []
+    as_they_stand = [
+        one if isinstance(one, list) else written[number] for number, one in enumerate(found)
+    ]
+    quotes = sum(str(one).count('"') for one in as_they_stand)
+    is_same = len(found) == len(written) and quotes == "".join(lines).count('"')
+    has_broken = any(isinstance(one, tuple) and "broken" in one[0] for one in found)
+    assert (is_same and not has_broken) == (are_text or 'x\tsay "so"' in lines)
