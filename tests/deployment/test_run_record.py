@@ -169,6 +169,7 @@ def test_a_run_keeps_its_number_of_threads_and_leaves_the_process_its_own(
     measured = {("fp32", 2): 1.0, ("fp32", 1): 0.4}
     monkeypatch.setattr(precision, "best_precision", lambda device: "fp32")
     monkeypatch.setattr(compute_choice, "WORTH_IT", 4)
+    monkeypatch.setattr(compute_choice, "LONG_SECONDS", math.inf)  # on a busy machine, too
     monkeypatch.setattr(compute_choice, "_compared", lambda *of, halves: dict(measured))
     monkeypatch.delenv(THREADS_VARIABLE, raising=False)
     with threads_restored():

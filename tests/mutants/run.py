@@ -1,14 +1,14 @@
 """Which planted defects the quick tests find: `make mutants`. Prints a table.
 
-    python -m tests.mutants.run [--number 420] [--seed 14] [--only store.py …] [--seconds 45]
-                                [--record] [--table]
+    python -m tests.mutants.run [--number 600] [--seed 14] [--only store.py …] [--since COMMIT]
+                                [--seconds 45] [--record] [--table]
 
-A seed draws defects from all places of the modules below; those of `named.py` come first, and with
-`--number 0` alone. For each, the tests that run its lines are run with it in place, nearest first,
-until one fails. What was found is kept in `.mutants/`: broken off, the command goes on from there.
-A survivor is tried again when its tests have changed. How many tests are tried is limited by their
-recorded time of the processor, so on a busy machine the same ones are; how long one may take, by
-its recorded time on the clock.
+A seed draws defects from all modules of the product; those of `named.py` come first, and with
+`--number 0` alone. For each, the tests of its module that run its lines are run with it in place,
+nearest first, until one fails. What was found is kept in `.mutants/`: broken off, the command goes
+on from there. A survivor is tried again when its tests have changed. How many tests are tried is
+limited by their recorded time of the processor, so on a busy machine the same ones are; how long
+one may take, by its recorded time on the clock.
 """
 
 import argparse
@@ -17,7 +17,9 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -41,68 +43,9 @@ from tests.mutants.forked_tests import (
 from tests.mutants.named import named_mutants
 from tests.mutants.operators import Mutant, lines_of_functions, mutants_of, statement_lines
 
-SEED, NUMBER = 14, 420
+SEED, NUMBER = 14, 600
 STATE = ROOT / ".mutants"
-# What a defect in a training's step, its data or its storage would go through.
-MODULES = {
-    "infrastructure/core/": "files",
-    "infrastructure/training/core/": "state",
-    "infrastructure/training/loop/": "optimizer_step loop loss_judge error_recovery checkpointer",
-    "infrastructure/training/forward/": "evaluation_loss gradient_accumulation",
-    "infrastructure/run/": "compatibility configuration_judge",
-    "infrastructure/training/resume/": "fingerprint",
-    "infrastructure/training/sizing/": "batch_plan",
-    "infrastructure/training/models/": "token_loss chunked_loss packed_attention trainable_state",
-    "infrastructure/training/data/encoding/": "tokenization",
-    "infrastructure/training/data/serving/": "example_order collate prefetch",
-    "infrastructure/training/strategies/": "base_strategy",
-    "infrastructure/training/checkpoints/": "snapshot checkpoint_manager save_schedule",
-    "infrastructure/training/hf_bridge/": "trainer_state checkpoint_folder save_timing"
-    " bridged_training trainer_run",
-    "infrastructure/training/methods/": "training_rhythm held_out_means",
-    "infrastructure/deployment/": "export",
-    "infrastructure/evaluation/": "evaluate held_out",
-    "infrastructure/quantum/": "quantum_step",
-    "infrastructure/quantum/samplers/": "deadline process_sampler fallback",
-    "infrastructure/backup/format/": "store objects manifest packs hashing file_operations"
-    " retention",
-    "infrastructure/backup/replication/": "upload copier download remote_pruning object_reader",
-}
-# The quick tests that may find it. Others run these modules too, but what only they find is said to
-# survive: a defect should be found near its place.
-TESTS = {
-    "core": "files exact_json",
-    "training/core": "state",
-    "training/checkpoints": "snapshot save_schedule checkpoint_manager",
-    "training/data/serving": "example_order collate prefetch",
-    "training/data": "selection used_fields",
-    "training/data/encoding": "tokenization",
-    "training/strategies": "*",
-    "quantum/samplers": "deadline fallback process_sampler",
-    "quantum": "quantum_step",
-    "backup/format": "store objects manifest packs codec retention file_operations",
-    "backup/replication": "upload copier copier_process download remote_pruning object_reader",
-    "backup/repair": "run_repair run_files_repair",
-    "backup/backends": "folder drive place_identity",
-    "backup/state": "optimizer_state random_state",
-    "training/model_adapters": "standard_adapter",
-    "training/models": "token_loss chunked_loss packed_attention trainable_state packing_check"
-    " rounded_rows saving token_functions",
-    "evaluation": "held_out evaluate",
-    "training/recovery": "*",
-    "training/extensions": "extension_hooks",
-    "training/forward": "evaluation_loss gradient_accumulation one_step",
-    "run": "compatibility",
-    "training/resume": "fingerprint",
-    "training/sizing": "batch_plan",
-    "training/loop": "loop optimizer_step loop_saving loop_recovery error_recovery checkpointer",
-    "training/methods": "training_rhythm held_out_means",
-    "training/distributed": "replicate shard",
-    "deployment": "export export_comparison method_training",
-    "training/hf_bridge": "call_watchdog trainer_facts trainer_run trainer_state"
-    " checkpoint_folder save_timing callback",
-}
-
+PRODUCT = "infrastructure"
 WIDE_SECONDS = 45.0  # of the processor: what is not killed by then is called a survivor
 SHORTEST_LIMIT_SECONDS, LIMIT_FACTOR = 30.0, 8.0
 START_SECONDS = 120.0
@@ -114,30 +57,51 @@ KINDS = dict.fromkeys(KILLED, "killed") | {"survived": "survived", "untested": "
 KINDS["broken"] = "open"
 
 
+@functools.cache
 def modules() -> list[str]:
-    """Paths of all mutated modules, relative to the repository."""
-    return [f"{folder}{name}.py" for folder, names in MODULES.items() for name in names.split()]
+    """Return the paths of all modules that may be mutated, relative to the repository."""
+    paths = sorted((ROOT / PRODUCT).rglob("*.py"))
+    return [str(path.relative_to(ROOT)) for path in paths]
 
 
-def test_files() -> list[Path]:
-    """The files of the tests that are run."""
-    return [
-        path
-        for folder, names in TESTS.items()
-        for name in names.split()
-        for path in sorted((ROOT / "tests" / folder).glob(f"test_{name}.py"))
-    ]
+def mirror_of(module: str) -> list[str]:
+    """Return the quick test files of a module by the mirror of the tree, its own ones first.
+
+    A module without a file of its own is tested by those of its folder; the field's cases see all.
+    """
+    folder = ROOT / "tests" / Path(module).parent.relative_to(PRODUCT)
+    name = Path(module).stem
+    own = sorted({*folder.glob(f"test_{name}.py"), *folder.glob(f"test_{name}_*.py")})
+    near = own or sorted(folder.glob("test_*.py"))
+    field_cases = sorted((ROOT / "tests/field").glob("test_*.py"))
+    return [str(path.relative_to(ROOT)) for path in dict.fromkeys([*near, *field_cases])]
 
 
-def draw(number: int, seed: int, paths: Sequence[str] | None = None) -> list[Mutant]:
+def draw(
+    number: int, seed: int, paths: Sequence[str] | None = None, since: str = ""
+) -> list[Mutant]:
     """The defects of `paths` (default: all) whose names, with the seed, have the smallest hashes.
 
     So an edit of a module draws others in few places, and what was found before stays of use.
     """
     paths = modules() if paths is None else paths
     found = [m for path in paths for m in mutants_of(path, (ROOT / path).read_text())]
+    if since:
+        new = {path: new_lines(path, since) for path in paths}
+        found = [mutant for mutant in found if mutant.line in new[mutant.module]]
     found.sort(key=lambda mutant: hashlib.sha256(f"{seed}:{mutant.key}".encode()).digest())
-    return named_mutants(ROOT) + found[:number]
+    named = [mutant for mutant in named_mutants(ROOT) if mutant.module in paths and not since]
+    return named + found[:number]
+
+
+def new_lines(path: str, commit: str) -> set[int]:
+    """Return the lines of a file that are not in a commit."""
+    command = ["git", "diff", "-U0", commit, "--", path]
+    text = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    found: set[int] = set()
+    for start, count in re.findall(r"^@@ [^+]*\+(\d+)(?:,(\d+))? @@", text, re.MULTILINE):
+        found.update(range(int(start), int(start) + int(count or 1)))
+    return found
 
 
 @dataclass
@@ -163,14 +127,14 @@ class Coverage:
     tests: list[Test] = field(default_factory=list)
     hashes: dict[str, str] = field(default_factory=dict)
 
-    def complete(self, only_known: bool) -> None:
-        """Record the test files that are new or have changed, if that is wanted, and read all."""
+    def complete(self, files: Sequence[str], only_known: bool) -> None:
+        """Record those of the test files that are new or have changed, if that is wanted, and read
+        all of them."""
         (STATE / "sources").mkdir(parents=True, exist_ok=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in modules():
             text = (ROOT / path).read_text()
             (STATE / "sources" / _hash(text)).write_text(text)
-        files = [str(path.relative_to(ROOT)) for path in test_files()]
         new = [file for file in files if not self._read(file)]
         if new and not only_known:
             print_line(f"recording {len(new)} files of tests")
@@ -228,14 +192,8 @@ class Coverage:
                 self.tests.append(Test(lines=lines, name=test["test"], **times))
 
     def of(self, mutant: Mutant) -> list[Test]:
-        """The tests that run the place, up to a limit of time, nearest first.
-
-        Where the module's lines are not recorded: all tests of its folder, its own ones first.
-        """
-        if mutant.module not in modules():
-            folder, _, name = mutant.module.replace("infrastructure/", "tests/").rpartition("/")
-            near = [test for test in self.tests if test.file.startswith(f"{folder}/")]
-            return sorted(near, key=lambda test: test.file != f"{folder}/test_{name}")
+        """Return the tests of its mirror that run the place, nearest first, up to a limit of time."""
+        mirror = set(mirror_of(mutant.module))
         source = (ROOT / mutant.module).read_text()
         last = mutant.line + mutant.old.rstrip("\n").count("\n")
         places = (statement_lines(source, n) for n in range(mutant.line, last + 1))
@@ -243,8 +201,9 @@ class Coverage:
         runs_when_called = any(a <= mutant.line <= b for a, b in lines_of_functions(source))
         chosen, seconds = [], 0.0
         share = functools.partial(self._share, mutant.module)
+        near = [test for test in self.tests if test.file in mirror]
         for test in sorted(
-            self.tests, key=lambda t: t.processor_seconds * (1 if share(t.file) > 0.5 else 3)
+            near, key=lambda t: t.processor_seconds * (1 if share(t.file) > 0.5 else 3)
         ):
             lines = test.lines.get(mutant.module, set())
             if lines & place or (lines and not runs_when_called):
@@ -516,6 +475,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--number", type=int, default=NUMBER, help="defects that are drawn")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--only", nargs="*", default=[], help="parts of paths of modules")
+    parser.add_argument("--since", default="", help="only lines that are not in this commit")
     parser.add_argument(
         "--seconds",
         type=float,
@@ -552,9 +512,8 @@ def main() -> int:
     options = parse_arguments()
     if not options.table:
         sandbox.enter("tests.mutants.run", STATE)
-    drawn = draw(options.number, options.seed)
-    if options.only:
-        drawn = [m for m in drawn if any(part in m.module for part in options.only)]
+    only = [path for path in modules() if any(part in path for part in options.only or [""])]
+    drawn = draw(options.number, options.seed, only, options.since)
     results = Results()
     results.read()
     if not options.table:
@@ -565,7 +524,8 @@ def main() -> int:
         warm_up()
         sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(STATE / "pycache")
         coverage = Coverage(wide_seconds=options.seconds)
-        coverage.complete(options.known)
+        wanted = {file for mutant in drawn for file in mirror_of(mutant.module)}
+        coverage.complete(sorted(wanted), options.known)
         if options.record:
             return 0
         of_import, of_functions = [], []
