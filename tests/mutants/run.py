@@ -60,7 +60,7 @@ KINDS["broken"] = "open"
 @functools.cache
 def modules() -> list[str]:
     """Return the paths of all modules that may be mutated, relative to the repository."""
-    paths = sorted((ROOT / PRODUCT).rglob("*.py"))
+    paths = sorted((ROOT / PRODUCT).rglob("[!_]*.py"))
     return [str(path.relative_to(ROOT)) for path in paths]
 
 
@@ -192,7 +192,7 @@ class Coverage:
                 self.tests.append(Test(lines=lines, name=test["test"], **times))
 
     def of(self, mutant: Mutant) -> list[Test]:
-        """Return the tests of its mirror that run the place, nearest first, up to a limit of time."""
+        """Return the tests of its mirror that run the place, nearest first, to a limit of time."""
         mirror = set(mirror_of(mutant.module))
         source = (ROOT / mutant.module).read_text()
         last = mutant.line + mutant.old.rstrip("\n").count("\n")
@@ -512,8 +512,8 @@ def main() -> int:
     options = parse_arguments()
     if not options.table:
         sandbox.enter("tests.mutants.run", STATE)
-    only = [path for path in modules() if any(part in path for part in options.only or [""])]
-    drawn = draw(options.number, options.seed, only, options.since)
+    paths = [path for path in modules() if any(part in path for part in options.only or [""])]
+    drawn = draw(options.number, options.seed, paths, options.since)
     results = Results()
     results.read()
     if not options.table:
