@@ -815,3 +815,28 @@ def test_r5_lists_of_a_document_that_nothing_reads_are_named(
     assert any("not read" in note for note in notes) == bool(unread)
     path.write_text(f'{{"data": [{PAIR}]}}')
     assert lists_of(path).unread == ()  # it is read again
+
+
+@pytest.mark.parametrize(
+    ("files", "together"),
+    [
+        (("main/train-0.jsonl", "socratic/train-0.jsonl"), True),
+        (("main/train-0.jsonl", "socratic/train-0.jsonl", "main/test-0.jsonl"), True),
+        (("a/train/0.jsonl", "a/train/1.jsonl", "a/test/0.jsonl"), False),
+        (("train/0.jsonl", "train/1.jsonl"), False),
+        (("train-0.jsonl", "train-1.jsonl", "test-0.jsonl"), False),
+        (("monday/0.jsonl", "tuesday/0.jsonl"), False),
+        (("main/train-0.jsonl", "other/notes.jsonl"), False),
+    ],
+)
+def test_r6_configurations_that_are_trained_on_together_are_named(
+    tmp_path: Path, files: tuple[str, ...], together: bool
+) -> None:
+    for name in files:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{PAIR}\n")
+    notes = about_splits(discover(str(tmp_path)), [])
+    notes += [file.note for file in discover(str(tmp_path)) if file.note]
+    assert any("main" in note and "socratic" in note for note in notes) == together
+    assert any("together" in note for note in notes) == together

@@ -102,7 +102,9 @@ def _by_names(folder: Path, files: Sequence[Path], stem: Callable[[Path], str]) 
     split = loose if is_named else whole
     train = [path for path in files if split[path] in (TRAIN, "")]
     if not train or len(train) == len(files):
-        return Parts(list(files), notes=_all_alike(folder, files, loose))
+        notes = _all_alike(folder, files, loose)
+        notes += _of_several_folders(folder, (path for path in files if whole[path] == TRAIN))
+        return Parts(list(files), notes=notes)
     parts = Parts(
         train,
         [path for path in files if split[path] == HELD_OUT],
@@ -110,7 +112,18 @@ def _by_names(folder: Path, files: Sequence[Path], stem: Callable[[Path], str]) 
     )
     if unnamed := [path for path in train if is_named and not split[path]]:
         parts.notes.append(f"{_shown(folder, unnamed)} trained on too, without a split in the name")
+    parts.notes.extend(_of_several_folders(folder, (p for p in train if split[p] == TRAIN)))
     return parts
+
+
+def _of_several_folders(folder: Path, train: Iterable[Path]) -> list[str]:
+    """A sentence where several folders each have a training split, as configurations of a data set
+    do, which often hold the same rows in other forms."""
+    folders = {path.parent for path in train if not _split_of_whole(path.parent.name)}
+    if len(folders) < 2:
+        return []
+    shown = _shown(folder, sorted(folders))
+    return [f"{shown} trained on together: to train on one of them, give its path"]
 
 
 def _all_alike(folder: Path, files: Sequence[Path], split: Mapping[Path, str]) -> list[str]:
