@@ -161,6 +161,21 @@ def judged(now: dict[str, Any], was: dict[str, Any] = WAS) -> dict[str, Verdict]
             {"arguments": {"tf32": True, "load_best_model_at_end": False}},
             {"tf32": ROUNDS, "load_best_model_at_end": CHANGES},
         ),
+        (
+            {"arguments": {"tf32": True, "load_best_model_at_end": True}},
+            {"tf32": ROUNDS, "load_best_model_at_end": CHANGES},
+        ),
+        (
+            {"versions": {"torch": "2.9.0"}, "arguments": {"seed": 1}},
+            {"torch": ROUNDS, "seed": CHANGES},
+        ),
+        (
+            {
+                "arguments": {"learning_rate": 0.2},
+                "parts": {"optimizer": {"name": "SGD"}, "data_collator": "b"},
+            },
+            {"learning_rate": NEVER, "data_collator": CHANGES},
+        ),
         ({"arguments": {"seed": None}}, {"seed": CHANGES}),
         ({"arguments": {"new": 1}}, {"new": CHANGES}),
         ({"versions": {"torch": "2.9.0"}}, {"torch": ROUNDS}),
@@ -212,6 +227,33 @@ def test_both_values_of_a_difference_are_in_their_order() -> None:
         "device": ("cpu", "cuda"),
         "own_callbacks": (["a"], ["b"]),
     }
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "is_other"),
+    [
+        (None, {"a": {"r": 4}}, True),
+        ({"a": {"r": 4}}, None, True),
+        (None, None, False),
+        ({"a": {"r": 4}}, {"b": {"r": 4}}, True),
+        ({"a": {"r": 4, "bias": "none"}}, {"a": {"r": 4, "bias": "all"}}, True),
+        ({"a": {"r": 4}, "b": {"r": 4}}, {"a": {"r": 4}, "b": {"r": 8}}, True),
+        ({"a": {"r": 4, "lora_alpha": 8}}, {"a": {"r": 4, "lora_alpha": 9}}, False),
+        ({"a": {"r": 4}}, {"a": {"r": 4, "use_dora": True}}, False),  # of another version
+    ],
+)
+def test_a_lora_of_another_shape_is_one_that_differs_anywhere(
+    was: Any, now: Any, is_other: bool
+) -> None:
+    assert trainer_facts._has_other_shape(was, now) is is_other
+
+
+def test_of_a_schedule_plain_settings_are_read() -> None:
+    scheduler = SimpleNamespace(
+        step_size=3, names=["a"], lr_lambdas=[len, max], own=object(), _private=1, last_epoch=2
+    )
+    scheduler.verbose, scheduler.lambdas = False, [lambda step: step]
+    assert trainer_facts._schedule(scheduler) == {"step_size": 3, "names": ["a"]}
 
 
 def test_before_it_loads_only_the_lora_is_compared() -> None:
