@@ -97,6 +97,8 @@ def test_names_divide_files_where_one_is_left_to_train_on(
 
 def test_of_many_names_three_are_shown() -> None:
     assert named(["a"]) == "a is"
+    assert named(["a", "b"]) == "a, b are"
+    assert named(["a", "b", "c", "d"]) == "a, b, c and 1 more are"
     assert named(["a", "b", "c"]) == "a, b, c are"
     assert named(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more are"
 
