@@ -16,7 +16,6 @@ which different answers have become one.
 """
 
 import hashlib
-import itertools
 import re
 import unicodedata
 from array import array
@@ -159,16 +158,17 @@ def _difference(text: str, read_back: str) -> str:
     """Where two texts differ first, but for spaces; where spaces alone differ, at the first."""
     start = back = 0
     while start < len(text) and back < len(read_back) and text[start] == read_back[back]:
-        start, back = start + 1, back + 1
-        while text[start : start + 1] == " " != read_back[back : back + 1]:
-            start += 1
-        while read_back[back : back + 1] == " " != text[start : start + 1]:
-            back += 1
-    if start == len(text) and back == len(read_back):  # spaces alone are others
-        pairs = zip(text, read_back, strict=False)
-        start = back = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        start, back = _after_spaces(text, start + 1), _after_spaces(read_back, back + 1)
+    if start == len(text) and back == len(read_back):  # they differ in spaces alone
+        start = back = next(n for n, one in enumerate(text) if one != read_back[n : n + 1])
     shown = _excerpt(text, start), _excerpt(read_back, back)
     return f"{shown[0]!r} is read back as {shown[1]!r}"
+
+
+def _after_spaces(text: str, position: int) -> int:
+    while text[position : position + 1] == " ":
+        position += 1
+    return position
 
 
 def _excerpt(text: str, position: int) -> str:
@@ -212,7 +212,7 @@ class Survivals:
         if not self._changed:
             return
         changed = np.fromiter(self._changed, dtype=np.int64, count=len(self._changed))
-        learned = np.array(self._learned, dtype=np.uint64)
+        learned = np.array(self._learned)
         given: dict[int, set[int]] = {}
         for number, text, _ in self._changed.values():
             given.setdefault(number, set()).add(text)

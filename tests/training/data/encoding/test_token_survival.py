@@ -123,7 +123,11 @@ LONG = "abcdefghijklmnopqrstuvwxyz" * 3
         ("Z" + LONG[:39], "z" + LONG[:40], ("Z" + LONG[:39], f"z{LONG[:39]}…")),
         ("a " * 15 + "Z", "a" * 15 + "z", ("…" + "a " * 6 + "Z", "…" + "a" * 12 + "z")),
         ("a" * 15 + "Z", "a " * 15 + "z", ("…" + "a" * 12 + "Z", "…" + "a " * 6 + "z")),
+        # one of them ends
+        ("a " * 15 + "Z", "a" * 15, ("…" + "a " * 6 + "Z", "…" + "a" * 12)),
+        ("a  " + LONG[:20], f"a {LONG[:20]}Z", ("…" + LONG[8:20], f"…{LONG[8:20]}Z")),
         # spaces alone
+        ("a  b  " + LONG, "a b  " + LONG, (f"a  b  {LONG[:34]}…", f"a b  {LONG[:35]}…")),
         (LONG[:20] + "  Z", LONG[:20] + " Z", (f"…{LONG[9:20]}  Z", f"…{LONG[9:20]} Z")),
         ("a\n" + LONG, "a " + LONG, (f"a\n{LONG[:38]}…", f"a {LONG[:38]}…")),
     ],
@@ -175,6 +179,8 @@ TOP = 2**64 - 1
         ([changed(1, TOP), same(TOP), same(0)], 2, "1 (row 0)"),
         ([Survival(WHITE_SPACE, "x", 5, 5), changed(1, 5)], 2, "1 (row 1)"),
         ([changed(5, 5), same(5)], 0, ""),
+        # each bit counts
+        ([changed(1, 2**62 + 1), same(2**62 + 1), same(2**62)], 2, "1 (row 0)"),
     ],
 )
 def test_answers_that_become_equal_are_counted(
@@ -212,6 +218,8 @@ def test_equal_answers_are_refused_above_a_share() -> None:
     survivals = Survivals(num_equal=2, equal_example="x")
     survivals.check(100, 2.0)
     survivals.check(0, 200.0)
+    with pytest.raises(ValueError, match=r"1 of 1 rows \(100.0 %\)"):
+        Survivals(num_equal=1, equal_example="x").check(1, 99.0)
     for num_rows, percent in ((99, "2.0"), (8, "25.0")):
         with pytest.raises(ValueError, match=rf"2 of {num_rows} rows \({percent} %\).*now 2\)"):
             survivals.check(num_rows, 2.0)
