@@ -44,14 +44,8 @@ def parse_python(text: str) -> JsonValue:
 
 def _depth(text: str) -> int:
     """At most how deep brackets stand in each other; those in texts count, too."""
-    depth = deepest = 0
-    for character in text:
-        if character in "[{(":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in "]})":
-            depth -= 1
-    return deepest
+    steps = ((one in "[{(") - (one in "]})") for one in text)
+    return max(itertools.accumulate(steps, initial=0))
 
 
 def _has_neighbours(text: str) -> bool:

@@ -193,7 +193,7 @@ class RowAccounting:
     def __init__(self, write: Callable[[Conversation], str], sources: Iterable[str] = ()) -> None:
         self._write = write
         strings, names = _words_of(sources)
-        self._strings = tuple(sorted(strings - {""}, key=len, reverse=True))
+        self._strings = tuple(sorted(strings - {""}, reverse=True))  # "ab" before "a"
         self._names = frozenset(strings | names)
         self._forms: OrderedDict[object, _Skeleton | None] = OrderedDict()
 

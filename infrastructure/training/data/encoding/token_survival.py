@@ -112,9 +112,9 @@ def _learned_parts(written: Written) -> list[str]:
     end_of_last = len(written.given)
     parts = []
     for (start, end), is_learnt in zip(written.spans, written.is_learnt, strict=True):
-        if is_learnt and end > end_of_last and start >= len(written.given):
+        if is_learnt and start >= len(written.given):
             parts.append(written.text[max(start, end_of_last) : end])
-            end_of_last = end
+            end_of_last = max(end, end_of_last)
     return parts
 
 
@@ -211,17 +211,17 @@ class Survivals:
         """Count the rows whose answers have become equal to other ones."""
         if not self._changed:
             return
-        changed = np.fromiter(self._changed, dtype=np.int64, count=len(self._changed))
+        changed = np.fromiter(self._changed, np.int64)
         learned = np.array(self._learned)
         given: dict[int, set[int]] = {}
         for number, text, _ in self._changed.values():
             given.setdefault(number, set()).add(text)
         untouched = np.ones(len(learned), dtype=bool)
         untouched[changed] = False
-        for number in np.intersect1d(np.unique(learned[changed]), learned[untouched]).tolist():
+        for number in np.unique(learned[untouched & np.isin(learned, learned[changed])]).tolist():
             given[number].add(number)  # what it was given is what it has learned
         equal = {number for number, texts in given.items() if len(texts) > 1}
-        is_equal = np.isin(learned, np.array([*equal], dtype=np.uint64))
+        is_equal = np.isin(learned, np.fromiter(equal, np.uint64))
         self.num_equal = int(is_equal.sum())
         shown = (shown for number, _, shown in self._changed.values() if number in equal)
         self.equal_example = next(shown, "")

@@ -327,6 +327,24 @@ def test_undetermined_texts_are_named_and_others_are_found() -> None:
     assert found.undetermined == (names[3],)
 
 
+def test_of_many_texts_those_of_one_writing_are_all_found_and_by_themselves_the_first() -> None:
+    turns = tuple(Turn(("user", "assistant")[n % 2], f"text {n:02}") for n in range(80))
+
+    def cut(conversation: Conversation) -> str:
+        return "|".join(turn.text[:5] for turn in conversation.turns)
+
+    found = account(cut, Conversation(turns))
+    assert [one.message for one in found.missing] == [*range(1, 81)]
+    assert not found.undetermined
+
+    def write(conversation: Conversation) -> str:
+        return upper(3)(replace(conversation, turns=conversation.turns[:70]))
+
+    found = account(write, Conversation(turns))
+    assert not found.missing
+    assert len(found.undetermined) == 17
+
+
 def test_a_template_that_refuses_marks_leaves_all_undetermined() -> None:
     row = Conversation((Turn("user", "a"), Turn("assistant", "b")))
 
@@ -562,6 +580,64 @@ def test_a_template_that_looks_for_words_is_seen_through(text: str, is_lost: boo
         found = account(write, row, SECRET)
         assert [one.text for one in found.missing] == [text] * turns.count(text) * is_lost
         assert not found.undetermined
+
+
+def test_a_text_is_cut_beside_one_that_a_template_looks_into() -> None:
+    def write(conversation: Conversation) -> str:
+        return "|".join(t.text[:5] for t in conversation.turns if "secret" not in t.text)
+
+    turns = Turn("user", "my secret"), Turn("assistant", "abcdefgh"), Turn("user", "b")
+    found = account(write, Conversation(turns), SECRET)
+    assert [(one.text, one.is_cut) for one in found.missing] == [
+        ("my secret", False),
+        ("abcdefgh", True),
+    ]
+    assert not found.undetermined
+
+
+def test_a_text_is_cut_beside_one_that_cannot_be_told() -> None:
+    def write(conversation: Conversation) -> str:
+        return f"{conversation.turns[0].text.upper()}|{conversation.turns[1].text[:5]}"
+
+    found = account(write, Conversation((Turn("user", "what"), Turn("assistant", "abcdefgh"))))
+    assert [(one.text, one.is_cut) for one in found.missing] == [("abcdefgh", True)]
+    assert found.undetermined == ("the text of message 1 (user)",)
+
+
+@pytest.mark.parametrize("number", ["790000060000", "799999999999"])
+def test_a_number_that_is_no_mark_is_a_number(number: str) -> None:
+    def write(conversation: Conversation) -> str:
+        return f"{conversation.turns[0].text} {number}"
+
+    assert account(write, Conversation((Turn("assistant", "b"),))) == WHOLE
+
+
+def test_many_texts_in_quotes_of_python() -> None:
+    turns = tuple(Turn(("user", "assistant")[n % 2], f"it's {n}") for n in range(66))
+    row = Conversation(turns)
+    assert account(lambda row: repr([turn.text for turn in row.turns]), row) == WHOLE
+
+
+def test_rows_that_differ_in_texts_numbers_and_ids_share_a_marked_writing() -> None:
+    calls = []
+
+    def write(conversation: Conversation) -> str:
+        calls.append(conversation)
+        return as_json(conversation.messages())
+
+    accounting = RowAccounting(write)
+    for number, text in enumerate(("b", "some more", "äöü")):
+        called = [{"id": f"id_{number}", "name": f"do {text}", "arguments": {text: number}}]
+        turns = (
+            Turn("user", text),
+            Turn("assistant", text, as_json({"tool_calls": called})),
+            Turn("tool", text, as_json({"tool_call_id": f"id_{number}"})),
+            Turn("assistant", f"{text}!"),
+        )
+        row = Conversation(turns)
+        calls.clear()
+        assert accounting.account(row, as_json(row.messages())) == WHOLE
+        assert bool(calls) == (number == 0)
 
 
 def test_a_text_that_is_just_a_word_of_the_template_is_a_text() -> None:

@@ -14,6 +14,7 @@ from infrastructure.training.data.encoding.token_survival import (
     Survivals,
     TokenSurvival,
 )
+from tests.training.data.builders import byte_level_tokenizer
 
 
 class Reader:
@@ -24,8 +25,11 @@ class Reader:
     def __init__(self, *read_back: str) -> None:
         self.read_back = read_back
 
-    def decode(self, ids: Sequence[int], **options: Any) -> str:
-        assert not any(options.values())
+    def decode(
+        self, ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+    ) -> str:
+        assert not skip_special_tokens
+        assert not clean_up_tokenization_spaces
         return "".join(self.read_back[number] for number in ids)
 
 
@@ -107,7 +111,23 @@ def test_numbers_differ_by_letters_and_not_by_spaces() -> None:
     other = survival(["c"], "")
     assert other.kind == LOST
     assert other.learned == other.given != plain.given
-    assert 2**32 < plain.given < 2**64
+    numbers = [survival([str(n)], str(n)).given for n in range(64)]
+    assert 2**60 < max(numbers) < 2**64
+
+
+def test_a_fast_tokenizer_reads_back_its_special_tokens_and_each_text_by_itself() -> None:
+    tokenizer = byte_level_tokenizer()
+    texts = ["The sum is 42.<|im_end|>", "Jörg"]
+    kinds = [
+        one.kind
+        for one in TokenSurvival(tokenizer).compare(
+            [[t] for t in texts], [tokenizer(text)["input_ids"] for text in texts]
+        )
+    ]
+    assert kinds == ["", ""]
+    swapped = [tokenizer(text)["input_ids"] for text in reversed(texts)]
+    found = TokenSurvival(tokenizer).compare([[text] for text in texts], swapped)
+    assert [one.kind for one in found] == [LOST, LOST]
 
 
 LONG = "abcdefghijklmnopqrstuvwxyz" * 3
