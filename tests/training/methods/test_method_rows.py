@@ -283,3 +283,18 @@ def test_an_answer_column_that_no_row_answers_with_is_refused() -> None:
             shape_of("grpo", values, **{setting: "nothing"})
         with pytest.raises(ValueError, match=rf"data\.{setting}: "):
             shape_of("kto", JUDGED | values, **{setting: "nothing"})
+
+
+def test_prompts_alone_are_prompts() -> None:
+    values = {"prompt": "Say a.", "system": "S", "note": "x"}
+    shape = shape_of("grpo", values)
+    assert shape.kind is RowKind.PROMPTS
+    assert shape.used == {"prompt", "system"}
+    system = {"role": "system", "content": "S"}
+    assert one("grpo", values) == {"prompt": [system, USER]} | values | {"prompt": [system, USER]}
+
+
+def test_a_text_beside_messages_shares_no_prompt() -> None:
+    chats = {"chosen": [USER, GOOD], "rejected": [USER, BAD]}
+    for mixed in ({"chosen": "Say a. b"}, {"rejected": "Say a. b"}):
+        assert converted("dpo", chats, chats | mixed) == "no supervised token"
