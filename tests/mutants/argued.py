@@ -16,4 +16,5 @@ ARGUED: dict[str, str] = {
     "19ac11b42d24250b": "counted at the place before it is read for the first time",
     "061f263da62caf02": "a mark of two characters stands for a text as one of one does",
     "89e78e993182c040": "the turns that are equal are taken, from one list or from the other",
+    "bda44b3a51072ae6": "one level more is found when the text has been read",
 }

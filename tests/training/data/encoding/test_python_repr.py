@@ -24,6 +24,7 @@ def test_what_python_prints_is_read() -> None:
     for _ in range(300):
         value = [any_value(draw)]
         assert parse_python(f"  {value!r}\n") == value
+    assert parse_python(" 7") == 7
     assert parse_python("[(1, 'a'), ()]") == [[1, "a"], []]
     assert parse_python("[\n  'a',  # why\n  'b',\n]") == ["a", "b"]
     with warnings.catch_warnings():

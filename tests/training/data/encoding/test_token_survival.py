@@ -173,6 +173,15 @@ def test_the_learned_parts_of_a_row_are_compared() -> None:
         assert found.given == survival([learned], learned).given
 
 
+def test_what_begins_in_the_given_part_is_not_learned() -> None:
+    text = "ask: yes. no"
+    written = Written((), text, ((3, 8), (10, 12)), (True, True), given=text[:5])
+    reader: Any = Reader("no")
+    (found,) = TokenSurvival(reader).of_rows([written], [[0]])
+    assert found == Survival(given=found.given, learned=found.given)
+    assert found.given == survival(["no"], "no").given
+
+
 def changed(given: int, learned: int, example: str = "") -> Survival:
     return Survival(LETTERS, example or f"{given}", given, learned)
 
