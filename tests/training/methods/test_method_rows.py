@@ -294,6 +294,23 @@ def test_prompts_alone_are_prompts() -> None:
     assert one("grpo", values) == {"prompt": [system, USER]} | values | {"prompt": [system, USER]}
 
 
+def test_a_prompt_ends_before_its_last_answers() -> None:
+    for asked, expected in (
+        ([USER, GOOD], [USER]),
+        ([USER, GOOD, GOOD], [USER]),
+        ([GOOD, USER], [GOOD, USER]),
+        ([USER, GOOD, USER, BAD], [USER, GOOD, USER]),
+    ):
+        assert one("dpo", CHAT_PAIR | {"prompt": asked})["prompt"] == expected
+
+
+def test_an_answer_may_be_a_call_alone() -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [{"name": "do"}]}
+    row = one("dpo", {"chosen": [USER, called], "rejected": [USER, BAD]})
+    assert row == {"prompt": [USER], "chosen": [called], "rejected": [BAD]}
+    assert one("kto", {"messages": [USER, called], "label": True})["completion"] == [called]
+
+
 def test_a_text_beside_messages_shares_no_prompt() -> None:
     chats = {"chosen": [USER, GOOD], "rejected": [USER, BAD]}
     for mixed in ({"chosen": "Say a. b"}, {"rejected": "Say a. b"}):

@@ -612,6 +612,11 @@ def test_a_number_that_is_no_mark_is_a_number(number: str) -> None:
     assert account(write, Conversation((Turn("assistant", "b"),))) == WHOLE
 
 
+def test_white_space_in_quotes_of_python() -> None:
+    row = Conversation((Turn("user", ' a"\nb '), Turn("assistant", "b")))
+    assert account(lambda row: repr([turn.text for turn in row.turns]), row) == WHOLE
+
+
 def test_many_texts_in_quotes_of_python() -> None:
     turns = tuple(Turn(("user", "assistant")[n % 2], f"it's {n}") for n in range(66))
     row = Conversation(turns)
