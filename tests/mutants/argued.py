@@ -17,4 +17,7 @@ ARGUED: dict[str, str] = {
     "061f263da62caf02": "a mark of two characters stands for a text as one of one does",
     "89e78e993182c040": "the turns that are equal are taken, from one list or from the other",
     "bda44b3a51072ae6": "one level more is found when the text has been read",
+    "2d523a09d2ca3a7f": "the place of a row is written over",
+    "043467433f21ba39": "the place of a row is written over",
+    "b2f6cfc4db5eda7e": "texts that hold their prompt have one message",
 }

@@ -201,7 +201,7 @@ class RowAccounting:
         """Say which texts of a conversation `text` does not hold, which `write` made of it."""
         if conversation.is_text:
             return WHOLE
-        marker = _Marker(THINK_TAGS, self._names)
+        marker = _Marker(kept=THINK_TAGS, names=self._names)
         marked = marker.conversation(conversation)
         skeleton = self._skeleton(marked, marker)
         if skeleton is not None and skeleton.fits(marker.pieces, text):
@@ -229,14 +229,14 @@ class RowAccounting:
 
     def _by_itself(self, conversation: Conversation, text: str) -> Account:
         """The same of a row whose template looks into its texts."""
-        marker = _Marker(self._strings, self._names, keeps_length=True)
+        marker = _Marker(kept=self._strings, names=self._names, keeps_length=True)
         skeleton = self._written(marker.conversation(conversation), marker)
         if skeleton is not None and skeleton.fits(marker.pieces, text):
             return Account(_missing(marker.texts, skeleton))
         missing: list[Missing] = []
         undetermined = [one.what for one in marker.texts[MOST_TRIED_ALONE:]]
         for number, one in enumerate(marker.texts[:MOST_TRIED_ALONE]):
-            alone = _Marker(self._strings, self._names, keeps_length=True, only=number)
+            alone = _Marker(kept=self._strings, names=self._names, keeps_length=True, only=number)
             skeleton = self._written(alone.conversation(conversation), alone)
             if skeleton is not None and skeleton.fits(alone.pieces, text):
                 missing += _missing(alone.texts, skeleton)

@@ -94,6 +94,8 @@ def account(write: Callable[[Conversation], str], row: Conversation = ROW, sourc
 
 def test_a_row_that_is_written_whole_loses_nothing() -> None:
     assert account(without(())) == WHOLE == Account()
+    text = Conversation((Turn("text", "All of it is learned."),))
+    assert account(lambda row: "nothing of it", text) == WHOLE
 
 
 CALL: Path = ("messages", 2, "tool_calls", 0, "function")
