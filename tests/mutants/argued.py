@@ -20,4 +20,5 @@ ARGUED: dict[str, str] = {
     "2d523a09d2ca3a7f": "the place of a row is written over",
     "043467433f21ba39": "the place of a row is written over",
     "b2f6cfc4db5eda7e": "texts that hold their prompt have one message",
+    "3c111a11f564e811": "no columns, one way or the other",
 }

@@ -483,10 +483,9 @@ class _Skeleton:
         end = 0
         for match in MARKS.finditer(text):
             number = ord(match[1]) - FIRST_MARK
-            if number >= len(lengths):
-                raise ValueError("a character of the private planes that is no mark")
             self._literals.append(text[end : match.start()])
             end = match.end()
+            # IndexError: a character of the private planes that is no mark
             times, rest = divmod(end - match.start(), lengths[number])
             self.seen.add(number)
             for part in [0] * times + [rest] * (rest > 0):

@@ -243,6 +243,8 @@ def test_what_a_question_alone_brings() -> None:
     assert recognise_question(rows({"dialog": MESSAGES}), ShapeRequest()).columns == {
         "prompt": "dialog"
     }
+    asked = recognise_question(rows({"input": "Q", "context": "C"}), ShapeRequest())
+    assert asked.columns == {"prompt": "input", "context": "context"}
     itself = recognise_question(rows({"prompt": "Q", "answer": "A"}), ShapeRequest(), ("prompt",))
     assert itself.columns == {}
 
@@ -268,6 +270,14 @@ def test_what_few_rows_have_gets_its_part_too() -> None:
     pair = {"prompt": "question", "answer": "answer"}
     inputs = {"tools": "tools", "options": "chat_template_kwargs"}
     assert parts(*plain_rows, one) == pair | {"context": "context", "system": "system"} | inputs
+    reason = recognise_shape(rows(*plain_rows, one), ShapeRequest()).reason
+    for column, words in (
+        ("context", "is its context"),
+        ("system", "is the system message"),
+        ("tools", "goes to the chat template"),
+        ("chat_template_kwargs", "goes to the chat template"),
+    ):
+        assert f", column {column!r} {words}" in reason
     have = [row | {"system": "S", "context": "C"} for row in plain_rows]
     other = one | {"system_prompt": "T", "input": "D"}
     assert parts(*have, other) == pair | {"context": "context", "system": "system"} | inputs
