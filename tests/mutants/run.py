@@ -25,6 +25,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,13 @@ from tests.mutants.forked_tests import (
     warm_up,
 )
 from tests.mutants.named import named_mutants
-from tests.mutants.operators import Mutant, lines_of_functions, mutants_of, statement_lines
+from tests.mutants.operators import (
+    Mutant,
+    compiles,
+    lines_of_functions,
+    mutants_of,
+    statement_lines,
+)
 
 SEED, NUMBER = 14, 600
 STATE = ROOT / ".mutants"
@@ -85,13 +92,15 @@ def draw(
     So an edit of a module draws others in few places, and what was found before stays of use.
     """
     paths = modules() if paths is None else paths
-    found = [m for path in paths for m in mutants_of(path, (ROOT / path).read_text())]
+    sources = {path: (ROOT / path).read_text() for path in paths}
+    found = [mutant for path, source in sources.items() for mutant in mutants_of(path, source)]
     if since:
         new = {path: new_lines(path, since) for path in paths}
         found = [mutant for mutant in found if mutant.line in new[mutant.module]]
     found.sort(key=lambda mutant: hashlib.sha256(f"{seed}:{mutant.key}".encode()).digest())
     named = [mutant for mutant in named_mutants(ROOT) if mutant.module in paths and not since]
-    return named + found[:number]
+    drawn = (mutant for mutant in found if compiles(mutant, sources[mutant.module]))
+    return named + list(islice(drawn, number))
 
 
 def new_lines(path: str, commit: str) -> set[int]:

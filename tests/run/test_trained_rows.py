@@ -30,7 +30,7 @@ def test_rows_are_added_and_each_counts_once(tmp_path: Path) -> None:
     assert known.num_among(contents(8, LARGEST - 1)) == 0
 
 
-def test_a_row_cannot_be_told_without_the_secret(tmp_path: Path) -> None:
+def test_no_row_is_found_without_the_secret(tmp_path: Path) -> None:
     runs = [RunDirectory(tmp_path / name) for name in ("one", "other", "child")]
     for run in runs:
         run.path.mkdir()
