@@ -295,13 +295,13 @@ def test_prompts_alone_are_prompts() -> None:
 
 
 def test_a_prompt_ends_before_its_last_answers() -> None:
-    for asked, expected in (
+    for prompt_given, expected in (
         ([USER, GOOD], [USER]),
         ([USER, GOOD, GOOD], [USER]),
         ([GOOD, USER], [GOOD, USER]),
         ([USER, GOOD, USER, BAD], [USER, GOOD, USER]),
     ):
-        assert one("dpo", CHAT_PAIR | {"prompt": asked})["prompt"] == expected
+        assert one("dpo", CHAT_PAIR | {"prompt": prompt_given})["prompt"] == expected
 
 
 def test_an_answer_may_be_a_call_alone() -> None:
@@ -335,8 +335,8 @@ def test_a_row_has_its_place_and_is_a_conversation_with_each_answer() -> None:
 def test_a_picture_anywhere_sets_a_row_aside() -> None:
     image = {"type": "image", "image": "a.png"}
     shown = {"role": "user", "content": [image, {"type": "text", "text": "Say a."}]}
-    for asked in ([shown], [USER, GOOD, shown], [shown, GOOD, USER]):
-        assert converted("dpo", CHAT_PAIR, CHAT_PAIR | {"prompt": asked}) == "picture"
+    for prompt_given in ([shown], [USER, GOOD, shown], [shown, GOOD, USER]):
+        assert converted("dpo", CHAT_PAIR, CHAT_PAIR | {"prompt": prompt_given}) == "picture"
 
 
 def test_the_columns_of_a_pair_are_used_and_named() -> None:

@@ -464,7 +464,7 @@ def test_what_stands_for_a_value_is_like_it() -> None:
     assert lost_of(plain, row, "{{ yes none }}") == lost
 
 
-def test_keys_that_a_template_asks_for_stay() -> None:
+def test_keys_that_a_template_names_stay() -> None:
     row = calling({"city": "Rome", "days": 3, "n": 5})
 
     def write(conversation: Conversation) -> str:

@@ -320,12 +320,12 @@ CHOOSING = RowSchema("qa", {"prompt": "question", "answer": "answer", "choices":
 def test_the_choices_stand_below_the_question_and_the_right_one_answers(
     options: Any, lines: list[str]
 ) -> None:
-    asked = f"Q\n\n{lines[0]}\n{lines[1]}"
+    prompt_given = f"Q\n\n{lines[0]}\n{lines[1]}"
     labels = [line.partition(".")[0] for line in lines]
     for number, line in enumerate(lines):
         for answer in (number, labels[number], Label("name", number), Label(labels[number], 9)):
             found = turns(CHOOSING, question="Q", options=options, answer=answer)
-            assert found == [("user", asked), ("assistant", line)]
+            assert found == [("user", prompt_given), ("assistant", line)]
     for wrong in (2, -1, True, None, "Z", Label("name", 2), ["A"]):
         bad = CHOOSING.convert(row(question="Q", options=options, answer=wrong))
         assert isinstance(bad, BadRow)
@@ -346,7 +346,7 @@ def test_without_choices_a_row_that_needs_them_is_set_aside(options: Any) -> Non
 def test_what_belongs_to_the_prompt_is_put_to_its_last_question() -> None:
     columns = {"prompt": "p", "answer": "a", "context": "c", "history": "h", "system": "s"}
     shape = RowSchema("prompt", columns, "")
-    system, user, asked = (
+    system, user, prompt_given = (
         {"role": r, "content": t} for r, t in (("system", "S"), ("user", "Q"), ("user", "R"))
     )
     answer = {"role": "assistant", "content": "A"}
@@ -355,8 +355,8 @@ def test_what_belongs_to_the_prompt_is_put_to_its_last_question() -> None:
     with_context = {"role": "user", "content": "R\n\nC"}
     expected = [system, user, answer, with_context]
     assert prompt_of(shape, p="R", h=[["Q", "A"]], c="C", s="S") == expected
-    assert prompt_of(shape, p=[user, answer, asked], c="C", s="S") == expected
-    assert prompt_of(shape, p=[system, user, answer, asked], c="C", s="other") == expected
+    assert prompt_of(shape, p=[user, answer, prompt_given], c="C", s="S") == expected
+    assert prompt_of(shape, p=[system, user, answer, prompt_given], c="C", s="other") == expected
     assert prompt_of(shape, p=[user, answer], c="C") == [
         {"role": "user", "content": "Q\n\nC"},
         answer,
@@ -376,13 +376,18 @@ def test_a_prompt_of_messages_may_be_answered_by_a_text_or_by_messages() -> None
     answer = {"role": "assistant", "content": "A"}
     tool = {"role": "tool", "content": "1"}
     for given in ("A", answer, [answer], {"text": "A"}, {"value": ["A", "B"]}):
-        for asked in ("Q", [USER]):
-            found = shape.convert(row(p=asked, a=given))
+        for prompt_given in ("Q", [USER]):
+            found = shape.convert(row(p=prompt_given, a=given))
             assert isinstance(found, Conversation)
             assert [(turn.role, turn.text) for turn in found.turns] == TURNS
-            assert found.num_given == (asked != "Q")
-    for wrong, asked in (([tool, answer], "Q"), ([USER], [USER]), (["A"], "Q"), ([1, answer], "Q")):
-        bad = shape.convert(row(p=asked, a=wrong))
+            assert found.num_given == (prompt_given != "Q")
+    for wrong, prompt_given in (
+        ([tool, answer], "Q"),
+        ([USER], [USER]),
+        (["A"], "Q"),
+        ([1, answer], "Q"),
+    ):
+        bad = shape.convert(row(p=prompt_given, a=wrong))
         assert isinstance(bad, BadRow), wrong
     both = shape.convert(row(p=[USER], a=[tool, answer]))
     assert isinstance(both, Conversation)

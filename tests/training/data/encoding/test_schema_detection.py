@@ -243,8 +243,8 @@ def test_what_a_question_alone_brings() -> None:
     assert recognise_question(rows({"dialog": MESSAGES}), ShapeRequest()).columns == {
         "prompt": "dialog"
     }
-    asked = recognise_question(rows({"input": "Q", "context": "C"}), ShapeRequest())
-    assert asked.columns == {"prompt": "input", "context": "context"}
+    prompt_given = recognise_question(rows({"input": "Q", "context": "C"}), ShapeRequest())
+    assert prompt_given.columns == {"prompt": "input", "context": "context"}
     itself = recognise_question(rows({"prompt": "Q", "answer": "A"}), ShapeRequest(), ("prompt",))
     assert itself.columns == {}
 
