@@ -597,7 +597,7 @@ def test_a_text_is_cut_beside_one_that_a_template_looks_into() -> None:
     assert not found.undetermined
 
 
-def test_a_text_is_cut_beside_one_that_cannot_be_told() -> None:
+def test_a_text_is_cut_beside_one_that_is_undetermined() -> None:
     def write(conversation: Conversation) -> str:
         return f"{conversation.turns[0].text.upper()}|{conversation.turns[1].text[:5]}"
 
