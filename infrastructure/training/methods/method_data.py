@@ -468,13 +468,16 @@ class RowWriter:
 
 
 def _plain_answers(row: MethodRow, names: Sequence[str]) -> dict[str, str]:
+    answers = {}
     for name in names:
-        if len(row.answers[name]) != 1 or row.answers[name][0].calls_tools:
+        answer, *more = row.answers[name]
+        if more or answer.calls_tools:
             raise FormatError(
                 "an answer of several messages, or of calls of tools, needs a chat template",
                 "the model has none: give one with data.chat_template",
             )
-    return {name: row.answers[name][0].text for name in names}
+        answers[name] = answer.text
+    return answers
 
 
 def _where_unlike(prompt: str, whole: str) -> str:

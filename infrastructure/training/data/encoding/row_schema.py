@@ -327,7 +327,7 @@ def _choice(values: RowValues, column: str, answer: str) -> str:
     """The line of the right one."""
     lines, labels = _lines_of_choices(values, column)
     number = chosen_number(_present(values, answer), labels)
-    if number is None or not lines:
+    if number is None:
         raise ShapeError(WRONG_TYPE, f"column {answer!r} names none of the answers in {column!r}")
     return lines[number]
 

@@ -16,7 +16,6 @@ which different answers have become one.
 """
 
 import hashlib
-import itertools
 import re
 import unicodedata
 from array import array
@@ -113,9 +112,9 @@ def _learned_parts(written: Written) -> list[str]:
     end_of_last = len(written.given)
     parts = []
     for (start, end), is_learnt in zip(written.spans, written.is_learnt, strict=True):
-        if is_learnt and end > end_of_last and start >= len(written.given):
+        if is_learnt and start >= len(written.given):
             parts.append(written.text[max(start, end_of_last) : end])
-            end_of_last = end
+            end_of_last = max(end, end_of_last)
     return parts
 
 
@@ -159,16 +158,17 @@ def _difference(text: str, read_back: str) -> str:
     """Where two texts differ first, but for spaces; where spaces alone differ, at the first."""
     start = back = 0
     while start < len(text) and back < len(read_back) and text[start] == read_back[back]:
-        start, back = start + 1, back + 1
-        while text[start : start + 1] == " " != read_back[back : back + 1]:
-            start += 1
-        while read_back[back : back + 1] == " " != text[start : start + 1]:
-            back += 1
-    if start == len(text) and back == len(read_back):  # spaces alone are others
-        pairs = zip(text, read_back, strict=False)
-        start = back = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        start, back = _after_spaces(text, start + 1), _after_spaces(read_back, back + 1)
+    if start == len(text) and back == len(read_back):  # they differ in spaces alone
+        start = back = next(n for n, one in enumerate(text) if one != read_back[n : n + 1])
     shown = _excerpt(text, start), _excerpt(read_back, back)
     return f"{shown[0]!r} is read back as {shown[1]!r}"
+
+
+def _after_spaces(text: str, position: int) -> int:
+    while text[position : position + 1] == " ":
+        position += 1
+    return position
 
 
 def _excerpt(text: str, position: int) -> str:
@@ -211,17 +211,17 @@ class Survivals:
         """Count the rows whose answers have become equal to other ones."""
         if not self._changed:
             return
-        changed = np.fromiter(self._changed, dtype=np.int64, count=len(self._changed))
-        learned = np.array(self._learned, dtype=np.uint64)
+        changed = np.fromiter(self._changed, np.int64)
+        learned = np.array(self._learned)
         given: dict[int, set[int]] = {}
         for number, text, _ in self._changed.values():
             given.setdefault(number, set()).add(text)
         untouched = np.ones(len(learned), dtype=bool)
         untouched[changed] = False
-        for number in np.intersect1d(np.unique(learned[changed]), learned[untouched]).tolist():
+        for number in np.unique(learned[untouched & np.isin(learned, learned[changed])]).tolist():
             given[number].add(number)  # what it was given is what it has learned
         equal = {number for number, texts in given.items() if len(texts) > 1}
-        is_equal = np.isin(learned, np.array([*equal], dtype=np.uint64))
+        is_equal = np.isin(learned, np.fromiter(equal, np.uint64))
         self.num_equal = int(is_equal.sum())
         shown = (shown for number, _, shown in self._changed.values() if number in equal)
         self.equal_example = next(shown, "")

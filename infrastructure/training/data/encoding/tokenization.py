@@ -388,7 +388,8 @@ class ConversationEncoder:
             return self._plain()
         own = self.own_template_for(conversation.inputs)
         form = own if self._is_whole(conversation) else self.template_for(conversation.inputs)
-        return form or self._plain()
+        assert form is not None
+        return form
 
     def write(self, conversation: Conversation) -> Written:
         """A conversation as text, with what of it is learnt; raises `FormatError`."""
@@ -435,8 +436,10 @@ class ConversationEncoder:
         return replace(turn, text="".join(texts), fields=json.dumps(fields) if fields else "")
 
     def _needs_end(self, conversation: Conversation) -> bool:
+        """Whether the template that has marked this conversation ends no answer."""
         template = self.template_for(conversation.inputs)
-        return template is not None and not template.writes_end
+        assert template is not None
+        return not template.writes_end
 
     def _plain(self) -> PlainFormat:
         self.plain = self.plain or PlainFormat(self.tokenizer)
