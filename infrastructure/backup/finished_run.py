@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from infrastructure.backup.backends.base import Place
@@ -64,7 +65,8 @@ def complete(
     there and confirmed already is only compared.
 
     Args:
-        wait: waits at most so many seconds until the newest version is confirmed.
+        wait: waits at most so many seconds until the newest version is confirmed. At the end it is
+            looked at once more.
         record: is told where the model lies before summary and report are copied.
 
     Raises:
@@ -73,7 +75,7 @@ def complete(
     deadline = time.monotonic() + seconds
     published = None
     try:
-        (wait or backup.finish)(seconds)
+        (wait or partial(backup.finish, look=""))(seconds)
         published = backup.publish(run_path / FINAL, _left(deadline))
         record(published)
         files = [name for name in LAST_FILES if (run_path / name).is_file()]
@@ -82,7 +84,7 @@ def complete(
         down = backup.status()
         cause = down.problem if down.state == DOWN else None  # of all that is missing
         return Completion(published, cause or redact(str(error)))
-    status = backup.status()
+    status = backup.finish(_left(deadline))  # copying the model may have taken long
     if status.confirmed_name != backup.store.newest_healthy():
         problem = status.problem or "the place has not confirmed the last checkpoint"
         return Completion(published, problem)

@@ -227,7 +227,7 @@ def test_a_disk_that_is_too_small_is_reported_before_the_first_step(
 def test_the_wait_at_the_end_can_be_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(self: Any, seconds: float | None = None) -> BackupStatus:
+    def interrupted(self: Any, *arguments: object) -> BackupStatus:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run_copies.RunBackup, "finish", interrupted)

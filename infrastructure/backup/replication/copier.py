@@ -20,7 +20,13 @@ from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.folder_upload import Publication, PublishedFolder
 from infrastructure.backup.replication.remote_pruning import GRACE_SECONDS, PlacePruning
-from infrastructure.backup.replication.remote_session import RemoteSession
+from infrastructure.backup.replication.remote_session import (
+    RemoteSession,
+    Seen,
+    UploadedFile,
+    seen_of,
+)
+from infrastructure.backup.replication.second_looks import SecondLooks
 from infrastructure.backup.replication.status import FENCED, RETRYING, BackupStatus
 from infrastructure.backup.replication.upload import Upload
 from infrastructure.core.callbacks import do_nothing
@@ -29,6 +35,7 @@ from infrastructure.core.redact import redact, redact_urls
 
 IDLE_SECONDS = 1.0  # between two looks at the local store
 NUM_FIRST_LOOKS, FIRST_LOOK_SECONDS = 4, 0.05
+AT_THE_END = "end"  # token of the copier's own last look
 LOOK_SECONDS = 60.0  # between two looks for versions of another machine
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 300.0
 
@@ -80,7 +87,11 @@ class Copier:
         self._sent: set[str] = set()
         self._newest_sent = ""  # of the healthy ones
         self._upload: Upload | None = None
-        self._confirmed: tuple[str, Manifest, float] | None = None
+        self._confirmed_at: dict[str, float] = {}  # of versions, by `now`
+        self._looks = SecondLooks(link)
+        self._last_look: str | None = None  # that was asked for and is still to be done
+        self._done_look = ""
+        self._is_looked_at = False  # all of it, since the last version came there
         self._stranger: str | None = None
         self._error: tuple[str, str | None] | None = None
         self._num_failures = self._done_at_failure = 0
@@ -142,13 +153,55 @@ class Copier:
         self._publications[what.token] = what
         self.nudge()
 
+    def look_again(self, token: str) -> None:
+        """Look at all of the newest version at the place as soon as nothing is left to copy, and
+        copy again what it has lost; `status` shows the token then."""
+        self._last_look = token
+        self.nudge()
+
+    def look_at_the_end(self) -> None:
+        """As `look_again`, unless that was done since the last version came there."""
+        if not self._is_looked_at:
+            self.look_again(AT_THE_END)
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether there is no look that was asked for and is still to be done."""
+        return self._last_look is None or self._stranger is not None
+
+    def _holding(self) -> dict[str, Seen]:
+        """The confirmed versions of which every file was there when it was last looked for."""
+        known = {
+            name: seen_of(self.link.files_of(name, manifest))
+            for name, manifest in self.pruning.confirmed.items()
+        }
+        return {name: seen for name, seen in known.items() if seen is not None}
+
+    def _newest_holding(self, holding: Collection[str]) -> str | None:
+        confirmed = self.pruning.confirmed
+        return max((name for name in holding if confirmed[name].healthy), default=None)
+
+    def _files(self, *names: str | None) -> list[UploadedFile]:
+        """The files of confirmed versions, each once."""
+        files = (
+            file
+            for name in names
+            if name is not None
+            for file in self.link.files_of(name, self.pruning.confirmed[name])
+        )
+        return [*{file.path: file for file in files if file is not None}.values()]
+
     def status(self) -> BackupStatus:
         """How it stands."""
-        name, manifest, confirmed_at = self._confirmed or (None, None, None)
+        holding = self._holding()
+        name = self._newest_holding(holding)
+        manifest = self.pruning.confirmed[name] if name else None
+        confirmed_at = self._confirmed_at[name] if name else None
+        seen, offset = holding[name] if name else None, self._now() - self.link.clock()
         newest = next((n for n, m in self._local_manifests.items() if m.healthy), None)
         upload, folder = self._upload, self._publishing
         on_its_way = upload or folder
-        error, advice = self._error or (self._damage(), None)
+        error, advice = self._error or (self._damage() or self._loss(holding), None)
         if self._stranger is not None:
             error = f"version {self._stranger[:12]} at the place was written by another training"
             advice = (
@@ -162,6 +215,10 @@ class Copier:
             confirmed_step=manifest.step if manifest else None,
             saved_at=manifest.created_at(confirmed_at) if manifest else None,
             confirmed_at=confirmed_at,
+            present_at=seen.present_at + offset if seen else None,
+            compared_at=seen.compared_at + offset if seen else None,
+            compared_by=seen.evidence.value if seen else None,
+            last_look=self._done_look,
             in_flight_step=upload.manifest.step if upload else None,
             in_flight_folder=folder.what.name if folder else None,
             done_bytes=on_its_way.done_bytes if on_its_way else 0,
@@ -192,19 +249,37 @@ class Copier:
             self._look_there()
         elif not self.link.place.is_slow:
             self.link.place.require_identity()  # what goes away is told at once
+        self._look_once_more()
         yield from self._prune()
         if self._upload is None:
             self._take_newest()
         if self._upload is None:
             yield from self._publish()
+            yield from self._look_at_the_end()
             self._phase = "idle"
             return
         self._phase = "copying"
         for wait in self._upload.steps():
             self._worked()
+            self._look_once_more()
             self._phase = "confirming" if wait else "copying"
             yield wait
         self._arrived(self._upload)
+
+    def _look_once_more(self) -> None:
+        """At one file of the versions that are kept at the place, if it is time to."""
+        self._looks.one(self._files(*self.pruning.confirmed))
+
+    def _look_at_the_end(self) -> Iterator[float]:
+        """Do the look that was asked for, unless something is to be copied first."""
+        token = self._last_look
+        if token is None or self._pending():
+            return
+        self.link.place.require_identity()
+        healthy = [name for name, manifest in self.pruning.confirmed.items() if manifest.healthy]
+        yield from self._looks.last(self._files(max(healthy, default=None)))
+        if not self._pending() and token == self._last_look:
+            self._done_look, self._last_look, self._is_looked_at = token, None, True
 
     def _begin(self) -> Iterator[float]:
         """See which place this is, and what is there already: what that names is never written
@@ -312,8 +387,20 @@ class Copier:
         name = self._refused_name()
         return name and f"version {name[:12]} is not copied: {self._refused[name]}"
 
+    def _loss(self, holding: Collection[str]) -> str | None:
+        """What is told of a version that was confirmed, and that the place has lost for good."""
+        for name in sorted(self.pruning.confirmed.keys() - {*holding}, reverse=True):
+            files = self.link.files_of(name, self.pruning.confirmed[name])
+            problems = [file.problem for file in files if file is not None and file.problem]
+            why = redact(problems[0]) if problems else "a file of it was different"
+            here = "it is copied again"
+            if name not in self._local_manifests:
+                here = "this machine does not hold it any more, so it cannot be copied again"
+            return f"version {name[:12]} is no longer whole at the place: {why}; {here}"
+        return None
+
     def _refused_name(self) -> str | None:
-        confirmed = self._confirmed[0] if self._confirmed else ""
+        confirmed = self._newest_holding(self._holding()) or ""
         return max((name for name in self._refused if name > confirmed), default=None)
 
     def _look_there(self) -> list[str]:
@@ -342,9 +429,14 @@ class Copier:
 
     def _pending(self) -> list[str]:
         """Versions that would be copied next, the first one first."""
-        over = self._refused.keys() | self.pruning.confirmed.keys() | self._sent
-        over -= {self._newest_sent} - self.pruning.confirmed.keys()  # asked for again
-        names = [n for n in self._local_manifests if n >= self._newest_sent and n not in over]
+        confirmed = self.pruning.confirmed.keys()
+        again = ({self._newest_sent} | confirmed) - self._holding().keys()
+        over = self._refused.keys() | confirmed | self._sent
+        names = [
+            n
+            for n in self._local_manifests
+            if (n in again and n not in self._refused) or (n >= self._newest_sent and n not in over)
+        ]
         known = self._local_manifests
         return sorted(names, key=lambda n: (n not in self._sent, known[n].healthy, n), reverse=True)
 
@@ -379,8 +471,8 @@ class Copier:
             return
         self.link.named.add(upload.name)
         self.pruning.confirmed[upload.name] = upload.manifest
-        if upload.manifest.healthy:
-            self._confirmed = (upload.name, upload.manifest, self._now())
+        self._confirmed_at[upload.name] = self._now()
+        self._is_looked_at = False
         self._pruned_at = float("-inf")
 
     def close(self) -> None:
@@ -398,6 +490,7 @@ class Copier:
         self._pruned_at = now  # where a place refuses to remove, copying goes on meanwhile
         listed = self._look_there()
         on_its_way = [p.hash for p in self._upload.manifest.packs] if self._upload else []
+        self.pruning.doubted = self.pruning.confirmed.keys() - self._holding().keys()
         yield from self.pruning.steps(listed, on_its_way, self._late)
 
     def _worked(self) -> None:

@@ -94,7 +94,7 @@ class ObjectUpload:
         for pack in self.packs:  # questions before writing: some places gather what is written
             if pack.hash in self._elsewhere:
                 self._require_there(pack)
-            elif pack.hash not in self.link.sent and self._is_seen(pack):
+            elif self._is_unknown(pack) and self._is_seen(pack):
                 seen.add(pack.hash)
             yield 0.0
         for pack in packs:
@@ -108,6 +108,22 @@ class ObjectUpload:
                 self._forget_unconfirmed(packs)
                 break
             yield from self._confirm_all(packs)
+
+    def _is_unknown(self, pack: Pack) -> bool:
+        """Whether this session knows nothing of an object at the place. One that was confirmed for
+        an earlier version is looked for again: this version needs it now."""
+        sent = self.link.sent.get(pack.hash)
+        if sent is None:
+            return True
+        if sent.confirmed_at is None:
+            return False
+        try:
+            if not self.link.still_has(sent, reads=False):  # give it time to come back by itself
+                sent.written_at, sent.confirmed_at = self.link.clock(), None
+        except StorageError:
+            del self.link.sent[pack.hash]
+            return True
+        return False
 
     def _require_there(self, pack: Pack) -> None:
         if not self._is_seen(pack):
@@ -234,18 +250,19 @@ class ObjectUpload:
             packed = compress(_joined(forms[0][1]))
             if len(packed) < pack.size_bytes:
                 forms = [*forms, self._packed(pack, packed)]
-        others = [form for form in forms if form[0].path != now.path and self._stays_missing(form)]
+        others = [form for form in forms if form[0].path != now.path and self.stays_missing(form[0].path)]
         these = [form for form in forms if form[0].path == now.path]
         if pack.hash in self.link.named:
-            these = [form for form in these if self._stays_missing(form)]
+            these = [form for form in these if self.stays_missing(form[0].path)]
         for sent, buffers in [*these, *others]:
             self.write(sent, buffers)
             self.link.sent[pack.hash] = sent
             return
         now.written_at = self.link.clock()
 
-    def _stays_missing(self, form: Form) -> bool:
-        return all(self.size(form[0].path) is None for _ in range(NUM_LOOKS))
+    def stays_missing(self, path: Path) -> bool:
+        """Whether a file is not to be seen however often one looks."""
+        return all(self.size(path) is None for _ in range(NUM_LOOKS))
 
     def _forms(self, pack: Pack) -> list[Form]:
         """The object plain and, where that is wanted and smaller, compressed; the last is written.
@@ -379,8 +396,11 @@ class Upload:
         self.link.place.require_identity()
         path = self.link.store.manifest_path(self.name)
         sent = self.link.sent.get(self.name) or self.objects.sent(path, [self._manifest_bytes])
-        if self.name in self.link.named and not self.link.is_surely_wrong(path):
-            is_needed = False
+        is_wrong = self.link.is_surely_wrong(path)
+        if self.name in self.link.named and not is_wrong:  # gone for certain, or left alone
+            is_needed = self.link.num_wrong[path] > 0 and self.objects.stays_missing(path)
+        elif is_wrong:
+            is_needed = True
         elif self.name in self.link.sent:
             is_needed = self.link.clock() - sent.written_at > self.objects.patience
         else:

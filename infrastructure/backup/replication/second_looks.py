@@ -1,0 +1,70 @@
+"""Looks again at files that were confirmed at a place: in a bounded rhythm while the run goes on, and
+once at its end.
+
+A place can lose what it had. So a confirmation is a fact about a moment; what is found missing or
+changed here is confirmed no more, and whoever copies sees that it has to be written again.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from infrastructure.backup.replication.remote_session import RemoteSession, UploadedFile
+from infrastructure.core.errors import StorageError
+
+LOOK_AGAIN_SECONDS = 600.0  # between two looks at a file
+MOST_LOOKS_PER_HOUR = 1000  # over all files; with more than 166 of them, each waits longer
+READING_SHARE = 0.05  # of the time, for looks that read a file back
+UNSEEN_SECONDS = 60.0  # before the next look at a file that was not to be seen
+MISSING_SECONDS = 600.0  # not to be seen for so long, it is missing on a mount too
+LAST_SECONDS = 60.0  # of reading back at the end, of what was compared not long ago
+
+
+class SecondLooks:
+    """The looks over `link`; what comes of them stands in each `UploadedFile`."""
+
+    def __init__(self, link: RemoteSession) -> None:
+        self.link = link
+        self._next_at = float("-inf")
+
+    def one(self, files: Sequence[UploadedFile]) -> None:
+        """Look at the one of `files` that has waited longest, if it is time to.
+
+        Raises:
+            OSError: the place does not answer.
+        """
+        began = self.link.clock()
+        if not files or began < self._next_at:
+            return
+        period = max(LOOK_AGAIN_SECONDS, len(files) * 3600.0 / MOST_LOOKS_PER_HOUR)
+        file = min(files, key=lambda each: _due_at(each, period))
+        if _due_at(file, period) > began:
+            return
+        self._look(file, reads=not self.link.place.is_slow)
+        took = self.link.clock() - began
+        self._next_at = began + max(3600.0 / MOST_LOOKS_PER_HOUR, took / READING_SHARE)
+
+    def last(self, files: Sequence[UploadedFile]) -> Iterator[float]:
+        """Look at all of `files`, those that were compared longest ago first; yields after each.
+
+        Raises:
+            OSError: the place does not answer.
+        """
+        began = self.link.clock()
+        for file in sorted(files, key=lambda each: each.confirmed_at or 0.0):
+            now = self.link.clock()
+            is_old = now - (file.confirmed_at or 0.0) > self.link.fresh_seconds
+            self._look(file, reads=is_old or now - began < LAST_SECONDS)
+            yield 0.0
+
+    def _look(self, file: UploadedFile, reads: bool) -> None:
+        try:
+            is_there = self.link.still_has(file, reads=reads)
+        except StorageError:  # `file` says so
+            return
+        if not is_there and self.link.clock() - file.present_at > MISSING_SECONDS:
+            file.confirmed_at = None
+            file.problem = f"{self.link.place.url}/{file.path} is not to be seen any more"
+
+
+def _due_at(file: UploadedFile, period: float) -> float:
+    is_seen = file.present_at >= file.looked_at
+    return max(file.present_at, file.looked_at) + (period if is_seen else UNSEEN_SECONDS)
