@@ -262,6 +262,7 @@ class _ManifestFirstUpload(Upload):
         for pack in self.manifest.packs:
             if pack.hash not in self.link.sent:
                 self.objects._send(pack, is_seen=True)
+                self.link.sent[pack.hash].confirmed_at = self.link.clock()
                 yield 0.0
         self.is_confirmed = True
 

@@ -111,7 +111,8 @@ class Copier:
             wait = next(self._work)
         except StopIteration:
             self._error, self._num_failures = None, 0
-            wait = 0.0 if self._pending() else IDLE_SECONDS
+            is_waited_for = self._pending() or self._last_look is not None
+            wait = 0.0 if is_waited_for else IDLE_SECONDS
             self._begin_again(wait)
         except FencedError as stranger:
             self._stranger = str(stranger)
@@ -196,12 +197,13 @@ class Copier:
         holding = self._holding()
         name = self._newest_holding(holding)
         manifest = self.pruning.confirmed[name] if name else None
-        confirmed_at = self._confirmed_at[name] if name else None
+        confirmed_at = self._confirmed_at.get(name or "")
         seen, offset = holding[name] if name else None, self._now() - self.link.clock()
         newest = next((n for n, m in self._local_manifests.items() if m.healthy), None)
         upload, folder = self._upload, self._publishing
         on_its_way = upload or folder
-        error, advice = self._error or (self._damage() or self._loss(holding), None)
+        refused = self._refused_name(name or "")
+        error, advice = self._error or (self._damage(refused) or self._loss(holding), None)
         if self._stranger is not None:
             error = f"version {self._stranger[:12]} at the place was written by another training"
             advice = (
@@ -226,7 +228,7 @@ class Copier:
             published_folders=dict(self._published),
             newest_name=newest,
             newest_step=self._local_manifests[newest].step if newest else None,
-            refused_name=self._refused_name(),
+            refused_name=refused,
             error=error,
             num_failures=self._num_failures if self._error else 0,
             advice=advice,
@@ -378,13 +380,12 @@ class Copier:
             if name in self.local.versions():
                 self._refused[name] = str(error)
 
-    def _damage(self) -> str | None:
-        """What is told of a damaged version, until a newer one is confirmed."""
+    def _damage(self, name: str | None) -> str | None:
+        """What is told of the damaged version `name`, until a newer one is confirmed."""
         if self._local_error is not None:
             return self._local_error
         if self._refused_folders:
             return next(iter(self._refused_folders.values()))
-        name = self._refused_name()
         return name and f"version {name[:12]} is not copied: {self._refused[name]}"
 
     def _loss(self, holding: Collection[str]) -> str | None:
@@ -399,8 +400,7 @@ class Copier:
             return f"version {name[:12]} is no longer whole at the place: {why}; {here}"
         return None
 
-    def _refused_name(self) -> str | None:
-        confirmed = self._newest_holding(self._holding()) or ""
+    def _refused_name(self, confirmed: str) -> str | None:
         return max((name for name in self._refused if name > confirmed), default=None)
 
     def _look_there(self) -> list[str]:

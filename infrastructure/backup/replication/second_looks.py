@@ -15,6 +15,7 @@ MOST_LOOKS_PER_HOUR = 1000  # over all files; with more than 166 of them, each w
 READING_SHARE = 0.05  # of the time, for looks that read a file back
 UNSEEN_SECONDS = 60.0  # before the next look at a file that was not to be seen
 MISSING_SECONDS = 600.0  # not to be seen for so long, it is missing on a mount too
+LAST_WAITS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # between looks at what is not to be seen
 LAST_SECONDS = 60.0  # of reading back at the end, of what was compared not long ago
 
 
@@ -43,17 +44,27 @@ class SecondLooks:
         self._next_at = began + max(3600.0 / MOST_LOOKS_PER_HOUR, took / READING_SHARE)
 
     def last(self, files: Sequence[UploadedFile]) -> Iterator[float]:
-        """Look at all of `files`, those that were compared longest ago first; yields after each.
+        """Look at all of `files`, those that were compared longest ago first; yields the seconds to
+        wait before the next. What is not to be seen by then, a few looks later, counts as missing.
 
         Raises:
             OSError: the place does not answer.
         """
         began = self.link.clock()
-        for file in sorted(files, key=lambda each: each.confirmed_at or 0.0):
-            now = self.link.clock()
-            is_old = now - (file.confirmed_at or 0.0) > self.link.fresh_seconds
-            self._look(file, reads=is_old or now - began < LAST_SECONDS)
-            yield 0.0
+        left = sorted(files, key=lambda each: each.confirmed_at or 0.0)
+        for wait in (*LAST_WAITS_SECONDS, None):
+            for file in left:
+                now = self.link.clock()
+                is_old = now - (file.confirmed_at or 0.0) > self.link.fresh_seconds
+                self._look(file, reads=is_old or now - began < LAST_SECONDS)
+                yield 0.0
+            left = [file for file in left if file.confirmed_at and file.present_at < began]
+            if not left:
+                return
+            if wait is not None:
+                yield wait
+        for file in left:
+            self._give_up(file)
 
     def _look(self, file: UploadedFile, reads: bool) -> None:
         try:
@@ -61,8 +72,11 @@ class SecondLooks:
         except StorageError:  # `file` says so
             return
         if not is_there and self.link.clock() - file.present_at > MISSING_SECONDS:
-            file.confirmed_at = None
-            file.problem = f"{self.link.place.url}/{file.path} is not to be seen any more"
+            self._give_up(file)
+
+    def _give_up(self, file: UploadedFile) -> None:
+        file.confirmed_at = None
+        file.problem = f"{self.link.place.url}/{file.path} is not to be seen any more"
 
 
 def _due_at(file: UploadedFile, period: float) -> float:

@@ -4,6 +4,7 @@ What is on its way holds its files open, so rotation may remove them meanwhile. 
 compared with its name while it is read: a damaged object is never copied whole.
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -115,15 +116,14 @@ class ObjectUpload:
         sent = self.link.sent.get(pack.hash)
         if sent is None:
             return True
-        if sent.confirmed_at is None:
+        if sent.confirmed_at is not None:
+            with contextlib.suppress(StorageError):  # which `sent.problem` says
+                if not self.link.still_has(sent, reads=False):  # it may come back by itself
+                    sent.written_at, sent.confirmed_at = self.link.clock(), None
+        if sent.problem is None:
             return False
-        try:
-            if not self.link.still_has(sent, reads=False):  # give it time to come back by itself
-                sent.written_at, sent.confirmed_at = self.link.clock(), None
-        except StorageError:
-            del self.link.sent[pack.hash]
-            return True
-        return False
+        del self.link.sent[pack.hash]
+        return True
 
     def _require_there(self, pack: Pack) -> None:
         if not self._is_seen(pack):
