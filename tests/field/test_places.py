@@ -4,15 +4,25 @@ from pathlib import Path
 
 import pytest
 
+from colab import remote_files
+from colab.fetching_data import fetch_from_hub, fetch_file
+from colab.remote_files import MountedFile
 from infrastructure.backup.backends.base import Content, Evidence
 from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.second_looks import LOOK_AGAIN_SECONDS, MOST_LOOKS_PER_HOUR
 from infrastructure.backup.run_backup import RunBackup
 from infrastructure.config.sections.backup_config import BackupConfig
-from infrastructure.core.errors import StorageError
+from infrastructure.core.errors import DataError, StorageError
 from tests.backup.memory_place import RUN, save
 from tests.backup.replication.test_copier import Rig
+from tests.colab.fetching import HURRIED, ROWS, fetch, visible, web
+from tests.colab.file_server import FileServer, Served, file_server
+from tests.colab.test_hub_data import ADDRESS, pinned, serve
+from tests.colab.test_hub_data import PATH as HUB_PATH
+
+__all__ = ["file_server"]
+CHANGED = ROWS.replace(b"?", b"!")
 
 
 def shared_object(rig: Rig, name: str) -> Path:
@@ -124,3 +134,67 @@ def test_f8_the_end_of_a_run_looks_once_more(tmp_path: Path) -> None:
         status = backup.finish()
         assert status.is_safe
         remote.verify(manifest)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        Served(CHANGED, etag='"v2"', ignores_if_range=True),
+        Served(CHANGED, etag=None, ignores_if_range=True),
+        Served(CHANGED + b"{}\n", etag='"v1"', ignores_if_range=True),
+        Served(CHANGED, etag='W/"v1"', ignores_if_range=True),
+    ],
+    ids=["another etag", "no etag", "another length", "a weak etag"],
+)
+def test_p1_the_end_of_another_version_is_never_put_behind_a_beginning(
+    after: Served, file_server: FileServer, tmp_path: Path
+) -> None:
+    file_server.files["/rows.jsonl"] = Served(ROWS, cuts=[5000], then=after)
+    assert fetch(web(file_server), tmp_path).read_bytes() == after.data
+
+
+def test_p1_another_date_is_another_version(file_server: FileServer, tmp_path: Path) -> None:
+    first, then = ({"Last-Modified": f"Mon, 0{day} Jan 2024 00:00:00 GMT"} for day in (1, 2))
+    after = Served(CHANGED, headers=then, etag=None, ignores_if_range=True)
+    file_server.files["/rows.jsonl"] = Served(ROWS, headers=first, etag=None, cuts=[5000], then=after)
+    assert fetch(web(file_server), tmp_path).read_bytes() == CHANGED
+
+
+def test_p1_a_mounted_file_that_changes_while_it_is_read_is_read_again_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounted = tmp_path / "drive" / "MyDrive" / "rows.jsonl"
+    mounted.parent.mkdir(parents=True)
+    mounted.write_bytes(ROWS)
+    monkeypatch.setattr(remote_files, "CHUNK_BYTES", 5000)
+    real, changes = MountedFile._query, iter([CHANGED])
+
+    def query(self: MountedFile, question: object) -> object:
+        found = real(self, question)  # type: ignore[arg-type]
+        if isinstance(found, bytes) and (data := next(changes, None)) is not None:
+            mounted.write_bytes(data)
+        return found
+
+    monkeypatch.setattr(MountedFile, "_query", query)
+    local = tmp_path / "local"
+    path = fetch_file(MountedFile(mounted, 20), None, local, 60, HURRIED)
+    assert path.read_bytes() == CHANGED
+
+
+def test_p1_the_hub_s_file_is_of_one_commit_and_has_the_hash_that_the_hub_names(
+    file_server: FileServer, tmp_path: Path
+) -> None:
+    serve(file_server, ROWS)
+    file_server.files[HUB_PATH] = Served(
+        ROWS,
+        headers=file_server.files[HUB_PATH].headers,
+        etag=file_server.files[HUB_PATH].etag,
+        then=Served(CHANGED, headers={"X-Repo-Commit": "b" * 40}, etag='"v2"'),
+    )
+    path = fetch_from_hub(ADDRESS, None, tmp_path / "one", file_server.url)
+    assert path.read_bytes() == ROWS
+    serve(file_server, ROWS)
+    file_server.files[pinned(HUB_PATH)].data = CHANGED  # a cache on the way gives another one
+    with pytest.raises(DataError, match="not those that the Hub names"):
+        fetch_from_hub(ADDRESS, None, tmp_path / "two", file_server.url)
+    assert visible(tmp_path / "two") == []
