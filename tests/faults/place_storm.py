@@ -3,9 +3,9 @@
     python -m tests.faults.place_storm        over 300 disturbances; prints one JSON line
 
 What is judged: a status never says more than was seen (each file of the version that it names was
-there at some moment since `present_at`, with its bytes at some moment since `compared_at`), and when
-the run has ended, the destination alone gives back what the status has promised. The copier, and the
-HTTP of the Hub's clients, are the real ones; time is simulated.
+there at some moment since `present_at`, with its bytes at some moment since `compared_at`), and
+when the run has ended, the destination alone gives back what the status has promised. The copier,
+and the HTTP of the Hub's client, are the real ones; time is simulated.
 """
 
 import argparse
@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.backup.backends.base import Content, Evidence, Place
-from infrastructure.backup.backends.bucket import BucketPlace
 from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.backends.hub import HubPlace
 from infrastructure.backup.format.codec import SUFFIX, decompress
@@ -47,7 +46,7 @@ FROZEN = random.Random(0).randbytes(300)
 
 
 class Service(Place):
-    """A store in memory, as different services are: what it says, and what it costs to know more."""
+    """A store in memory that answers as one kind of service does."""
 
     url = "memory:service"
 
@@ -291,9 +290,7 @@ class Writer:
     def _new_copier(self) -> Copier:
         link = RemoteSession(self.place, RUN, clock=self.clock)
         retention = Retention(keep_last=KEEP)
-        return self.copier_class(
-            self.store, link, retention, now=self.clock, draw=self.draw.random
-        )
+        return self.copier_class(self.store, link, retention, now=self.clock, draw=self.draw.random)
 
     def restart(self) -> None:
         self.copier.close()

@@ -3,7 +3,14 @@
 import pytest
 
 from tests.backup.backends.hub_server import TOKEN
-from tests.faults.place_storm import MUTANTS, Outcome, is_caught, storm, storm_on_disk, storm_over_http
+from tests.faults.place_storm import (
+    MUTANTS,
+    Outcome,
+    is_caught,
+    storm,
+    storm_on_disk,
+    storm_over_http,
+)
 from tests.slow import slow
 
 # of huggingface_hub's own upload

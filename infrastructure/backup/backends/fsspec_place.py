@@ -111,11 +111,6 @@ class FsspecPlace(Place):
     def advice(self, error: OSError) -> str:
         return ADVICE.get(error.errno or 0, super().advice(error))
 
-    def caution(self, run_directory: Path) -> str | None:
-        if self.url.startswith("memory:"):
-            return f"{self.url} is gone when this process ends"
-        return None
-
     def read(self, path: Path) -> Iterator[bytes]:
         at = self.at(path)
         with as_os_errors(self.shown(path)):

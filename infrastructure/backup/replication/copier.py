@@ -74,7 +74,7 @@ class Copier:
         self.pruning = PlacePruning(link, retention, grace_seconds)
         self._record = record
         self._publications: dict[str, PublishedFolder | Publication] = {}  # still to be done
-        self._published: dict[str, str] = {}
+        self._published: dict[str, PublishedFolder] = {}
         self._refused_folders: dict[str, str] = {}
         self._publishing: PublishedFolder | None = None
         self._on_piece, self._on_fault, self._now, self._draw = on_piece, on_fault, now, draw
@@ -151,6 +151,9 @@ class Copier:
         for token, other in list(self._publications.items()):
             if what_of(other).name == what.name:
                 del self._publications[token]
+        for token, folder in list(self._published.items()):
+            if folder.what.name == what.name and what.replaces:
+                del self._published[token]
         self._publications[what.token] = what
         self.nudge()
 
@@ -225,7 +228,11 @@ class Copier:
             in_flight_folder=folder.what.name if folder else None,
             done_bytes=on_its_way.done_bytes if on_its_way else 0,
             total_bytes=on_its_way.total_bytes if on_its_way else 0,
-            published_folders=dict(self._published),
+            published_folders={
+                token: f"{self.link.place.url}/{folder.target}"
+                for token, folder in self._published.items()
+                if seen_of(folder.seen.values()) is not None
+            },
             newest_name=newest,
             newest_step=self._local_manifests[newest].step if newest else None,
             refused_name=refused,
@@ -269,18 +276,30 @@ class Copier:
         self._arrived(self._upload)
 
     def _look_once_more(self) -> None:
-        """At one file of the versions that are kept at the place, if it is time to."""
-        self._looks.one(self._files(*self.pruning.confirmed))
+        """At one file of the versions and folders that are kept at the place, if it is time to."""
+        self._looks.one([*self._files(*self.pruning.confirmed), *self._published_files()])
+        self._publish_lost()
+
+    def _publish_lost(self) -> None:
+        """Let folders be copied again of which the place has lost a file."""
+        for token, folder in self._published.items():
+            if token not in self._publications and seen_of(folder.seen.values()) is None:
+                self._publications[token] = folder
+
+    def _published_files(self) -> list[UploadedFile]:
+        return [file for folder in self._published.values() for file in folder.seen.values()]
 
     def _look_at_the_end(self) -> Iterator[float]:
         """Do the look that was asked for, unless something is to be copied first."""
         token = self._last_look
-        if token is None or self._pending():
+        if token is None or self._pending() or self._publications:
             return
         self.link.place.require_identity()
         healthy = [name for name, manifest in self.pruning.confirmed.items() if manifest.healthy]
-        yield from self._looks.last(self._files(max(healthy, default=None)))
-        if not self._pending() and token == self._last_look:
+        files = [*self._files(max(healthy, default=None)), *self._published_files()]
+        yield from self._looks.last(files)
+        self._publish_lost()
+        if not (self._pending() or self._publications) and token == self._last_look:
             self._done_look, self._last_look, self._is_looked_at = token, None, True
 
     def _begin(self) -> Iterator[float]:
@@ -326,8 +345,9 @@ class Copier:
                         return
             except (CheckpointError, ValueError) as error:  # it is not there any more, or changed
                 self._refused_folders[token] = f"{what_of(what).name}/ is not copied: {error}"
+                self._published.pop(token, None)
             else:
-                self._published[token] = f"{self.link.place.url}/{folder.target}"
+                self._published[token] = folder
             finally:
                 self._publishing = None
             self._publications.pop(token, None)
@@ -339,7 +359,7 @@ class Copier:
         parent = Path(self.link.run_id)
         link, publication = self.link, what_of(what)
         try:
-            folder = PublishedFolder(link.place, parent, publication, link.bandwidth)
+            folder = PublishedFolder(link.place, parent, publication, link.bandwidth, link.clock)
         except OSError as error:
             raise CheckpointError(str(error)) from error
         if token in self._publications:
@@ -393,7 +413,7 @@ class Copier:
         for name in sorted(self.pruning.confirmed.keys() - {*holding}, reverse=True):
             files = self.link.files_of(name, self.pruning.confirmed[name])
             problems = [file.problem for file in files if file is not None and file.problem]
-            why = redact(problems[0]) if problems else "a file of it was different"
+            why = redact(problems[0]) if problems else "one of its files is missing or different"
             here = "it is copied again"
             if name not in self._local_manifests:
                 here = "this machine does not hold it any more, so it cannot be copied again"

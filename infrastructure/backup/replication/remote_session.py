@@ -39,6 +39,26 @@ class UploadedFile:
     evidence: Evidence = Evidence.BACKEND
     problem: str | None = None
 
+    def is_confirmed_by(self, place: Place, now: float) -> bool:
+        """Let a place compare it, and note what came of that.
+
+        Raises:
+            OSError: the place does not answer; FileNotFoundError: it is not there.
+            StorageError: it is gone, or something else is there under this name.
+        """
+        self.looked_at = now  # what is answered may have been so then, and no longer
+        try:
+            answer = place.confirm(self.path, self.content)
+        except StorageError as error:
+            self.confirmed_at, self.problem = None, str(error)
+            raise
+        if not answer:
+            return False
+        self.confirmed_at = self.present_at = now
+        self.evidence = answer if isinstance(answer, Evidence) else Evidence.BACKEND
+        self.problem = None
+        return True
+
 
 class Seen(NamedTuple):
     """What is known of several files together: the oldest and the weakest of each."""
@@ -139,23 +159,15 @@ class RemoteSession:
         return self._compares(sent)
 
     def _compares(self, sent: UploadedFile) -> bool:
-        asked_at = self.clock()  # what is answered may have been so then, and no longer
         try:
-            answer = self.place.confirm(sent.path, sent.content)
+            is_safe = sent.is_confirmed_by(self.place, self.clock())
         except FileNotFoundError:  # on a mount no proof that it is gone
-            answer = False
-        except StorageError as error:
+            is_safe = False
+        except StorageError:
             self.num_wrong[sent.path] += 1
-            sent.looked_at, sent.confirmed_at, sent.problem = asked_at, None, str(error)
             raise
         self.num_wrong.pop(sent.path, None)
-        sent.looked_at = asked_at
-        if not answer:
-            return False
-        sent.confirmed_at = sent.present_at = asked_at
-        sent.evidence = answer if isinstance(answer, Evidence) else Evidence.BACKEND
-        sent.problem = None
-        return True
+        return is_safe
 
     def files_of(self, name: str, manifest: Manifest) -> Iterator[UploadedFile | None]:
         """The files of a version there, as this session knows them; None for one of which nothing

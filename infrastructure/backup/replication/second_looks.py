@@ -1,5 +1,5 @@
-"""Looks again at files that were confirmed at a place: in a bounded rhythm while the run goes on, and
-once at its end.
+"""Looks again at files that were confirmed at a place: in a bounded rhythm while a run is copied,
+and once at its end.
 
 A place can lose what it had. So a confirmation is a fact about a moment; what is found missing or
 changed here is confirmed no more, and whoever copies sees that it has to be written again.

@@ -250,7 +250,9 @@ class ObjectUpload:
             packed = compress(_joined(forms[0][1]))
             if len(packed) < pack.size_bytes:
                 forms = [*forms, self._packed(pack, packed)]
-        others = [form for form in forms if form[0].path != now.path and self.stays_missing(form[0].path)]
+        others = [
+            form for form in forms if form[0].path != now.path and self.stays_missing(form[0].path)
+        ]
         these = [form for form in forms if form[0].path == now.path]
         if pack.hash in self.link.named:
             these = [form for form in these if self.stays_missing(form[0].path)]
