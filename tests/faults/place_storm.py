@@ -285,7 +285,7 @@ class Writer:
         self.place, self.clock, self.draw, self.copier_class = place, clock, draw, copier_class
         self.originals: dict[str, Files] = {}
         self.copier = self._new_copier()
-        self.said = BackupStatus()
+        self.shown = BackupStatus()
 
     def _new_copier(self) -> Copier:
         link = RemoteSession(self.place, RUN, clock=self.clock)
@@ -373,7 +373,7 @@ class History:
 
     def _judge(self, writer: Writer) -> None:
         status = writer.copier.status()
-        before, writer.said = writer.said, status
+        before, writer.shown = writer.shown, status
         self.outcome.withdrawn += (before.confirmed_name or "") > (status.confirmed_name or "")
         if status.confirmed_name is None:
             return

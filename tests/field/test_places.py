@@ -282,7 +282,7 @@ def test_p2_a_redirect_elsewhere_is_not_followed_and_the_alert_is_reported_as_lo
     assert "SECRET" not in caplog.text
 
 
-def test_p3_the_end_of_a_run_waits_as_long_as_the_server_asks_for() -> None:
+def test_p3_the_end_of_a_run_waits_as_long_as_the_server_wants() -> None:
     with webhook_server() as server:
         server.answers = [(429, {"Retry-After": "6"})]
         sink = WebhookAlerts(server.url, first_wait_seconds=0.01)

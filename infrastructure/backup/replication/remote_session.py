@@ -150,11 +150,11 @@ class RemoteSession:
             OSError: the place does not answer.
             StorageError: it is gone, or something else is there under this name.
         """
-        is_cheap, asked_at = sent.evidence in (Evidence.CHECKSUM, Evidence.MOUNT), self.clock()
+        is_cheap, began = sent.evidence in (Evidence.CHECKSUM, Evidence.MOUNT), self.clock()
         if sent.confirmed_at is not None and not (is_cheap or reads):
             with contextlib.suppress(FileNotFoundError):
                 if self.place.size(sent.path) == sent.content.size_bytes:
-                    sent.present_at = sent.looked_at = asked_at
+                    sent.present_at = sent.looked_at = began
                     return True
         return self._compares(sent)
 

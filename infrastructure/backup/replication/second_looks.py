@@ -40,8 +40,8 @@ class SecondLooks:
         if _due_at(file, period) > began:
             return
         self._look(file, reads=not self.link.place.is_slow)
-        took = self.link.clock() - began
-        self._next_at = began + max(3600.0 / MOST_LOOKS_PER_HOUR, took / READING_SHARE)
+        duration_seconds = self.link.clock() - began
+        self._next_at = began + max(3600.0 / MOST_LOOKS_PER_HOUR, duration_seconds / READING_SHARE)
 
     def last(self, files: Sequence[UploadedFile]) -> Iterator[float]:
         """Look at all of `files`, those that were compared longest ago first; yields the seconds to
