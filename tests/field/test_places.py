@@ -2,6 +2,8 @@
 
 import email.utils
 import json
+import os
+import signal
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,8 +21,10 @@ from infrastructure.backup.run_backup import RunBackup
 from infrastructure.commands.main import main
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.config.sections.resource_config import AlertThresholds
+from infrastructure.core.checksums import damaged_files
 from infrastructure.core.errors import DataError
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.deployment.export_comparison import Comparer
 from infrastructure.monitoring.training_monitor import ALERTS_FILE, SUMMARY_FILE, TrainingMonitor
 from infrastructure.monitoring.watching.alert_queue import AlertQueue
 from infrastructure.monitoring.watching.alert_sinks import (
@@ -36,8 +40,10 @@ from tests.colab.fetching import HURRIED, ROWS, fetch, visible, web
 from tests.colab.file_server import FileServer, Served, file_server
 from tests.colab.test_hub_data import ADDRESS, pinned, serve
 from tests.colab.test_hub_data import PATH as HUB_PATH
+from tests.deployment.runs import deploy, small_config
 from tests.monitoring.watching.test_webhook import alert
 from tests.monitoring.webhook_server import webhook_server
+from tests.training.methods.method_runs import in_fork
 
 __all__ = ["file_server"]
 CHANGED = ROWS.replace(b"?", b"!")
@@ -369,3 +375,28 @@ def test_p4_an_alert_that_breaks_its_sender_loses_no_other() -> None:
     alerts.close()
     assert taken == [2, 3]
     assert (alerts.num_lost, alerts.why_lost) == (1, "it failed (UnicodeEncodeError)")
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_f18_an_export_killed_in_its_read_back_can_be_run_again(
+    is_there: bool, tmp_path: Path
+) -> None:
+    run, _ = deploy(small_config(tmp_path, max_steps=1))
+    out = tmp_path / "out"
+    if is_there:
+        out.mkdir()
+    command = ["export", str(run), str(out)]
+
+    def killed() -> None:
+        def kill(*_: object, **__: object) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        Comparer.__call__ = kill  # type: ignore[method-assign, assignment]
+        main(command)
+
+    assert in_fork(killed) == signal.SIGKILL
+    assert [*out.glob("*")] == []
+    assert any(tmp_path.glob(".out.*.part/*"))
+    assert main(command) == ExitCode.DONE
+    assert damaged_files(out) == []
+    assert not any(tmp_path.glob(".out.*"))
