@@ -258,6 +258,7 @@ class ManifestFirst(Copier):
 
 class _ManifestFirstUpload(Upload):
     def steps(self) -> Iterator[float]:
+        self._before_manifest()
         yield from self._put_manifest()
         for pack in self.manifest.packs:
             if pack.hash not in self.link.sent:

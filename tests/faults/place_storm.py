@@ -421,6 +421,12 @@ class History:
         self._for_a_while(is_read_only=True)
 
     def _refusing(self) -> None:
+        if isinstance(self.destination, OnHub):
+            part = self.draw.choice(["paths-info", "/commit/", "/tree/", "/resolve/"])
+            self.destination.hub.failing = {part: self.draw.choice([500, 502, 503])}
+            self._pass(self.draw.choice([30.0, 400.0]))
+            self.destination.hub.failing = {}
+            return
         self._for_a_while(refusing_share=self.draw.choice([0.2, 1.0]))
 
     def _lying(self) -> None:

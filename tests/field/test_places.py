@@ -5,8 +5,10 @@ import json
 import os
 import signal
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +17,7 @@ from colab.fetching_data import fetch_file, fetch_from_hub
 from colab.remote_files import MountedFile
 from infrastructure.backup.backends.base import Content, Evidence
 from infrastructure.backup.backends.folder import FolderPlace
+from infrastructure.backup.finished_run import Completion, complete
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.second_looks import LOOK_AGAIN_SECONDS, MOST_LOOKS_PER_HOUR
 from infrastructure.backup.run_backup import RunBackup
@@ -34,6 +37,7 @@ from infrastructure.monitoring.watching.alert_sinks import (
 )
 from infrastructure.monitoring.watching.alerts import Alert
 from infrastructure.monitoring.watching.webhook import VARIABLE, WebhookAlerts
+from infrastructure.run import replication
 from tests.backup.memory_place import RUN, save
 from tests.backup.replication.test_copier import Rig
 from tests.colab.fetching import HURRIED, ROWS, fetch, visible, web
@@ -400,3 +404,43 @@ def test_f18_an_export_killed_in_its_read_back_can_be_run_again(
     assert main(command) == ExitCode.DONE
     assert damaged_files(out) == []
     assert not any(tmp_path.glob(".out.*"))
+
+
+def test_f8_a_run_does_not_end_as_confirmed_with_what_its_destination_has_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+
+    def loses(backup: RunBackup, *arguments: Any, **others: Any) -> Completion:
+        backup.finish(30)
+        first, second, *_ = sorted(path for path in place.rglob("objects/*/*"))
+        first.unlink()
+        second.write_bytes(first.name.encode())
+        return complete(backup, *arguments, **others)
+
+    monkeypatch.setattr(replication, "complete", loses)
+    config = small_config(tmp_path, max_steps=6, checkpoint_frequency=2)
+    config.backup.place = str(place)
+    run, _ = deploy(config)
+    copies = json.loads((run / "summary.json").read_text())["backup"]
+    assert "problem" not in copies
+    assert (copies["confirmed_step"], copies["compared_by"]) == (6, "read-back")
+    assert copies["present_at"] >= copies["confirmed_at"]
+    remote = Store(place / run.name)
+    newest, rejected = remote.newest()
+    assert (newest, rejected) == (copies["confirmed_name"], [])
+    remote.verify(remote.read(remote.versions()[0]))
+
+
+def test_f8_a_status_is_the_same_until_something_was_seen_or_done(tmp_path: Path) -> None:
+    """Each one that differs is written to the disk."""
+    rig = Rig(tmp_path)
+    rig.copy(1)
+    rig.copier._now = lambda: rig.clock.now + 5e8 + 0.001 * (time.perf_counter() % 1)
+    first = rig.copier.status()
+    rig.clock.now += 0.5
+    again = rig.copier.status()
+    assert replace(first, changed_at=None) == replace(again, changed_at=None)
+    assert first.present_at is not None
+    assert abs(first.present_at - 5e8 - rig.clock.now) < 90

@@ -91,6 +91,7 @@ class Copier:
         self._looks = SecondLooks(link)
         self._last_look: str | None = None  # that was asked for and is still to be done
         self._done_look = ""
+        self._offset = float("-inf")
         self._is_looked_at = False  # all of it, since the last version came there
         self._stranger: str | None = None
         self._error: tuple[str, str | None] | None = None
@@ -201,7 +202,7 @@ class Copier:
         name = self._newest_holding(holding)
         manifest = self.pruning.confirmed[name] if name else None
         confirmed_at = self._confirmed_at.get(name or "")
-        seen, offset = holding[name] if name else None, self._now() - self.link.clock()
+        seen, offset = holding[name] if name else None, self._clock_offset()
         newest = next((n for n, m in self._local_manifests.items() if m.healthy), None)
         upload, folder = self._upload, self._publishing
         on_its_way = upload or folder
@@ -241,6 +242,14 @@ class Copier:
             advice=advice,
             changed_at=self._now(),
         )
+
+    def _clock_offset(self) -> float:
+        """From the link's clock to times since 1970; the same as long as nobody sets the clock, so
+        that a status in which nothing has changed is the same, too."""
+        offset = self._now() - self.link.clock()
+        if abs(offset - self._offset) > 1.0:
+            self._offset = offset
+        return self._offset
 
     def _state(self) -> str:
         if self._stranger is not None:

@@ -383,6 +383,7 @@ class Upload:
         while not self._is_manifest_confirmed(sent) and not self.objects.is_hopeless():
             yield wait
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+            sent = self._send_manifest()
         self.is_confirmed = sent.confirmed_at is not None and self.objects.are_confirmed
         self.link.is_doubtful = sent.confirmed_at is None
 
@@ -394,17 +395,20 @@ class Upload:
             raise
 
     def _send_manifest(self) -> UploadedFile:
-        """Write the manifest; one that may be in use there is asked for only."""
+        """Write the manifest, again where it got lost; one that may be in use there is asked for
+        only."""
         self.link.place.require_identity()
         path = self.link.store.manifest_path(self.name)
         sent = self.link.sent.get(self.name) or self.objects.sent(path, [self._manifest_bytes])
         is_wrong = self.link.is_surely_wrong(path)
-        if self.name in self.link.named and not is_wrong:  # gone for certain, or left alone
-            is_needed = self.link.num_wrong[path] > 0 and self.objects.stays_missing(path)
+        is_late = self.link.clock() - sent.written_at > self.objects.patience
+        if self.name in self.link.named and not is_wrong:
+            is_lost = is_late or self.link.num_wrong[path] > 0
+            is_needed = is_lost and self.objects.stays_missing(path)
         elif is_wrong:
             is_needed = True
         elif self.name in self.link.sent:
-            is_needed = self.link.clock() - sent.written_at > self.objects.patience
+            is_needed = is_late
         else:
             is_needed = self.objects.size(path) != sent.content.size_bytes
         if is_needed:
