@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from email.message import Message
 from typing import IO
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from infrastructure.monitoring.watching.alert_queue import AlertQueue
 from infrastructure.monitoring.watching.alerts import Alert
@@ -62,15 +62,14 @@ class _SameHostRedirects(urllib.request.HTTPRedirectHandler):
         headers: Message,
         newurl: str,
     ) -> urllib.request.Request | None:
-        old, new = urlsplit(req.full_url), urlsplit(urljoin(req.full_url, newurl))
-        is_safe = new.scheme == "https" or (new.scheme == old.scheme and new.port == old.port)
-        if new.hostname != old.hostname or not is_safe:
+        old, new = urlsplit(req.full_url), urlsplit(newurl)
+        is_same = (new.scheme, new.port) == (old.scheme, old.port)
+        is_upgrade = (old.scheme, new.scheme) == ("http", "https")
+        if new.hostname != old.hostname or not (is_same or is_upgrade):
             return None  # the answer itself is the error
         return urllib.request.Request(
-            new.geturl(), data=req.data, headers=dict(req.header_items()), method="POST"
+            newurl, data=req.data, headers=dict(req.headers), method="POST"
         )
-
-    http_error_308 = urllib.request.HTTPRedirectHandler.http_error_302
 
 
 _OPENER = urllib.request.build_opener(_SameHostRedirects)
