@@ -24,6 +24,7 @@ from infrastructure.core.errors import DamagedFileError, StorageError
 from infrastructure.core.json_text import JsonObject, as_integer, as_object
 from infrastructure.core.redact import redact, redact_urls
 
+LAST_LOOK_SECONDS = 10.0  # at least, for the last look
 FINAL, REPORT, SUMMARY = "final", "report", "summary.json"
 LAST_FILES = (
     SUMMARY,
@@ -84,10 +85,13 @@ def complete(
         down = backup.status()
         cause = down.problem if down.state == DOWN else None  # of all that is missing
         return Completion(published, cause or redact(str(error)))
-    status = backup.finish(_left(deadline))  # copying the model may have taken long
+    look = backup.begin_last_look()  # copying the model may have taken long
+    status = backup.finish(max(LAST_LOOK_SECONDS, _left(deadline)), look)
     if status.confirmed_name != backup.store.newest_healthy():
         problem = status.problem or "the place has not confirmed the last checkpoint"
         return Completion(published, problem)
+    if not status.has_looked(look) or published not in status.published_folders.values():
+        return Completion(published, status.problem or "the place was not looked at once more")
     return Completion(published)
 
 

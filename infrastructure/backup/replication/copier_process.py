@@ -161,11 +161,10 @@ def serve(
                 copier.nudge()
             continue
         is_done = copier.is_done and not _is_written_to(copier.local)
-        is_done = is_done and copier.has_looked
         if copier.has_failed and is_succeeded():
             copier.close()
             return
-        if is_done or time.monotonic() - ended_at > finish_seconds:
+        if (is_done and copier.has_looked) or time.monotonic() - ended_at > finish_seconds:
             status = copier.status()
             is_safe = status.is_safe and is_done and status.state != FENCED
             file.write(replace(status, state=FINISHED if is_safe else LEFT))
