@@ -93,6 +93,8 @@ def test_every_view_shows_what_is_safe_and_other_machines_learn_of_the_place(
     page = (run / "report.html").read_text()
     assert "Where your work is" in page
     assert "step 4, saved" in page
+    assert "seen there" in page
+    assert "(read-back)" in page
     assert Store(place / run.name).newest()[1] == []
     summary["backup"]["text"] = "as it stood then"
     (run / "summary.json").write_text(json.dumps(summary))
