@@ -91,7 +91,9 @@ def complete(
         problem = status.problem or "the place has not confirmed the last checkpoint"
         return Completion(published, problem)
     if not status.has_looked(look) or published not in status.published_folders.values():
-        return Completion(published, status.problem or "the place was not looked at once more")
+        return Completion(
+            published, status.problem or "the destination was not checked a last time"
+        )
     return Completion(published)
 
 

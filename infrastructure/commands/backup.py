@@ -348,7 +348,7 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     elif loss.seconds == 0.0 or (training is not None and state.confirmed_name == newest):
         caution = place.caution(run.path) if isinstance(place, FolderPlace) else None
         safe = "If this machine died now, nothing that was saved would be lost"
-        safe += ", as the place was seen then" if seen else ""
+        safe += ", as the destination was last seen" if seen else ""
         lines.append(f"Caution: {caution}" if caution else safe)
     elif training is not None:
         since = (

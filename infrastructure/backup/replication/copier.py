@@ -89,10 +89,10 @@ class Copier:
         self._upload: Upload | None = None
         self._confirmed_at: dict[str, float] = {}  # of versions, by `now`
         self._looks = SecondLooks(link)
-        self._last_look: str | None = None  # that was asked for and is still to be done
+        self._last_look: str | None = None  # token of the requested one that is not done yet
         self._done_look = ""
         self._offset = float("-inf")
-        self._is_looked_at = False  # all of it, since the last version came there
+        self._is_looked_at = False  # completely, since the last version was copied
         self._stranger: str | None = None
         self._error: tuple[str, str | None] | None = None
         self._num_failures = self._done_at_failure = 0
@@ -159,23 +159,23 @@ class Copier:
         self.nudge()
 
     def look_again(self, token: str) -> None:
-        """Look at all of the newest version at the place as soon as nothing is left to copy, and
-        copy again what it has lost; `status` shows the token then."""
+        """Look at every file of the newest version as soon as nothing is left to copy, and copy
+        again what the destination has lost; `status` shows the token then."""
         self._last_look = token
         self.nudge()
 
     def look_at_the_end(self) -> None:
-        """As `look_again`, unless that was done since the last version came there."""
+        """Do `look_again`, unless that was done since the last version was copied."""
         if not self._is_looked_at:
             self.look_again(AT_THE_END)
 
     @property
     def has_looked(self) -> bool:
-        """Whether there is no look that was asked for and is still to be done."""
+        """Whether every requested look is done, or never will be."""
         return self._last_look is None or self._stranger is not None
 
     def _holding(self) -> dict[str, Seen]:
-        """The confirmed versions of which every file was there when it was last looked for."""
+        """Return the confirmed versions whose files were all there at the last look."""
         known = {
             name: seen_of(self.link.files_of(name, manifest))
             for name, manifest in self.pruning.confirmed.items()
@@ -187,7 +187,7 @@ class Copier:
         return max((name for name in holding if confirmed[name].healthy), default=None)
 
     def _files(self, *names: str | None) -> list[UploadedFile]:
-        """The files of confirmed versions, each once."""
+        """Return the files of confirmed versions, each once."""
         files = (
             file
             for name in names
@@ -244,8 +244,8 @@ class Copier:
         )
 
     def _clock_offset(self) -> float:
-        """From the link's clock to times since 1970; the same as long as nobody sets the clock, so
-        that a status in which nothing has changed is the same, too."""
+        """Return what leads from the link's clock to times since 1970. It stays the same unless the
+        clock is set, so that a status in which nothing has changed stays the same, too."""
         offset = self._now() - self.link.clock()
         if abs(offset - self._offset) > 1.0:
             self._offset = offset
@@ -285,12 +285,12 @@ class Copier:
         self._arrived(self._upload)
 
     def _look_once_more(self) -> None:
-        """At one file of the versions and folders that are kept at the place, if it is time to."""
+        """Look at the file of kept versions and folders that is due, if one is."""
         self._looks.one([*self._files(*self.pruning.confirmed), *self._published_files()])
         self._publish_lost()
 
     def _publish_lost(self) -> None:
-        """Let folders be copied again of which the place has lost a file."""
+        """Queue the folders again that have lost a file at the destination."""
         for token, folder in self._published.items():
             if token not in self._publications and seen_of(folder.seen.values()) is None:
                 self._publications[token] = folder
@@ -299,7 +299,7 @@ class Copier:
         return [file for folder in self._published.values() for file in folder.seen.values()]
 
     def _look_at_the_end(self) -> Iterator[float]:
-        """Do the look that was asked for, unless something is to be copied first."""
+        """Do the requested look, unless something has to be copied first."""
         token = self._last_look
         if token is None or self._pending() or self._publications:
             return
@@ -418,7 +418,7 @@ class Copier:
         return name and f"version {name[:12]} is not copied: {self._refused[name]}"
 
     def _loss(self, holding: Collection[str]) -> str | None:
-        """What is told of a version that was confirmed, and that the place has lost for good."""
+        """Return a sentence on the newest confirmed version that has lost a file since."""
         for name in sorted(self.pruning.confirmed.keys() - {*holding}, reverse=True):
             files = self.link.files_of(name, self.pruning.confirmed[name])
             problems = [file.problem for file in files if file is not None and file.problem]
@@ -426,7 +426,7 @@ class Copier:
             here = "it is copied again"
             if name not in self._local_manifests:
                 here = "this machine does not hold it any more, so it cannot be copied again"
-            return f"version {name[:12]} is no longer whole at the place: {why}; {here}"
+            return f"version {name[:12]} is not whole at the destination any more: {why}; {here}"
         return None
 
     def _refused_name(self, confirmed: str) -> str | None:

@@ -1,8 +1,8 @@
-"""Looks again at files that were confirmed at a place: in a bounded rhythm while a run is copied,
-and once at its end.
+"""Looks again at files that were confirmed at a backup destination: in a bounded rhythm while a run
+is copied, and once at its end.
 
-A place can lose what it had. So a confirmation is a fact about a moment; what is found missing or
-changed here is confirmed no more, and whoever copies sees that it has to be written again.
+A destination can lose what it had, so a confirmation is a fact about a moment. A file that is found
+missing or changed here loses its evidence, and the copier sees that it has to be written again.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,14 +20,14 @@ LAST_SECONDS = 60.0  # of reading back at the end, of what was compared not long
 
 
 class SecondLooks:
-    """The looks over `link`; what comes of them stands in each `UploadedFile`."""
+    """Looks over `link`; each `UploadedFile` holds what was found."""
 
     def __init__(self, link: RemoteSession) -> None:
         self.link = link
         self._next_at = float("-inf")
 
     def one(self, files: Sequence[UploadedFile]) -> None:
-        """Look at the one of `files` that has waited longest, if it is time to.
+        """Look at the file that has waited longest, if it is due.
 
         Raises:
             OSError: the place does not answer.

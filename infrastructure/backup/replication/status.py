@@ -116,7 +116,7 @@ class BackupStatus:
         return f" ({self.advice}{goes_on})"
 
     def seen(self, now: float) -> str | None:
-        """What was seen at the place of the confirmed version, by what and when: `all its files
+        """Describe what was seen of the confirmed version, how and when: `all its files
         were there 5 s ago; their bytes were compared 2 min ago (read-back)`."""
         if self.present_at is None or self.compared_at is None or self.compared_by is None:
             return None
