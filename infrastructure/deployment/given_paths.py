@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from infrastructure.backup.backends import open_place
+from infrastructure.backup.backends import open_place, require_backend
 from infrastructure.backup.run_backup import (
     last_place,
     place_options,
@@ -102,6 +102,7 @@ def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
     with no_empty_folder_left(output_dir):
         writable(output_dir)
     if config.backup.place is not None:
+        require_backend(config.backup.place)
         url = open_place(config.backup.place).url  # which connects to nothing
         places = (last_place(RunDirectory(run).checkpoints) for run in runs_in(output_dir))
         if url not in places:  # else that run may be finished, and is shown without its place

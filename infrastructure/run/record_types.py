@@ -134,6 +134,10 @@ class CopyFacts(TypedDict, total=False):
     confirmed_step: int
     saved_at: float
     confirmed_at: float
+    present_at: float
+    compared_at: float
+    compared_by: str
+    last_look: str
     in_flight_step: int
     in_flight_folder: str
     done_bytes: int

@@ -38,6 +38,7 @@ PROOFS = {
     "G4 runs": ("tests.faults.run_damage", "any file of a whole run is damaged"),
     "G5": ("tests.faults.lies", "a write says yes and keeps nothing"),
     "G9": ("tests.faults.drive_model", "a machine dies beside a Drive that lies"),
+    "G17": ("tests.faults.place_storm", "a backup destination loses, changes and hides files"),
     "G10": ("tests.faults.stops", "told to stop at any instant"),
     "G11": ("tests.faults.recovery_model", "memory runs out, rows break the loss"),
     "G12": ("tests.faults.races", "two writers"),

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
-CASES = [*(f"R{n}" for n in range(1, 16)), *(f"D{n}" for n in range(1, 11)), "S10"]
+CASES = [*(f"R{n}" for n in range(1, 16)), *(f"D{n}" for n in range(1, 11))]
+CASES += ["S10", "F8", "F18", *(f"P{n}" for n in range(1, 6))]
 NAME = re.compile(r"::test_(?P<case>[rdsfpw]\d+)_(?P<what>\w+)")
 
 
