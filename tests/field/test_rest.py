@@ -1,14 +1,29 @@
 """F14 to F23: options, extensions of a run, and sentences that fit."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from infrastructure.commands.main import create_parser
+from infrastructure.commands.parser import parse
+from infrastructure.commands.settings import configure
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.elsewhere import SAME, as_keys
+from infrastructure.config.field_help import plain
+from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.sections.model_config import LoraConfig
+from infrastructure.config.sources.flags import as_flags
+from infrastructure.config.sources.load import load_config
+from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.deployment.one_call import resume_run
+from infrastructure.deployment.resuming import find_to_resume
+from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.trainer_factory import TrainerFactory
-from tests.deployment.runs import small_settings
+from tests.deployment.runs import deploy, losses, small_config, small_settings
+from tests.training.methods.method_runs import configuration, in_fork, run_folder
 from tests.training.quantum.quantum_runs import quantum_trainer, records
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +36,7 @@ def test_f14_pytest_runs_a_notebook_of_a_clone(pytestconfig: pytest.Config) -> N
 
 
 @pytest.mark.parametrize("problem", ["data_selection", "block_selection", "rank_allocation"])
-def test_f15_quantum_steps_asked_for_by_a_frequency_are_made(
+def test_f15_quantum_steps_that_a_frequency_requests_are_made(
     problem: str, saved_llama: Path, tmp_path: Path
 ) -> None:
     """A step costs seconds and a training step milliseconds here, so each bound would skip it."""
@@ -39,9 +54,9 @@ def test_f15_quantum_steps_asked_for_by_a_frequency_are_made(
         return [record["outcome"] for record in records(trainer)]
 
     default = {"max_overhead_percent": "auto"}
-    asked = outcomes(3, **default)
-    assert set(asked) == {"answered"}
-    assert len(asked) >= (1 if problem == "rank_allocation" else 2)
+    requested = outcomes(3, **default)
+    assert set(requested) == {"answered"}
+    assert len(requested) >= (1 if problem == "rank_allocation" else 2)
     assert set(outcomes(3, max_overhead_percent=1e-6)) == {"skipped"}
     assert set(outcomes(None, **default)) == {"skipped"}
 
@@ -113,3 +128,94 @@ def test_f19_an_explicit_no_is_no_silent_yes(switch: str, other: dict[str, Any])
         config = DeploymentConfig(training={"mode": "layerwise", **other, switch: value})
         named = [one for one in config.problems() if f"training.{switch} false" in one]
         assert bool(named) == is_refused
+
+
+def model_bytes(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "accepted"),
+    [
+        ({"max_steps": 4}, {"max_steps": 7}, "max_steps"),
+        ({"num_epochs": 1, "max_steps": None}, {"num_epochs": 2}, "num_epochs"),
+    ],
+)
+def test_f21_a_longer_training_is_not_refused_for_what_follows_from_its_length(
+    before: dict[str, Any], after: dict[str, Any], accepted: str, tmp_path: Path, saved_llama: Path
+) -> None:
+    """Nobody gave `warmup_steps`: its default is fitted to the length, and no change of its own."""
+    settings = configuration("dpo", tmp_path, saved_llama, training={**before, "warmup_steps": 50})
+
+    def extended() -> None:
+        TrainingDeployment(settings, say=lambda line: None).run()
+        run = run_folder(settings)
+        steps = len(losses(run))
+        (key, value), *_ = after.items()
+        change = Setting(f"training.{key}", value, Source(Layer.FLAG, key))
+        chosen = find_to_resume(run.name, str(run.parent), [change], [accepted], print)
+        resume_run(chosen, [accepted], print)
+        assert len(losses(run)) > steps
+
+    assert in_fork(extended) == 0
+
+
+def test_f20_a_change_without_a_step_left_is_named_and_not_recorded(tmp_path: Path) -> None:
+    config = small_config(tmp_path, num_epochs=1)
+    run, _ = deploy(config)
+    trained = model_bytes(run / "final")
+    lines: list[str] = []
+    changes = [
+        Setting(f"training.{key}", value, Source(Layer.FLAG, key))
+        for key, value in (("learning_rate", 1e-4), ("num_epochs", 1))
+    ]
+    chosen = find_to_resume(run.name, str(run.parent), changes, ["learning_rate"], print)
+    resume_run(chosen, ["learning_rate"], lines.append)
+    assert any("learning_rate changes nothing" in line for line in lines)
+    assert model_bytes(run / "final") == trained
+    assert not json.loads((run / "summary.json").read_text()).get("history")
+    again = find_to_resume(run.name, str(run.parent), [], [], print)
+    assert again.config.training.learning_rate == config.training.learning_rate
+
+
+@pytest.mark.parametrize("training", [{}, {"batch_size": "auto"}])
+def test_f22_a_limit_that_was_set_is_named(training: dict[str, Any], tmp_path: Path) -> None:
+    settings = small_settings(tmp_path, **training)
+    with pytest.raises(ValueError, match="cpu_memory_limit, which allows 50MB") as raised:
+        deploy(DeploymentConfig(**settings, memory={"cpu_memory_limit": "50MB"}))
+    assert "machine" not in str(raised.value)
+    assert "0.0 GiB" not in str(raised.value)
+
+
+def test_f22_a_limit_above_what_the_machine_has_is_not_named() -> None:
+    cpu = torch.device("cpu")
+    assert "machine" in MemoryBudget(cpu_limit="900000GB").way_out(cpu)
+    assert "machine" in MemoryBudget().way_out(cpu)
+    assert "50MB" in MemoryBudget(cpu_limit="50MB").way_out(cpu)
+
+
+@pytest.mark.parametrize("name", [name for name in SAME if "=" in SAME[name][-1]])
+def test_f23_what_a_refusal_advises_is_taken(name: str, tmp_path: Path) -> None:
+    """On a command line with DATA before it, and in a file."""
+    expected = {setting.partition("=")[0]: setting.partition("=")[2] for setting in SAME[name]}
+    parser = create_parser()
+    options = parse(parser, ["train", "rows.jsonl", *as_flags(SAME[name]).split()])
+    assert options.data == "rows.jsonl"
+    file = tmp_path / "settings.yaml"
+    file.write_text("\n".join(as_keys(SAME[name]).split(" and ")))
+    for config in (configure(options), load_config(file, environment={})):
+        for key, value in expected.items():
+            assert str(plain(config.value(key))).lower() == (value or "true")
+
+
+def test_f23_qlora_as_other_tools_write_it_gets_what_it_is_here(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("qlora: true\nlora_r: 8\n")
+    with pytest.raises(ValueError, match="lora_config: true and "):
+        load_config(file, environment={})
+
+
+def test_f23_the_best_model_at_the_end_is_not_promised_by_a_flag_that_keeps_it() -> None:
+    for word in ("--load-best-model-at-end", "--load_best_model_at_end"):
+        with pytest.raises(ValueError, match="temper export RUN@best FOLDER"):
+            parse(create_parser(), ["train", "rows.jsonl", word, "true"])

@@ -136,7 +136,8 @@ class StackwiseFields(ConfigSection):
     """The fields of stack-wise training; `TrainingConfig` holds them flat."""
 
     mode: Literal["layerwise", "blockwise", "fused"] | None = Field(
-        default=None, description="What trains at a time: a layer, a block, or a block and all below (fused)."
+        default=None,
+        description="What trains at a time: a layer, a block, or a block and all below (fused).",
     )
     block_size: Annotated[Count, _IN_BLOCKS] = Field(default=4, description="Layers of a block.")
     train_head: Annotated[Literal["first", "always"], _IN_TURN] = Field(
@@ -237,7 +238,8 @@ class StackwiseFields(ConfigSection):
     )
     qlora_progressive_enabled: Annotated[bool | None, _QLORA_TRUNK] = Field(
         default=None,
-        description="Add QLoRA matrices to the trunk with each stack; none: as qlora_strategy says.",
+        description="Add QLoRA matrices to the trunk with each stack;"
+        " none: as qlora_strategy says.",
     )
     qlora_strategy: Annotated[Literal["simplified", "progressive", "variable"], _QLORA] = Field(
         default="simplified", description="How QLoRA ranks are chosen over the stacks."

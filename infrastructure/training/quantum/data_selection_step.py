@@ -135,7 +135,7 @@ class DataSelectionStep:
         allowed_seconds: float,
         most: int,
         *,
-        must_ask: bool = False,
+        never_skips: bool = False,
     ) -> int:
         """How many examples are looked at: those asked for, or as many as may be paid for; 0 where
         that is too few to say anything.
@@ -143,20 +143,20 @@ class DataSelectionStep:
         Args:
             gradient_seconds: of one example.
             most: variables that a problem may have.
-            must_ask: never 0; the fewest that say anything, whatever they cost.
+            never_skips: never 0; the fewest that say anything, whatever they cost.
         """
         wanted = self.num_wanted(most)
         if self.cost_seconds(gradient_seconds, wanted) <= allowed_seconds:
             return wanted
         if self.config.candidates != "auto":
-            return wanted if must_ask else 0
+            return wanted if never_skips else 0
         number = bisect_right(
             range(1, wanted + 1),
             allowed_seconds,
             key=lambda n: self.cost_seconds(gradient_seconds, n),
         )
         least = min(wanted, LEAST_CANDIDATES)
-        return max(number, least) if must_ask or number >= LEAST_CANDIDATES else 0
+        return max(number, least) if never_skips or number >= LEAST_CANDIDATES else 0
 
     def num_wanted(self, most: int) -> int:
         """How many examples are looked at where that costs nothing."""

@@ -195,7 +195,7 @@ class SolverSession:
             allowed_seconds: since `run` began; here, a solver is ended then.
         """
         record = self._record(state)
-        if self.cost.must_ask:
+        if self.cost.never_skips:
             allowed_seconds = math.inf
         record["foretold_seconds"] = predicted_seconds
         record["allowed_seconds"] = None if math.isinf(allowed_seconds) else allowed_seconds
