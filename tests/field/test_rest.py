@@ -15,6 +15,7 @@ from infrastructure.config.elsewhere import SAME, as_keys
 from infrastructure.config.field_help import plain
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.sections.model_config import LoraConfig
+from infrastructure.config.sections.stackwise_config import ProgressiveConfig, StackwiseFields
 from infrastructure.config.sources.flags import as_flags
 from infrastructure.config.sources.load import load_config
 from infrastructure.deployment.deploy_training import TrainingDeployment
@@ -76,12 +77,15 @@ def test_f15_a_bound_that_nobody_gave_makes_the_question_small(
         assert "of the 16 that were looked at" in record["chosen"]
 
 
-def stack_trainings(folder: Path, *runs: dict[str, Any]) -> list[dict[str, Any]]:
-    """The weights that each stack-wise training of three layers ends with, in one process."""
+def stack_trainings(
+    folder: Path, *runs: dict[str, Any], model: dict[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """The weights that each stack-wise training ends with; of three layers, or of `model`."""
     ended = []
     for training in runs:
         settings = small_settings(folder, num_epochs=1, **training)
         settings["model"]["embedded"]["num_layers"] = 3
+        settings["model"] = model or settings["model"]
         trainer = TrainerFactory().for_run(DeploymentConfig(**settings))
         trainer.train()
         assert trainer.model is not None
@@ -98,22 +102,91 @@ def test_f19_each_option_of_stackwise_training_changes_something(tmp_path: Path)
     """`mode: fused` is no blockwise under another name, and both spellings of one thing agree."""
     qlora = {"mode": "layerwise", "qlora_enabled": True, "qlora_rank": 2}
     stored = {"mode": "layerwise", "quantization_type": "nf_fp8"}
-    block, fused, again, progressive, simple, enabled, kept, plain = stack_trainings(
+    block, fused = stack_trainings(
         tmp_path,
         {"mode": "blockwise", "block_size": 1, "cache_activations": False},
         {"mode": "fused", "block_size": 1},
-        {**qlora, "qlora_progressive_enabled": True},
-        {**qlora, "qlora_strategy": "progressive"},
-        qlora,
-        {**stored, "quantization_enabled": True},
-        {**stored, "backbone_quantized": True},
-        {"mode": "layerwise"},
     )
     assert num_different(block, fused) > 9
-    assert num_different(again, progressive) == 0
-    assert num_different(progressive, simple) > 9
-    assert num_different(enabled, kept) == 0
-    assert num_different(enabled, plain) > 9
+    for one, other in (
+        ({**qlora, "qlora_progressive_enabled": True}, {**qlora, "qlora_strategy": "progressive"}),
+        ({**stored, "quantization_enabled": True}, {**stored, "backbone_quantized": True}),
+    ):
+        assert num_different(*stack_trainings(tmp_path, one, other)) == 0
+
+
+LAYERWISE = {"mode": "layerwise"}
+GROWN = {"strategy": "progressive", "progressive": {"target_stacks": 2}}
+QLORA = {**LAYERWISE, "qlora_enabled": True, "qlora_rank": 2}
+MASKED = {**LAYERWISE, "time_step_masking": True}
+# Of each choice: what it is given with, and itself. What only says how and where the same numbers
+# are kept is left out.
+CHOICES: dict[str, tuple[dict[str, Any], object]] = {
+    "block_size": ({"mode": "blockwise", "block_size": 1}, 2),
+    "train_head": (LAYERWISE, "always"),
+    "with_top": (LAYERWISE, 1),
+    "local_loss": (LAYERWISE, "reconstruct"),
+    "reconstruct_weight": ({**LAYERWISE, "local_loss": "reconstruct"}, 3.0),
+    "cache_dtype": ({**LAYERWISE, "cache_activations": True}, "fp32"),
+    "end_to_end_scope": (
+        {"strategy": "end_to_end", "progressive": {"target_stacks": 3}},
+        "stackwise",
+    ),
+    "progressive.target_stacks": (GROWN, 3),
+    "progressive.trunk_strategy": (GROWN, "qlora"),
+    "progressive.new_stack_precision": (GROWN, "nf_fp8"),
+    "progressive.growth": (GROWN, "once"),
+    "progressive.init": (GROWN, "copy"),
+    "time_step_masking": (LAYERWISE, True),
+    "num_time_steps": (MASKED, 4),
+    "time_step_bins": (MASKED, [0, 2]),
+    "time_step_mask_fractions": (MASKED, {0: 0.4, 9: 0.6}),
+    "time_interpretation": (MASKED, "input"),
+    "corruption": (MASKED, "uniform"),
+    "mask_weighting": (MASKED, "none"),
+    "quantization_enabled": (LAYERWISE, True),
+    "quantization_type": ({**LAYERWISE, "quantization_enabled": True}, "fp16"),
+    "backbone_quantized": (LAYERWISE, True),
+    "qlora_enabled": (LAYERWISE, True),
+    "qlora_rank": (QLORA, 3),
+    "qlora_alpha": (QLORA, 5),
+    "qlora_dropout": (QLORA, 0.4),
+    "qlora_lr": (QLORA, 0.05),
+    "qlora_progressive_enabled": (QLORA, True),
+    "qlora_strategy": (QLORA, "progressive"),
+    "qlora_ranks": ({**QLORA, "qlora_strategy": "variable"}, {0: 3}),
+}
+KEEPING = {
+    *("cache_activations", "cache_size", "cache_mode", "cache_storage", "store_all_time_steps"),
+    *("time_step_cache_size", "save_stacks", "save_rack", "cache_dir", "mode"),
+    "adapters_full_precision",  # of models that are held in 16 bits: below
+}
+
+
+def test_f19_no_choice_of_stackwise_training_is_left_out_here() -> None:
+    fields = {*StackwiseFields.model_fields} - {"progressive"}
+    fields |= {f"progressive.{name}" for name in ProgressiveConfig.model_fields}
+    assert {*CHOICES} | KEEPING == fields
+
+
+def test_f19_matrices_in_full_precision_differ_where_the_model_is_in_16_bits(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    model = {"name": str(saved_llama), "dtype": "bf16"}
+    kept, rounded = stack_trainings(
+        tmp_path, QLORA, {**QLORA, "adapters_full_precision": False}, model=model
+    )
+    assert num_different(kept, rounded) > 0
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_f19_a_choice_changes_what_is_trained(name: str, tmp_path: Path) -> None:
+    given, value = CHOICES[name]
+    section, _, field = name.rpartition(".")
+    chosen = {**given, field: value}
+    if section:
+        chosen = {**given, section: {**given.get(section, {}), field: value}}
+    assert num_different(*stack_trainings(tmp_path, given, chosen)) > 0
 
 
 @pytest.mark.parametrize(
