@@ -292,3 +292,15 @@ def test_f23_the_best_model_at_the_end_is_not_promised_by_a_flag_that_keeps_it()
     for word in ("--load-best-model-at-end", "--load_best_model_at_end"):
         with pytest.raises(ValueError, match="temper export RUN@best FOLDER"):
             parse(create_parser(), ["train", "rows.jsonl", word, "true"])
+
+
+@pytest.mark.parametrize("flag", ["--lora", "--lora-use-dora", "--no-lora", "--new-run"])
+@pytest.mark.parametrize("value", ["true", "False"])
+def test_f23_a_switch_with_a_value_is_named_and_not_data(flag: str, value: str) -> None:
+    for words in (["train", "rows.jsonl", flag, value], ["train", flag, value, "rows.jsonl"]):
+        with pytest.raises(ValueError, match=f"^{flag} takes no value, not '{value}'"):
+            parse(create_parser(), words)
+    with pytest.raises(ValueError, match=f"it takes no value, not '{value}'"):
+        parse(create_parser(), ["train", "rows.jsonl", f"{flag}={value}"])
+    options = parse(create_parser(), ["train", flag, "rows.jsonl"])
+    assert options.data == "rows.jsonl"
