@@ -325,3 +325,34 @@ def test_h105_what_the_tokenizer_cannot_read_of_a_question_is_named(
         assert len(found) == bool(number)
         assert all(line.startswith(f"{number} rows") and "'What is\\n2?'" in line for line in found)
     assert TokenSurvival(byte_level_tokenizer(CHATML)).lost_of(["字\n"], "字\n", []) == ""
+
+
+def test_h115_where_no_row_is_left_the_reason_is_given(tmp_path: Path) -> None:
+    reason = r"12 wrong type \(rows.jsonl:1"
+    tokenizer = byte_level_tokenizer(CHATML)
+    pairs = [{"prompt": f"{n}?", "chosen": n + 0.5, "rejected": "no"} for n in range(12)]
+    path = write_jsonl(tmp_path / "rows.jsonl", pairs)
+    settings = {"path": str(path), "max_bad_rows_percent": 100}
+    config = DeploymentConfig(data=settings, training={"method": "dpo"})
+    with pytest.raises(ValueError, match=reason):
+        read_data(config, tokenizer, tmp_path / "bad.jsonl")
+    write_jsonl(path, [{"prompt": f"{n}?", "completion": n + 0.5} for n in range(12)])
+    with closing(pipeline(path, tmp_path / "cache", tokenizer, max_bad_rows_percent=100)) as data:
+        with pytest.raises(ValueError, match=reason):
+            data.prepare()
+
+
+def test_h112_an_answer_without_a_question_gets_the_column_for_whole_texts(tmp_path: Path) -> None:
+    answers = [{"messages": [{"role": "assistant", "content": f"Text {n}."}]} for n in range(12)]
+    path = write_jsonl(tmp_path / "rows.jsonl", answers)
+    tokenizer = byte_level_tokenizer(CHATML)
+    with (
+        closing(pipeline(path, tmp_path / "cache", tokenizer)) as data,
+        pytest.raises(ValueError, match="in a column text"),
+    ):
+        data.prepare()
+    write_jsonl(path, [{"text": f"Text {n}."} for n in range(12)])
+    with closing(pipeline(path, tmp_path / "cache", tokenizer, validation_split=0.0)) as data:
+        data.prepare()
+        (row, *_), *_ = data.train_batches(0, 0, 1)
+    assert "Text" in tokenizer.decode(row.input_ids)

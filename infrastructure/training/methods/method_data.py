@@ -196,7 +196,7 @@ def read_data(
     writer.survivals.finish()
     writer.survivals.check(num_read, data.max_unlearnable_percent)
     if not train:
-        raise ValueError(f"{data.path}: no row is left to train on")
+        raise quarantine.none_left(str(data.path))
     result = MethodData(
         shape,
         [row.columns for row in train],
