@@ -337,9 +337,11 @@ def test_h115_where_no_row_is_left_the_reason_is_given(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=reason):
         read_data(config, tokenizer, tmp_path / "bad.jsonl")
     write_jsonl(path, [{"prompt": f"{n}?", "completion": n + 0.5} for n in range(12)])
-    with closing(pipeline(path, tmp_path / "cache", tokenizer, max_bad_rows_percent=100)) as data:
-        with pytest.raises(ValueError, match=reason):
-            data.prepare()
+    with (
+        closing(pipeline(path, tmp_path / "cache", tokenizer, max_bad_rows_percent=100)) as data,
+        pytest.raises(ValueError, match=reason),
+    ):
+        data.prepare()
 
 
 def test_h112_an_answer_without_a_question_gets_the_column_for_whole_texts(tmp_path: Path) -> None:
