@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
@@ -92,7 +91,7 @@ def record_rows_of(run: RunDirectory, config: DeploymentConfig, contents: Conten
     has learnt them, too."""
     first = run_folder(Path(finished_model(config.model.name)).expanduser())
     earlier = None if first is None else trained_rows(RunDirectory(first))
-    record_trained_rows(run, contents if earlier is None else np.union1d(contents, earlier))
+    record_trained_rows(run, contents, earlier)
 
 
 class CompilingObserver(Observer):

@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import EXACT_MATCH, LOSS
@@ -296,7 +294,7 @@ def trained_on(config: DeploymentConfig, measured: ModelRows, name: str) -> list
     known = None if folder is None else trained_rows(RunDirectory(folder))
     if known is None or measured.contents is None:
         return trained_on_file(config)
-    num_rows, num_known = len(measured.contents), int(np.isin(measured.contents, known).sum())
+    num_rows, num_known = len(measured.contents), known.num_among(measured.contents)
     if not num_known:
         return []
     which = "all" if num_known == num_rows else f"{num_known:,} of the"

@@ -6,6 +6,7 @@ runs/<run_id>/run.json · metrics.jsonl · checkpoints/ · final/ · report.html
 import re
 import time
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import cast
@@ -22,8 +23,11 @@ from infrastructure.core.transliteration import in_ascii
 from infrastructure.core.user_text import user_text
 from infrastructure.monitoring.records.run_list import (
     RUN_FILE,
+    began,
     find_run_path,
     is_of_a_script,
+    moment_of,
+    run_folders,
     runs_in,
     split_version,
 )
@@ -33,6 +37,7 @@ from infrastructure.run.record_types import RunRecord
 
 BEST = "best"  # RUN@best
 _OWN_NAME = re.compile(r"\d{8}-\d{6}-(.+)-[0-9a-f]{4}")
+_SECOND = "%Y%m%d-%H%M%S"
 
 
 class RunStatus(StrEnum):
@@ -174,16 +179,28 @@ class RunDirectory:
 
 
 def plan_run(output_dir: Path, name: str) -> RunDirectory:
-    """The directory of a new run, not made yet; its id says when it began and what it trains.
+    """Return the directory of a new run, not made yet, whose id names its time and what it trains.
+
+    Its time is that of the clock, or the next one after the newest run there: two runs of one
+    instant, or a clock or time zone that moved back, leave them in the order in which they began.
 
     Raises:
         ValueError: `output_dir` cannot be written to.
     """
     writable(output_dir)
-    now = time.time()
-    started = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
-    within_second = int(now % 1 * 0x10000)  # so that names sort by their start
-    return RunDirectory(output_dir / f"{started}-{_in_file_name(name)}-{within_second:04x}")
+    now = moment_of(time.time())
+    others = (began(run)[:2] for run in run_folders(output_dir))
+    second, part = max([now, *(_after(*other) for other in others if len(other[0]) == len(now[0]))])
+    return RunDirectory(output_dir / f"{second}-{_in_file_name(name)}-{part}")
+
+
+def _after(second: str, part: str) -> tuple[str, str]:
+    """Return the next moment that an id can say."""
+    number = int(part or "0", 16) + 1
+    if number <= 0xFFFF:
+        return second, f"{number:04x}"
+    later = datetime.strptime(second, _SECOND) + timedelta(seconds=1)
+    return later.strftime(_SECOND), "0000"
 
 
 def default_name(model: str, method: str) -> str:

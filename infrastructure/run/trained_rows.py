@@ -1,8 +1,13 @@
-"""Which rows the model of a run has learnt, by the run or by those that it began from, as hashes of
-what they say: a measurement names those among its own, in whatever file they lie."""
+"""Which rows the model of a run has learned, by the run or by those that it began from: a
+measurement names those among its own rows, in whatever file they lie.
+
+Rows are kept as hashes of their contents, keyed with a secret, because a short row can be guessed
+from a plain hash. The secret stays with the hashes in the run's own folder and its copies.
+"""
 
 import base64
 import contextlib
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -10,29 +15,70 @@ import numpy.typing as npt
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import DamagedFileError
 from infrastructure.run.directory import RunDirectory
+from infrastructure.run.identity import new_key, row_digest
 
 MOST_ROWS = 1_000_000  # eight bytes each; of more rows those with the smallest hashes
-ROWS = "rows"
+KEY, ROWS = "key", "rows"
 
 Contents = npt.NDArray[np.uint64]
 
 
-def record_trained_rows(run: RunDirectory, contents: Contents) -> None:
+@dataclass(frozen=True)
+class TrainedRows:
+    """Rows, as keyed hashes.
+
+    Attributes:
+        key: the secret.
+        hashes: in rising order, (rows,).
+    """
+
+    key: str = field(default_factory=new_key, repr=False)
+    hashes: Contents = field(default_factory=lambda: np.array([], dtype=np.uint64))
+
+    def with_contents(self, contents: Contents) -> "TrainedRows":
+        """Return these rows and others.
+
+        Args:
+            contents: a plain hash of each of the others, (others,).
+        """
+        both = np.union1d(self.hashes, self._keyed(contents))
+        return TrainedRows(self.key, both[:MOST_ROWS])
+
+    def num_among(self, contents: Contents) -> int:
+        """Return how many of these plain hashes are of rows that were trained on."""
+        return int(np.isin(self._keyed(contents), self.hashes).sum())
+
+    def _keyed(self, contents: Contents) -> Contents:
+        empty, data = row_digest(self.key), contents.astype("<u8").tobytes()
+        hashes = bytearray()
+        for start in range(0, len(data), 8):
+            digest = empty.copy()
+            digest.update(data[start : start + 8])
+            hashes += digest.digest()[:8]
+        return np.frombuffer(hashes, dtype="<u8")
+
+
+def record_trained_rows(
+    run: RunDirectory, contents: Contents, earlier: TrainedRows | None = None
+) -> None:
     """Add rows to those that the run has trained on.
 
     Args:
         contents: a hash of each row, (rows,).
+        earlier: of the run whose model this one begins with, whose secret a new run takes over.
     """
-    known = trained_rows(run)
-    kept = np.unique(contents if known is None else np.concatenate([known, contents]))[:MOST_ROWS]
-    text = base64.b64encode(kept.astype("<u8").tobytes()).decode("ascii")
-    write_record(run.trained_rows_file, {ROWS: text})
+    known = trained_rows(run) or earlier or TrainedRows()
+    kept = known.with_contents(contents)
+    text = base64.b64encode(kept.hashes.astype("<u8").tobytes()).decode("ascii")
+    write_record(run.trained_rows_file, {KEY: kept.key, ROWS: text})
 
 
-def trained_rows(run: RunDirectory) -> Contents | None:
-    """The hashes in rising order; None where the run has none: it is older, or has other rows."""
+def trained_rows(run: RunDirectory) -> TrainedRows | None:
+    """Return the rows; None: the run keeps none, or its file is damaged."""
     with contextlib.suppress(OSError, DamagedFileError, ValueError):
-        text = read_record(run.trained_rows_file).get(ROWS)
-        if isinstance(text, str):
-            return np.frombuffer(base64.b64decode(text, validate=True), dtype="<u8")
+        record = read_record(run.trained_rows_file)
+        key, text = record.get(KEY), record.get(ROWS)
+        if isinstance(key, str) and isinstance(text, str) and len(bytes.fromhex(key)) == 32:
+            hashes = np.frombuffer(base64.b64decode(text, validate=True), dtype="<u8")
+            return TrainedRows(key, hashes)
     return None

@@ -115,7 +115,8 @@ class UnifiedTrainer:
                 mapping with `input_ids` and `labels`. A `DataLoader` is read in the order of this
                 training's seed; any other iterable is read once, and kept.
             model_layers: a causal language model of transformers, whose layers are found by their
-                structure; or a list of layers, each given what the one before gave.
+                structure; or a list of layers, each given what the one before gave. Quantization is
+                of the linear layers inside them: one that is a linear layer itself stays as it is.
             embedding: of a list: from inputs to what the first layer is given; None: as they are.
             head: of a list: from what any layer gives to what the loss is given; None: as it is.
             loss: of a list: a mean over the batch; None: cross-entropy for targets that are whole

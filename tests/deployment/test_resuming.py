@@ -161,7 +161,7 @@ def test_other_rows_stop_an_unfinished_run_until_they_are_accepted(
     assert entry["data"]["num_train"] > record["data"]["num_train"]
     known = trained_rows(RunDirectory(stopped))
     assert known is not None
-    assert len(known) == entry["data"]["num_train"] + record["data"]["num_train"]
+    assert len(known.hashes) == entry["data"]["num_train"] + record["data"]["num_train"]
     assert entry["when"]
     page = (stopped / "report.html").read_text()
     assert "Changed under way" in page

@@ -75,7 +75,8 @@ def test_a_run_knows_what_the_run_that_it_began_from_had_learnt(
     record_rows_of(second, config, np.array([5, 8], dtype=np.uint64))
     known = trained_rows(second)
     assert known is not None
-    assert known.tolist() == [3, 5, 8]
+    assert len(known.hashes) == 3
+    assert known.num_among(np.array([3, 5, 8], dtype=np.uint64)) == 3
 
 
 def test_run_json_records_how_the_run_came_to_be(

@@ -27,10 +27,10 @@ import pytest
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.json_text import MAX_DEPTH, parse_json
 from infrastructure.training.data.encoding.python_repr import parse_python
-from infrastructure.training.data.readers.json_format import held_out_split
+from infrastructure.training.data.readers.json_format import lists_of
 from infrastructure.training.data.readers.line_reader import Start
 from infrastructure.training.data.readers.rows import BadRow, Row
-from infrastructure.training.data.readers.sources import discover
+from infrastructure.training.data.readers.sources import about_splits, discover
 from infrastructure.training.methods.method_data import read_data
 from tests.training.data.builders import (
     CHATML,
@@ -788,4 +788,55 @@ def test_r6_a_document_holds_out_a_list_of_rows_alone(
 ) -> None:
     for document in (f'{{"train": [{PAIR}], {others}}}', f'{{{others}, "train": [{PAIR}]}}'):
         (tmp_path / "rows.json").write_text(document)
-        assert held_out_split(tmp_path / "rows.json") == key
+        assert lists_of(tmp_path / "rows.json").held_out == key
+
+
+@pytest.mark.parametrize(
+    ("document", "unread"),
+    [
+        ('{"data": [ROW], "extra": [ROW, ROW]}', ("extra",)),
+        ('{"extra": [ROW], "more": [ROW], "data": [ROW], "n": [1]}', ("extra", "more")),
+        ('{"train": [ROW], "validation": [ROW], "test": [ROW]}', ("test",)),
+        ('{"data": [ROW], "validation": [ROW]}', ("validation",)),
+        ('{"data": [ROW], "tags": ["a", "b"], "about": {"rows": [ROW]}}', ()),
+        ('{"rows": [ROW]}', ()),
+        ("[ROW, ROW]", ()),
+        ('{"data": [ROW], "extra": [ROW', ()),
+    ],
+)
+def test_r5_lists_of_a_document_that_nothing_reads_are_named(
+    tmp_path: Path, document: str, unread: tuple[str, ...]
+) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(document.replace("ROW", PAIR))
+    assert lists_of(path).unread == unread
+    notes = about_splits(discover(str(path)), [])
+    assert [f"`{key}`" in " ".join(notes) for key in unread] == [True] * len(unread)
+    assert any("not read" in note for note in notes) == bool(unread)
+    path.write_text(f'{{"data": [{PAIR}]}}')
+    assert lists_of(path).unread == ()  # it is read again
+
+
+@pytest.mark.parametrize(
+    ("files", "together"),
+    [
+        (("main/train-0.jsonl", "socratic/train-0.jsonl"), True),
+        (("main/train-0.jsonl", "socratic/train-0.jsonl", "main/test-0.jsonl"), True),
+        (("a/train/0.jsonl", "a/train/1.jsonl", "a/test/0.jsonl"), False),
+        (("train/0.jsonl", "train/1.jsonl"), False),
+        (("train-0.jsonl", "train-1.jsonl", "test-0.jsonl"), False),
+        (("monday/0.jsonl", "tuesday/0.jsonl"), False),
+        (("main/train-0.jsonl", "other/notes.jsonl"), False),
+    ],
+)
+def test_r6_configurations_that_are_trained_on_together_are_named(
+    tmp_path: Path, files: tuple[str, ...], together: bool
+) -> None:
+    for name in files:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{PAIR}\n")
+    notes = about_splits(discover(str(tmp_path)), [])
+    notes += [file.note for file in discover(str(tmp_path)) if file.note]
+    assert any("main" in note and "socratic" in note for note in notes) == together
+    assert any("together" in note for note in notes) == together

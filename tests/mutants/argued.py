@@ -11,7 +11,6 @@ ARGUED: dict[str, str] = {
     "ae48267124976022": "how much of a file is read at once does not change its hash",
     "0f71f655efc00a2c": "an hour is meant, not an hour to the last second",
     "f98fd3cb9d861c0f": "about half a gigabyte is meant, as much as any machine has to spare",
-    "f22f0fc227857fdf": "the same bytes go, by one copy more of the last one",
     "7616e7ed9b6a4b13": "the same bytes come, by one copy more",
     "19ac11b42d24250b": "counted at the place before it is read for the first time",
 }

@@ -25,6 +25,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,13 @@ from tests.mutants.forked_tests import (
     warm_up,
 )
 from tests.mutants.named import named_mutants
-from tests.mutants.operators import Mutant, lines_of_functions, mutants_of, statement_lines
+from tests.mutants.operators import (
+    Mutant,
+    compiles,
+    lines_of_functions,
+    mutants_of,
+    statement_lines,
+)
 
 SEED, NUMBER = 14, 600
 STATE = ROOT / ".mutants"
@@ -60,7 +67,7 @@ KINDS["broken"] = "open"
 @functools.cache
 def modules() -> list[str]:
     """Return the paths of all modules that may be mutated, relative to the repository."""
-    paths = sorted((ROOT / PRODUCT).rglob("*.py"))
+    paths = sorted((ROOT / PRODUCT).rglob("[!_]*.py"))
     return [str(path.relative_to(ROOT)) for path in paths]
 
 
@@ -85,13 +92,15 @@ def draw(
     So an edit of a module draws others in few places, and what was found before stays of use.
     """
     paths = modules() if paths is None else paths
-    found = [m for path in paths for m in mutants_of(path, (ROOT / path).read_text())]
+    sources = {path: (ROOT / path).read_text() for path in paths}
+    found = [mutant for path, source in sources.items() for mutant in mutants_of(path, source)]
     if since:
         new = {path: new_lines(path, since) for path in paths}
         found = [mutant for mutant in found if mutant.line in new[mutant.module]]
     found.sort(key=lambda mutant: hashlib.sha256(f"{seed}:{mutant.key}".encode()).digest())
     named = [mutant for mutant in named_mutants(ROOT) if mutant.module in paths and not since]
-    return named + found[:number]
+    drawn = (mutant for mutant in found if compiles(mutant, sources[mutant.module]))
+    return named + list(islice(drawn, number))
 
 
 def new_lines(path: str, commit: str) -> set[int]:
@@ -192,7 +201,7 @@ class Coverage:
                 self.tests.append(Test(lines=lines, name=test["test"], **times))
 
     def of(self, mutant: Mutant) -> list[Test]:
-        """Return the tests of its mirror that run the place, nearest first, up to a limit of time."""
+        """Return the tests of its mirror that run the place, nearest first, to a limit of time."""
         mirror = set(mirror_of(mutant.module))
         source = (ROOT / mutant.module).read_text()
         last = mutant.line + mutant.old.rstrip("\n").count("\n")
@@ -512,8 +521,8 @@ def main() -> int:
     options = parse_arguments()
     if not options.table:
         sandbox.enter("tests.mutants.run", STATE)
-    only = [path for path in modules() if any(part in path for part in options.only or [""])]
-    drawn = draw(options.number, options.seed, only, options.since)
+    paths = [path for path in modules() if any(part in path for part in options.only or [""])]
+    drawn = draw(options.number, options.seed, paths, options.since)
     results = Results()
     results.read()
     if not options.table:

@@ -110,17 +110,17 @@ def test_the_lines_of_a_statement_and_of_functions() -> None:
 
 
 def test_a_seed_draws_the_same_defects_again() -> None:
-    some = modules()[::24]
-    drawn = draw(400, 14, some)
-    assert [mutant.key for mutant in drawn] == [mutant.key for mutant in draw(400, 14, some)]
-    assert {m.key for m in draw(100, 14, some)} <= {m.key for m in drawn}
-    assert {m.key for m in draw(100, 15, some)} != {m.key for m in draw(100, 14, some)}
+    some = modules()[::120]
+    drawn = draw(200, 14, some)
+    assert [mutant.key for mutant in drawn] == [mutant.key for mutant in draw(200, 14, some)]
+    assert {m.key for m in draw(50, 14, some)} <= {m.key for m in drawn}
+    assert {m.key for m in draw(50, 15, some)} != {m.key for m in draw(50, 14, some)}
 
 
 @pytest.mark.parametrize("every", slow_but([16], [16, 1]))
 def test_defects_are_drawn_from_every_module(every: int) -> None:
     paths = modules()[::every]
-    drawn = draw(400 // every, 14, paths)
+    drawn = draw(1600 // every, 14, paths)
     assert len({mutant.key for mutant in drawn}) == len(drawn)
     assert len({mutant.module for mutant in drawn}) > len(paths) / 3
     assert all((ROOT / path).is_file() for path in modules())

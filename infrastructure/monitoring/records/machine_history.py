@@ -77,6 +77,27 @@ UNITS = {"_celsius": " °C", "_watts": " W"}
 
 
 @dataclass
+class _ForwardClock:
+    """Moments that never fall, of a clock that may be set back: what is noted after that follows at
+    once on what was noted before, so that no chart runs backwards.
+
+    Attributes:
+        moment: the last one; None: there was none.
+    """
+
+    moment: float | None = None
+    _shift: float = 0.0
+
+    def forward(self, moment: float) -> float:
+        moment += self._shift
+        if self.moment is not None and moment < self.moment:
+            self._shift += self.moment - moment
+            moment = self.moment
+        self.moment = moment
+        return moment
+
+
+@dataclass
 class MachineHistory:
     """What the monitor's samples say.
 
@@ -92,13 +113,16 @@ class MachineHistory:
     numbers: dict[str, Statistics] = field(default_factory=dict)
     pauses: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_PAUSES))
     _interval: float = math.inf
+    _samples: _ForwardClock = field(default_factory=_ForwardClock)
+    _performance: _ForwardClock = field(default_factory=_ForwardClock)
 
     def add(self, sample: Record) -> None:
         """Take a sample of the machine; they come in the order of time."""
         if is_number(sample.get("time")):
-            self._note_pause(self.last.get("time"), sample["time"])
+            before, moment = self._samples.moment, self._samples.forward(sample["time"])
+            self._note_pause(before, moment)
             self.last = sample
-            self._add(sample["time"], _flat(sample))
+            self._add(moment, _flat(sample))
 
     def add_performance(self, record: Record) -> None:
         """Take what was measured of a step: how well it uses the machine."""
@@ -106,10 +130,10 @@ class MachineHistory:
         if (share := values.get("model_flops_utilization")) is not None:
             values["model_flops_percent"] = 100 * share
         if "time" in values:
-            self._add(values["time"], values)
+            self._add(self._performance.forward(values["time"]), values)
 
-    def _note_pause(self, before: object, now: float) -> None:
-        if not is_number(before) or now <= before:
+    def _note_pause(self, before: float | None, now: float) -> None:
+        if before is None or now <= before:
             return
         if now - before > max(PAUSE_SECONDS, PAUSE_INTERVALS * self._interval):
             self.pauses.append((before, now))

@@ -28,6 +28,7 @@ _KEPT_NAME = re.compile(
 _NUMBERED = re.compile(r"checkpoint-(\d+)")  # as transformers names them
 BEGAN_AT = re.compile(r"^\d{8}-\d{6}-(?=.)")  # in an id, before what tables call the run
 _BEGINS_WITH_TIME = re.compile(r"20\d\d")
+ID = re.compile(r"(?P<second>\d{8}-\d{6})(?:-(?P<name>.+?))?(?:-(?P<part>[0-9a-f]{4}))?")
 
 
 class NoSuchRunError(ValueError):
@@ -49,7 +50,7 @@ def runs_in(output_dir: Path) -> list[Path]:
     if not output_dir.is_dir():
         return []
     require_listable(output_dir)
-    return sorted((path.parent for path in output_dir.glob(f"*/{RUN_FILE}")), key=_began)
+    return sorted((path.parent for path in output_dir.glob(f"*/{RUN_FILE}")), key=began)
 
 
 def run_folders(output_dir: Path) -> list[Path]:
@@ -59,16 +60,30 @@ def run_folders(output_dir: Path) -> list[Path]:
     require_listable(output_dir)
     by_file = {path.parent for path in output_dir.glob(f"*/{RUN_FILE}")}
     by_checkpoints = {path.parents[1] for path in output_dir.glob("*/checkpoints/versions")}
-    return sorted(by_file | by_checkpoints, key=_began)
+    return sorted(by_file | by_checkpoints, key=began)
 
 
-def _began(run: Path) -> str:
-    """When the run began, then its name; one that a person has named began with its run.json."""
+def began(run: Path) -> tuple[str, str, str]:
+    """Return what runs of a folder are ordered by: when the run began (the second, and a part of
+    it in hexadecimal), as its id says, then its name. A run that a person has named began with its
+    run.json.
+
+    A new run's id always comes after those that are there, see `run.directory.plan_run`: whatever
+    the clock does, runs are in the order in which they began.
+    """
+    if (own := ID.fullmatch(run.name)) is not None:
+        return own["second"], own["part"] or "", run.name
     if _BEGINS_WITH_TIME.match(run.name):
-        return run.name
+        return run.name, "", run.name
     record = run / RUN_FILE
-    moment = time.localtime((record if record.exists() else run).stat().st_mtime)
-    return f"{time.strftime('%Y%m%d-%H%M%S', moment)}-{run.name}"
+    moment = (record if record.exists() else run).stat().st_mtime
+    return *moment_of(moment), run.name
+
+
+def moment_of(seconds: float) -> tuple[str, str]:
+    """Return a unix time as ids write it: the second in local time, and the part of it."""
+    second = time.strftime("%Y%m%d-%H%M%S", time.localtime(seconds))
+    return second, f"{int(seconds % 1 * 0x10000):04x}"
 
 
 def finished_model(name: str) -> str:

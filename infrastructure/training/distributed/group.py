@@ -41,6 +41,7 @@ MADE_WITHIN = timedelta(minutes=1)
 LIMIT_SECONDS = 600.0
 BUSY_TIMES = 6.0  # so much longer may take what has no steps to count, such as loading a model
 MOST_SILENT_SECONDS = 30.0
+LEAST_JOINING_SECONDS = 120.0  # for a rank that imports packages still, whatever the limit is
 LONG_PAUSE_SECONDS = 5.0  # between two looks of one wait, which takes half a second
 # Who is asked to stop is often asked because another rank has died.
 SILENT_AT_STOP_SECONDS = 5.0
@@ -506,6 +507,11 @@ class _Watch:
             return BUSY_TIMES * self.limit
         return min(self.limit, self.group.most_silent_seconds)
 
+    @property
+    def _joins_within(self) -> float:
+        """For a rank that nobody has heard of yet."""
+        return max(self.limit, LEAST_JOINING_SECONDS)
+
     def look(self, ranks: Sequence[int] | None = None) -> None:
         """Raises:
         ProcessLostError: one of `ranks` (None: of all) has left, is silent, or does not come on.
@@ -538,9 +544,13 @@ class _Watch:
         if pulse.progress != seen.progress:
             seen.progress, seen.came_on_at = pulse.progress, now
         silent, stuck = now - seen.heard_at, now - seen.came_on_at
-        if silent > self._most_silent_seconds:
+        if silent > self._most_silent_seconds or (not pulse.beats and silent > self._joins_within):
             raise ProcessLostError(
                 f"{group.name_of(rank)} is gone: no sign of life for {silent:.0f} seconds"
+                if pulse.beats
+                else f"{group.name_of(rank)} has not come in {silent:.0f} seconds: start it with"
+                " the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE; to wait longer, set"
+                " --process-timeout"
             )
         if stuck > self.limit * (BUSY_TIMES if pulse.is_busy else 1.0):
             raise ProcessLostError(

@@ -9,7 +9,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -28,6 +28,7 @@ LOOPBACK = "127.0.0.1"
 POLL_SECONDS = 0.05
 STORE_TIMEOUT = timedelta(minutes=5)
 AGENT_TIMEOUT = timedelta(seconds=30)  # no signal is handled meanwhile
+RANK_0_WITHIN = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
@@ -67,16 +68,41 @@ def by_launcher(launch: LaunchedProcess) -> Member:
     """The member that a launcher started.
 
     Raises:
-        ProcessLostError: the launcher is gone.
+        ProcessLostError: the launcher is gone, or rank 0 has not come.
     """
+    # An agent's store is there before its ranks.
     has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    # An agent's store is there before its ranks. Rank 0's own comes when it needs the others.
-    patience = AGENT_TIMEOUT if has_agent else dist.default_pg_timeout
     try:
-        store, rank, size = next(rendezvous("env://", timeout=patience))
+        store = next(rendezvous("env://", timeout=AGENT_TIMEOUT))[0] if has_agent else None
+        store = store or _store_of_rank_0(launch)
     except RuntimeError as error:
         raise ProcessLostError("the process that started this training is gone") from error
-    return Member(rank, size, launch.local_rank, dist.PrefixStore("temper", store))
+    return Member(launch.rank, launch.size, launch.local_rank, dist.PrefixStore("temper", store))
+
+
+def _store_of_rank_0(launch: LaunchedProcess) -> dist.Store:
+    """The store that rank 0 holds when it needs the others. Waits for it in short rounds: inside
+    torch's own wait no signal would be handled, and rank 0 would wait for the others there, too."""
+    address, port = launch.address, int(os.environ["MASTER_PORT"])
+    deadline = time.monotonic() + RANK_0_WITHIN.total_seconds()
+    while launch.rank != 0 and not _listens(address, port):
+        if time.monotonic() > deadline:
+            raise ProcessLostError(
+                f"rank 0 has not come in {RANK_0_WITHIN.total_seconds() / 60:.0f} minutes: nothing"
+                f" listens at MASTER_ADDR={address}, MASTER_PORT={port}"
+            )
+        time.sleep(POLL_SECONDS)
+    return dist.TCPStore(
+        *(address, port, launch.size, launch.rank == 0, STORE_TIMEOUT),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+
+
+def _listens(address: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((address, port), timeout=1.0):
+        return True
+    return False
 
 
 class StartedRanks:

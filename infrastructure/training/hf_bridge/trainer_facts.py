@@ -453,7 +453,7 @@ def _is_part(value: Any) -> bool:
         return any(map(_is_part, value.values()))
     if is_ours(value) or is_ours(type(value)):
         return False
-    return isinstance(value, torch.nn.Module) or (callable(value) and not _is_metric(value))
+    return callable(value) and not _is_metric(value)
 
 
 def _is_metric(value: Any) -> bool:

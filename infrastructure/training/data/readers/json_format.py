@@ -9,8 +9,9 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from infrastructure.core.json_text import RECORD_DECODER, is_too_deep, too_deep
 from infrastructure.training.data.readers.json_layout import (
@@ -175,18 +176,37 @@ def read_json(
             _check_end(scanner, layout, key)
 
 
-def held_out_split(path: Path, encoding: str = UTF8) -> str:
-    """The key of the list of rows that a document holds beside its `train`; "" where there is none,
-    or the document is broken, which is told where it is read."""
+class Lists(NamedTuple):
+    """The lists of objects of a document that lie next to the one with the rows to train on.
+
+    Attributes:
+        held_out: the key of the rows to hold out; "": there are none.
+        unread: the keys of the others, which nothing reads.
+    """
+
+    held_out: str = ""
+    unread: tuple[str, ...] = ()
+
+
+def lists_of(path: Path, encoding: str = UTF8) -> Lists:
+    """Return which lists a document holds; of a broken one none: reading it is what refuses it."""
+    stat = path.stat()
+    return _lists_of(path, encoding, (stat.st_mtime_ns, stat.st_size))
+
+
+@lru_cache(maxsize=64)  # several ask for it at the start of a run, and a document may be large
+def _lists_of(path: Path, encoding: str, _stamp: tuple[int, int]) -> Lists:
     with open_utf8(path, encoding) as file:
         try:
             layout, key, _ = _layout(JsonScanner(file, ""))
-            if layout is not Layout.LIST or key != TRAIN_KEY:
-                return ""
-            others = {*_keys_of_lists(JsonScanner(file, ""))}
+            if layout is not Layout.LIST:
+                return Lists()
+            others = [name for name in _keys_of_lists(JsonScanner(file, "")) if name != key]
         except ValueError:
-            return ""
-    return next((key for key in HELD_OUT_KEYS if key in others), "")
+            return Lists()
+    held_out = next((name for name in HELD_OUT_KEYS if name in others), "")
+    held_out = held_out if key == TRAIN_KEY else ""
+    return Lists(held_out, tuple(name for name in others if name != held_out))
 
 
 def _keys_of_lists(scanner: JsonScanner) -> Iterator[str]:

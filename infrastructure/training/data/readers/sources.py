@@ -40,7 +40,7 @@ from infrastructure.training.data.readers.file_type import (
     kind_of_file,
     read_head,
 )
-from infrastructure.training.data.readers.json_format import held_out_split, read_json
+from infrastructure.training.data.readers.json_format import Lists, lists_of, read_json
 from infrastructure.training.data.readers.line_reader import BEGIN, Start
 from infrastructure.training.data.readers.pictures import ENDINGS as PICTURE_ENDINGS
 from infrastructure.training.data.readers.rows import (
@@ -311,15 +311,15 @@ def files_of(config: DataConfig) -> tuple[list[DataFile], list[DataFile]]:
 def held_out_beside(files: list[DataFile]) -> list[DataFile]:
     """What is to be held out beside the files to train on: files of the same folder, and the rows
     that JSON documents hold for it."""
-    splits = [(file, held_out_split(file.path, file.encoding)) for file in files if _is_json(file)]
+    splits = [(file, _lists(file).held_out) for file in files]
     inside = [
         replace(file, split=split, note="", held_out=(), test=()) for file, split in splits if split
     ]
     return [*(one for file in files for one in file.held_out), *inside]
 
 
-def _is_json(file: DataFile) -> bool:
-    return file.format == "json"
+def _lists(file: DataFile) -> Lists:
+    return lists_of(file.path, file.encoding) if file.format == "json" else Lists()
 
 
 def about_splits(train: list[DataFile], held_out: list[DataFile]) -> list[str]:
@@ -334,6 +334,12 @@ def about_splits(train: list[DataFile], held_out: list[DataFile]) -> list[str]:
         else f"{file.name}: `train` is trained on, and `{file.split}` is left out"
         for file in beside
         if file.split
+    ]
+    notes += [
+        f"{file.name}: rows of {', '.join(f'`{key}`' for key in unread)} are not read, as its rows"
+        " lie in another list: give them a file of their own to use them"
+        for file in train
+        if (unread := _lists(file).unread)
     ]
     if files:
         what = "held out, as the name says" if is_used else "neither trained on nor held out"

@@ -102,7 +102,9 @@ def _by_names(folder: Path, files: Sequence[Path], stem: Callable[[Path], str]) 
     split = loose if is_named else whole
     train = [path for path in files if split[path] in (TRAIN, "")]
     if not train or len(train) == len(files):
-        return Parts(list(files), notes=_all_alike(folder, files, loose))
+        notes = _all_alike(folder, files, loose)
+        notes += _of_several_folders(folder, (path for path in files if whole[path] == TRAIN))
+        return Parts(list(files), notes=notes)
     parts = Parts(
         train,
         [path for path in files if split[path] == HELD_OUT],
@@ -110,7 +112,18 @@ def _by_names(folder: Path, files: Sequence[Path], stem: Callable[[Path], str]) 
     )
     if unnamed := [path for path in train if is_named and not split[path]]:
         parts.notes.append(f"{_shown(folder, unnamed)} trained on too, without a split in the name")
+    parts.notes.extend(_of_several_folders(folder, (p for p in train if split[p] == TRAIN)))
     return parts
+
+
+def _of_several_folders(folder: Path, train: Iterable[Path]) -> list[str]:
+    """A sentence where several folders each have a training split, as configurations of a data set
+    do, which often hold the same rows in other forms."""
+    folders = {path.parent for path in train if not _split_of_whole(path.parent.name)}
+    if len(folders) < 2:
+        return []
+    shown = _shown(folder, sorted(folders))
+    return [f"{shown} trained on together: to train on one of them, give its path"]
 
 
 def _all_alike(folder: Path, files: Sequence[Path], split: Mapping[Path, str]) -> list[str]:
@@ -261,7 +274,8 @@ def _several(folder: Path, configs: Mapping[str, Mapping[str, Sequence[Path]]]) 
         folders = {path.parent for path in files}
         is_alone = len(folders) == 1 and folders != {folder}
         places.append(f"{name} ({next(iter(folders)) if is_alone else files[0]})")
-    named = ", ".join(places[:NUM_SHOWN]) + (f" and {len(places) - 3} more" if places[3:] else "")
+    more = len(places) - NUM_SHOWN
+    named = ", ".join(places[:NUM_SHOWN]) + (f" and {more} more" if more > 0 else "")
     return (
         f"{folder / CARD} lists {len(configs)} configurations, of which one is trained on: set"
         f" data.path to the one that is meant: {named}"
