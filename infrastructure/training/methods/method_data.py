@@ -211,12 +211,6 @@ def read_data(
     _fill_inputs([*result.train, *result.held_out])
     if shape.kind is RowKind.PROMPTS:
         result.notes += _of_equal_columns(result)
-    if shape.kind is RowKind.JUDGED and result.num_good in (0, len(train)):
-        kind, lacking = ("good", "bad") if result.num_good else ("bad", "good")
-        result.notes.append(
-            f"note: each answer that is trained on is {kind}, and KTO compares good with bad ones:"
-            f" add {lacking} ones, or give good ones to training.method = sft"
-        )
     if about:
         result.notes.append(f"note: {about}")
     files = [*train_files, *held_out_files]
@@ -229,6 +223,7 @@ def read_data(
             "note: texts that hold their prompt themselves are learnt as they stand, without the"
             " chat template; give a column prompt to have it used"
         )
+    result.notes += _of_one_label(result)
     return result
 
 
@@ -277,6 +272,16 @@ def _fill_inputs(rows: list[TrlRow]) -> None:
     for name, nothing in ((TOOLS, None), (OPTIONS, {})):
         for row in rows if any(name in row for row in rows) else []:
             row.setdefault(name, nothing)
+
+
+def _of_one_label(data: MethodData) -> Iterator[str]:
+    """Name labels that are all the same: KTO has nothing to compare with."""
+    if data.shape.kind is RowKind.JUDGED and data.num_good in (0, len(data.train)):
+        kind, lacking = ("good", "bad") if data.num_good else ("bad", "good")
+        yield (
+            f"note: each answer that is trained on is {kind}, and KTO compares good with bad ones:"
+            f" add {lacking} ones, or give good ones to training.method = sft"
+        )
 
 
 def _of_equal_columns(data: MethodData) -> Iterator[str]:
