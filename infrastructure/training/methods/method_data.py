@@ -249,6 +249,16 @@ def _written(
     return rows, count
 
 
+def _of_one_label(data: MethodData) -> Iterator[str]:
+    """Name labels that are all the same: KTO has nothing to compare with."""
+    if data.shape.kind is RowKind.JUDGED and data.num_good in (0, len(data.train)):
+        kind, lacking = ("good", "bad") if data.num_good else ("bad", "good")
+        yield (
+            f"note: each answer that is trained on is {kind}, and KTO compares good with bad ones:"
+            f" add {lacking} ones, or give good ones to training.method = sft"
+        )
+
+
 def _split(rows: list[WrittenRow], share: float) -> tuple[list[WrittenRow], list[WrittenRow]]:
     """Held out is by the prompt: all answers to one prompt lie on one side."""
     numbers = [content_number([["prompt", _spelt(row.columns["prompt"])]]) for row in rows]
@@ -272,16 +282,6 @@ def _fill_inputs(rows: list[TrlRow]) -> None:
     for name, nothing in ((TOOLS, None), (OPTIONS, {})):
         for row in rows if any(name in row for row in rows) else []:
             row.setdefault(name, nothing)
-
-
-def _of_one_label(data: MethodData) -> Iterator[str]:
-    """Name labels that are all the same: KTO has nothing to compare with."""
-    if data.shape.kind is RowKind.JUDGED and data.num_good in (0, len(data.train)):
-        kind, lacking = ("good", "bad") if data.num_good else ("bad", "good")
-        yield (
-            f"note: each answer that is trained on is {kind}, and KTO compares good with bad ones:"
-            f" add {lacking} ones, or give good ones to training.method = sft"
-        )
 
 
 def _of_equal_columns(data: MethodData) -> Iterator[str]:
