@@ -455,7 +455,7 @@ class TrainingConfig(StackwiseFields):
             return self.strategy
         if self.mode is not None:  # a unit after the other
             return "progressive"
-        if self.qlora_enabled or self.quantization_enabled or self.backbone_quantized:
+        if self.qlora_enabled or self.trunk_is_quantized:
             return "end_to_end"
         finetunes = model.lora_config or self.layerwise_lr_decay < 1 or self.unfreeze_interval
         return "finetune" if finetunes else "standard"
@@ -479,7 +479,17 @@ class TrainingConfig(StackwiseFields):
     @property
     def trunk_trains(self) -> bool:
         """Whether what lies below a unit trains in full with it."""
-        return self.grows_once or (self.mode == "fused" and self.fusion_mode == "trainable")
+        return self.grows_once or self.mode == "fused"
+
+    @property
+    def trunk_is_quantized(self) -> bool:
+        """Whether finished layers are stored otherwise than they train."""
+        return self.quantization_enabled or self.backbone_quantized is True
+
+    @property
+    def trunk_is_adapted_again(self) -> bool:
+        """Whether the trunk is given further low-rank matrices with each new unit."""
+        return self.qlora_progressive_enabled is True or self.qlora_strategy == "progressive"
 
     @property
     def trunk_is_adapted(self) -> bool:
@@ -491,7 +501,7 @@ class TrainingConfig(StackwiseFields):
     def trunk_can_be_cached(self) -> bool:
         """Whether what lies below a unit is always the same, and not run with its gradients."""
         changes = self.trunk_trains or self.trunk_is_adapted
-        return self.trains_units_in_turn and self.mode != "fused" and not changes
+        return self.trains_units_in_turn and not changes
 
     def enables(self, name: str) -> bool:
         """Whether Temper's extension of that name is enabled; somebody's own of it is another."""

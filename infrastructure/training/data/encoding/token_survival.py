@@ -10,6 +10,9 @@ a space of a line break. What the comparison finds is one of three things:
 | letters | the same letters but for case, accents and other spellings of one character |
 | white space | the same letters, and other line breaks, indentation or tabs |
 
+Of the rest of a row only what is lost is looked for, and such a row is used: it is asked as it was
+trained.
+
 Single spaces do not count, since some tokenizers write them by rule, and neither do two spellings
 of one character that Unicode calls equal. The numbers of what is given and of what is learned tell
 which different answers have become one.
@@ -22,6 +25,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -32,12 +36,16 @@ from infrastructure.training.data.encoding.chat_format import Written
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SURVIVAL_VERSION = 1  # of what is kept of it with prepared rows
+SURVIVAL_VERSION = 2  # of what is kept of it with prepared rows
 LOST, LETTERS, WHITE_SPACE = "lost", "letters", "white space"
 KINDS = {
     LETTERS: "learned in other letters than the data has",
     WHITE_SPACE: "learned with other line breaks, tabs or indentation than the data has",
 }
+UNREAD = "unread"  # rows of which something that is not learned is lost
+# A line break and characters of several scripts: a tokenizer that has tokens for them has some for
+# all, byte by byte.
+PROBE = "a\nb \u5b57 \U0001f600 \u01c2 \u03a9"
 LAYOUT = re.compile(r"\s{2,}|[^\S ]")  # white space that is more than a space between two words
 SPACE = "▁"  # what some tokenizers write for one, and read back as one wherever it stands
 HALF = "\N{REPLACEMENT CHARACTER}"  # what is read back of some of a character's bytes
@@ -53,12 +61,14 @@ class Survival:
         kind: LOST, LETTERS or WHITE_SPACE; "": nothing changed.
         example: where it changed first, in words.
         given, learned: numbers of the letters that the data has and of those that are learned.
+        unread: what is lost of the rest of the row, in words; "": nothing.
     """
 
     kind: str = ""
     example: str = ""
     given: int = 0
     learned: int = 0
+    unread: str = ""
 
 
 UNCHANGED = Survival()
@@ -83,6 +93,28 @@ class TokenSurvival:
             learned: the tokens of each that are learned.
         """
         return self.compare([_learned_parts(one) for one in written], learned)
+
+    def lost_of(self, texts: Iterable[str], written: str, ids: Sequence[int]) -> str:
+        """What the tokenizer loses of the texts that stand in what is written, in words; "" where
+        nothing is lost.
+
+        Args:
+            ids: the tokens of `written`.
+        """
+        if not self._loses:
+            return ""
+        read_back = _folded(self._read_back([[*map(int, ids)]])[0])
+        for text in texts:
+            if text.strip() in written and _folded(text) not in read_back:
+                alone = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+                return _difference(text, self._read_back([alone])[0])
+        return ""
+
+    @cached_property
+    def _loses(self) -> bool:
+        """Whether there are characters that the tokenizer has no tokens for."""
+        ids = self.tokenizer(PROBE, add_special_tokens=False)["input_ids"]
+        return self.compare([[PROBE]], [ids])[0].kind == LOST
 
     def compare(
         self, texts: Sequence[Sequence[str]], ids: Sequence[Sequence[int]]
@@ -202,6 +234,9 @@ class Survivals:
         if survival.kind in KINDS:
             self.rows[survival.kind] += 1
             self.firsts.setdefault(survival.kind, (place, survival.example))
+        if survival.unread:
+            self.rows[UNREAD] += 1
+            self.firsts.setdefault(UNREAD, (place, survival.unread))
         if survival.kind == LETTERS:
             shown = f"{survival.example} ({place})"
             self._changed[len(self._learned)] = survival.learned, survival.given, shown
@@ -247,7 +282,14 @@ class Survivals:
             f"{count:,} {'answer is' if count == 1 else 'answers are'} {KINDS[kind]}, because of"
             f" the tokenizer: {self.firsts[kind][1]} ({self.firsts[kind][0]})"
             for kind, count in self.rows.most_common()
+            if kind in KINDS
         ]
+        if count := self.rows[UNREAD]:
+            example, place = self.firsts[UNREAD][1], self.firsts[UNREAD][0]
+            lines.append(
+                f"{count:,} {'row holds' if count == 1 else 'rows hold'} text that the tokenizer"
+                f" has no tokens for, so the model never reads it: {example} ({place})"
+            )
         if self.num_equal:
             lines.append(
                 f"{self.num_equal:,} answers differ in the data and are learned as the same:"
