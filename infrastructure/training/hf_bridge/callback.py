@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -263,12 +263,12 @@ class TemperCallback:
         args: object,
         state: object,
         control: "TrainerControl",
-        logs: Mapping[str, float] | None = None,
+        logs: MutableMapping[str, float] | None = None,
         **parts: object,
     ) -> None:
         """See `TrainerEvents.logged`."""
         if (events := self._events()) is not None:
-            events.logged(logs or {}, control)
+            events.logged({} if logs is None else logs, control)
 
     def on_evaluate(
         self,
