@@ -31,7 +31,7 @@ from infrastructure.training.hf_bridge.carried_state import (
     lost_state,
     restore_callbacks,
 )
-from infrastructure.training.hf_bridge.finished_training import TRAINER_METRICS, FinishedTraining
+from infrastructure.training.hf_bridge.finished_training import FinishedTraining
 from infrastructure.training.hf_bridge.observers import hooks_of
 from infrastructure.training.hf_bridge.save_timing import SaveTiming
 from infrastructure.training.hf_bridge.trainer_events import HELD_OUT, TrainerEvents
@@ -170,7 +170,6 @@ class BridgedTraining:
             **summary_of(files, state, seconds, is_finished=is_finished, error=error),
             "after": {k: v for k, v in state.evaluation.items() if k == HELD_OUT} or None,
             "backup": self.run.copies.facts(),
-            TRAINER_METRICS: self.events.last_metrics,
             **self.run.more_of_summary(),
         }
         if not self.events.has_logged:

@@ -195,10 +195,11 @@ def _plain_attributes(trainer: Any, *, keeps_copies: bool = False) -> Iterator[t
 def _filled(container: Any, value: Any) -> Any:
     """`value`, in the container that was there, which may know what its missing items are."""
     if isinstance(container, dict) and isinstance(value, dict):
+        before = dict(container)
         container.clear()
+        make = getattr(container, "default_factory", None) or bool
         for key, one in value.items():
-            has_default = getattr(container, "default_factory", None) is not None
-            container[key] = _filled(container[key] if has_default else None, one)
+            container[key] = _filled(before[key] if key in before else make(), one)
         return container
     if isinstance(container, deque):
         container.clear()

@@ -47,7 +47,6 @@ class TrainerEvents:
         carried: what the Trainer remembers besides.
 
     Attributes:
-        last_metrics: what the Trainer has logged of the whole training.
         has_logged: of a step, or more.
     """
 
@@ -63,7 +62,6 @@ class TrainerEvents:
         self.parts, self.loader, self.state = parts, loader, state
         self.hooks, self.saves, self.carried = hooks, saves, carried
         self.clock = StepClock()
-        self.last_metrics: dict[str, float] = {}
         self.has_logged = False
         self._tokens_logged = state.num_tokens
         self._is_open = False  # a step has ended, and its numbers are still to come
@@ -157,7 +155,6 @@ class TrainerEvents:
         of_the_run = over_all_processes(logs, self.carried.seconds_before)
         logs.update(of_the_run)
         self.parts.state.log_history[-1].update(of_the_run)
-        self.last_metrics = dict(logs)
         self._count_tokens(logs.get("num_tokens"))
         self._save_last()
 
