@@ -1,8 +1,9 @@
 """Trainers that people write (early stopping, the best model at the end, an optimizer of one's own,
 SFT, DPO, GRPO, Seq2Seq), killed at random instants and run again: `make storm-callback`.
 
-    python -m tests.faults.kill_storm_own_trainers DIRECTORY [--kills 70] [--kind NAME …]
-                                                   [--mutant NAME]
+    python -m tests.faults.kill_storm_own_trainers [--kills 70] [--kind NAME …] [--mutant NAME]
+
+Without arguments: 70 kills of all kinds, then the mutants, each of which must show.
 
 Each is run undisturbed without the callback. Then it is killed (SIGKILL) and run by the same script
 again and again; after every third kill another machine resumes it from the place alone. Prints one
@@ -18,6 +19,7 @@ import random
 import shutil
 import signal
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -31,12 +33,14 @@ from safetensors.torch import load_file
 
 from infrastructure.training.hf_bridge import bridged_training
 from infrastructure.training.hf_bridge.carried_state import CarriedState
-from tests.faults.judge import print_figures
+from tests.faults.judge import Figures, print_figures, run_module
 from tests.faults.kill_storm import in_child
 from tests.training.hf_bridge.own_trainers import KINDS, NAME, SAVED, callback_of, trained
 
 OF_A_STORE = ("objects", "versions")
 MOST_KILLS_OF_ONE = 6
+NUM_KILLS, NUM_MUTANT_KILLS = 70, 24
+MODULE = "tests.faults.kill_storm_own_trainers"
 
 
 @dataclass
@@ -194,8 +198,7 @@ MUTANTS: dict[str, Callable[[], None]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("directory", type=Path)
-    parser.add_argument("--kills", type=int, default=70)
+    parser.add_argument("--kills", type=int)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kind", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--mutant", choices=MUTANTS)
@@ -205,9 +208,18 @@ def main() -> None:
     if options.mutant:
         MUTANTS[options.mutant]()
     sys.stdout = sys.stderr  # the Trainers print there; the result has it to itself
-    figures = storm(options.directory, options.kind, options.kills, options.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        figures = storm(Path(folder), options.kind, options.kills or NUM_KILLS, options.seed)
+    if options.kills is None:
+        figures |= _mutants_caught()
     sys.stdout = sys.__stdout__
-    print_figures("G4", figures)
+    print_figures("G1 trainers", figures)
+
+
+def _mutants_caught() -> Figures:
+    few = ("--kills", str(NUM_MUTANT_KILLS), "--kind", "early", "plateau")
+    found = [run_module(MODULE, *few, "--mutant", name) for name in MUTANTS]
+    return {"mutants": len(found), "mutants_caught": sum(bool(one["differing"]) for one in found)}
 
 
 if __name__ == "__main__":
