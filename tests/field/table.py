@@ -12,6 +12,7 @@ import pytest
 
 FOLDER = Path(__file__).parent
 CASES = [*(f"R{n}" for n in range(1, 16)), *(f"D{n}" for n in range(1, 11)), "S10"]
+CASES += ["S4", "S5", "S6", "F10", "P6"]
 NAME = re.compile(r"::test_(?P<case>[rdsfpw]\d+)_(?P<what>\w+)")
 
 
