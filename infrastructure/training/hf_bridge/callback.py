@@ -192,8 +192,9 @@ class TemperCallback:
         return False
 
     def _is_of_this_run(self, callback: object) -> bool:
-        is_ours = isinstance(callback, TemperCallback)
-        return is_ours and callback.run.directory == self.run.directory
+        if not isinstance(callback, TemperCallback):
+            return False
+        return callback.run.directory == self.run.directory
 
     def _guard(self, call: TrainCall, training: BridgedTraining | FinishedTraining) -> None:
         """Until `_guards` closes: see how the call ends, and take the signals."""

@@ -209,18 +209,18 @@ def _filled(container: Any, value: Any) -> Any:
 
 
 def _generators(loader: object) -> Iterator[tuple[str, torch.Generator]]:
-    """The generators that the samplers of a loader draw from, each with the way to it."""
-    ways: list[tuple[str, object]] = [(GENERATORS, loader)]
+    """The generators that the samplers of a loader draw from, each by the path to it."""
+    parts: list[tuple[str, object]] = [(GENERATORS, loader)]
     seen: set[int] = set()
-    for way, one in ways:
-        if id(one) in seen:
+    for path, part in parts:
+        if id(part) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(one, torch.Generator):
-            yield way, one
+        seen.add(id(part))
+        if isinstance(part, torch.Generator):
+            yield path, part
             continue
-        inside = [(name, getattr(one, name, None)) for name in SAMPLERS]
-        ways += [(f"{way}/{name}", part) for name, part in inside if part is not None]
+        inside = [(name, getattr(part, name, None)) for name in SAMPLERS]
+        parts += [(f"{path}/{name}", one) for name, one in inside if one is not None]
 
 
 def callback_states(trainer: Any) -> dict[str, JsonValue] | None:
@@ -278,7 +278,7 @@ def _checked(callback: Any) -> JsonObject:
             f"the state() of the callback {type(callback).__name__} holds tensors, and a Trainer"
             " keeps JSON values only"
         )
-    return state  # type: ignore[no-any-return]
+    return dict(state)
 
 
 def _stateful(trainer: Any) -> list[Any]:
