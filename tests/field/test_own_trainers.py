@@ -174,3 +174,41 @@ def test_p6_a_left_over_default_of_torch_is_named(name: str, tmp_path: Path) -> 
         with pytest.raises(ValueError, match=name):
             callback.resume_from()
     assert not (tmp_path / "runs").exists()
+
+
+def test_s5_an_evaluation_at_the_end_of_an_epoch_is_not_lost_by_a_stop(tmp_path: Path) -> None:
+    """The signal comes in the last step of an epoch, after which it is due."""
+    options = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    plain = trainer_of(tmp_path / "plain", **options)
+    plain.train()
+    first = trainer_of(tmp_path, **options)
+    add_and_train(first, tmp_path, At(5, signal.SIGTERM))
+    assert first.state.global_step == 6
+    trainer = trainer_of(tmp_path, **options)
+    add_and_train(trainer, tmp_path)
+    measured = [
+        [e["eval_loss"] for e in t.state.log_history if "eval_loss" in e] for t in (plain, trainer)
+    ]
+    assert len(measured[0]) == 2
+    assert measured[0] == measured[1]
+    assert trainer.state.best_global_step == plain.state.best_global_step
+    assert torch.equal(weights(trainer.model), weights(plain.model))
+
+
+def test_s5_an_evaluation_that_a_kill_has_broken_off_is_named(tmp_path: Path) -> None:
+    def stop_and_die() -> None:
+        class Dies(Observer):
+            def eval_end(self, state: TrainingState) -> None:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        trainer = trainer_of(tmp_path, eval_strategy="epoch", save_strategy="epoch")
+        add_and_train(trainer, tmp_path, At(5, signal.SIGTERM), Dies())
+
+    assert os.waitpid(in_child(stop_and_die), 0)[1] == signal.SIGKILL
+    trainer = trainer_of(tmp_path, eval_strategy="epoch", save_strategy="epoch")
+    lines: list[str] = []
+    callback = TemperCallback("tiny", settings(tmp_path), say=lines.append)
+    trainer.add_callback(callback)
+    trainer.train(resume_from_checkpoint=callback.resume_from())
+    assert any("going on from step 6" in line for line in lines)
+    assert any("evaluation after step 6 was broken off" in line for line in lines)
