@@ -35,9 +35,10 @@ NEVER = frozenset(
             "_signature_columns",
         ),
         *("_initial_num_input_tokens_seen", "_last_loaded_step", "_current_train_step_time"),
+        *("processing_class", "tokenizer", "_tokenizer", "_processor"),
     }
 )
-TENSOR = "tensor of the version"
+TENSOR, GENERATOR = "tensor of the version", "state of a generator"
 # Callbacks of TRL with weights of their own, which no version holds.
 LOST = {
     "SyncRefModelCallback": "the reference model that it moves",
@@ -50,7 +51,7 @@ _made: "WeakKeyDictionary[object, dict[str, _Plain]]" = WeakKeyDictionary()
 
 
 class _Plain:
-    """A plain value as JSON and tensors: numbers, texts, tensors and containers of these.
+    """A plain value as JSON and tensors: numbers, texts, tensors, generators, containers of these.
 
     Raises:
         ValueError: the value is something else.
@@ -65,6 +66,10 @@ class _Plain:
         if isinstance(value, torch.Tensor):
             self.tensors.append(value.detach().clone() if self.keeps_copies else value.detach())
             return {TENSOR: len(self.tensors) - 1, "device": value.device.type}
+        if isinstance(value, torch.Generator):
+            return {GENERATOR: self._without_tensors(value.get_state())}
+        if isinstance(value, np.random.Generator):
+            return {GENERATOR: dict(value.bit_generator.state)}
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, list | deque):
@@ -138,7 +143,8 @@ class CarriedState:
         tensors: Tensors = {}
         values: dict[str, JsonValue] = {}
         made = {} if self.trainer is None else _made[self.trainer]
-        for name, plain in _plain_attributes(self.trainer):
+        attributes = [] if self.trainer is None else _plain_attributes(self.trainer)
+        for name, plain in attributes:
             if name in ALWAYS or plain != made.get(name):
                 values[name] = plain.json  # type: ignore[assignment]
                 tensors |= {f"{name}/{n}": tensor for n, tensor in enumerate(plain.tensors)}
@@ -152,7 +158,11 @@ class CarriedState:
         }
 
     def restore(self, tensors: Mapping[str, Tensors], values: Mapping[str, Any]) -> None:
-        """Put back what `take` gave; what it did not give is as when the Trainer was made."""
+        """Put back what `take` gave; what it did not give is as when the Trainer was made.
+
+        Raises:
+            CheckpointError: a part of the Trainer that has counted is not there.
+        """
         self.seconds_before = values["seconds"]
         self._epoch_to_restore = tensors.get("epoch", {})
         if self.trainer is None:
@@ -167,14 +177,22 @@ class CarriedState:
             own = {int(n.removeprefix(prefix)): t for n, t in held if n.startswith(prefix)}
             self._set(name, value, own)
 
-    def _set(self, name: str, value: object, tensors: Mapping[int, torch.Tensor]) -> None:
+    def _set(self, path: str, value: object, tensors: Mapping[int, torch.Tensor]) -> None:
         whole = self._with_tensors(from_json(value), tensors)
-        setattr(self.trainer, name, _filled(getattr(self.trainer, name, None), whole))
+        before, dot, name = path.rpartition(".")
+        owner = _owners(self.trainer).get(before + dot)
+        if owner is None:
+            raise CheckpointError(
+                f"{before} of the Trainer has counted ({name}), and this Trainer has no such part"
+            )
+        setattr(owner, name, _filled(getattr(owner, name, None), whole))
 
     def _with_tensors(self, value: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
         if isinstance(value, dict) and TENSOR in value:
             tensor = tensors[value[TENSOR]].clone()
             return tensor if value["device"] == "cpu" else tensor.to(self.device)
+        if isinstance(value, dict) and GENERATOR in value:
+            return _generator_of(self._with_tensors(value[GENERATOR], tensors))
         if isinstance(value, dict):
             return {key: self._with_tensors(one, tensors) for key, one in value.items()}
         if isinstance(value, list | tuple):
@@ -182,14 +200,43 @@ class CarriedState:
         return value
 
 
+def _generator_of(state: Any) -> torch.Generator | np.random.Generator:
+    if isinstance(state, torch.Tensor):
+        drawn = torch.Generator()
+        drawn.set_state(state)
+        return drawn
+    bits = getattr(np.random, state["bit_generator"])()
+    bits.state = state
+    return np.random.Generator(bits)
+
+
 def _plain_attributes(trainer: Any, *, keeps_copies: bool = False) -> Iterator[tuple[str, _Plain]]:
-    for name, value in ({} if trainer is None else vars(trainer)).items():
-        if name in NEVER or callable(value):
+    """The plain attributes of the Trainer and of what it calls, by their paths."""
+    for path, owner in _owners(trainer).items():
+        for name, value in vars(owner).items():
+            if name in NEVER or callable(value):
+                continue
+            try:
+                plain = _Plain(value, keeps_copies=keeps_copies)
+            except ValueError:
+                continue  # an object, which has its own place or none
+            yield f"{path}{name}", plain
+
+
+def _owners(trainer: Any) -> dict[str, Any]:
+    """The Trainer, and the losses, rewards, collators and metrics that it calls: they may count."""
+    owners = {"": trainer}
+    for name, value in vars(trainer).items():
+        if name in NEVER:
             continue
-        try:
-            yield name, _Plain(value, keeps_copies=keeps_copies)
-        except ValueError:
-            continue  # an object, which has its own place or none
+        parts = (
+            {f"{name}.{n}.": one for n, one in enumerate(value)} if isinstance(value, list) else {}
+        )
+        for path, one in {f"{name}.": value, **parts}.items():
+            is_model = isinstance(one, torch.nn.Module | type)
+            if callable(one) and not is_model and hasattr(one, "__dict__"):
+                owners[path] = one
+    return owners
 
 
 def _filled(container: Any, value: Any) -> Any:

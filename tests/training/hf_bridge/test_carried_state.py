@@ -114,6 +114,75 @@ def test_what_changed_is_carried_and_filled_into_the_containers_that_are_there()
     assert again.model is model
 
 
+class Counting:
+    """A loss, or a reward, with a state of its own."""
+
+    def __init__(self) -> None:
+        self.calls, self.means = 0, [torch.zeros(2)]
+
+    def __call__(self) -> None:
+        self.calls += 1
+        self.means[0] = self.means[0] + self.calls
+
+
+def counts() -> None:
+    counts.calls += 1  # type: ignore[attr-defined]
+
+
+def test_what_a_loss_or_a_reward_counts_is_carried() -> None:
+    def made() -> Any:
+        trainer: Any = Trainer()
+        trainer.compute_loss_func, trainer.reward_funcs = Counting(), [counts, Counting()]
+        trainer.compute_metrics = torch.nn.Identity()
+        counts.calls = 0  # type: ignore[attr-defined]
+        return trainer
+
+    trainer = made()
+    held = carried(trainer)
+    for _ in range(2):
+        trainer.compute_loss_func()
+    for reward in trainer.reward_funcs:
+        reward()
+    tensors, values = written(held)
+    again = made()
+    carried(again).restore(tensors, values)
+    assert again.compute_loss_func.calls == 2
+    assert again.compute_loss_func.means[0].tolist() == [3.0, 3.0]
+    assert (counts.calls, again.reward_funcs[1].calls) == (1, 1)  # type: ignore[attr-defined]
+    assert again.reward_funcs[1].means[0].tolist() == [1.0, 1.0]
+    with pytest.raises(CheckpointError, match="compute_loss_func of the Trainer has counted"):
+        carried(Trainer()).restore(tensors, values)
+
+
+def test_generators_of_a_collator_go_on_where_they_were() -> None:
+    class Masking:
+        def __init__(self) -> None:
+            self.made = torch.Generator().manual_seed(3)
+            self.later: Any = (
+                None  # as a collator of transformers, which makes it for its first batch
+            )
+            self.numpy = np.random.default_rng(3)
+
+        def __call__(self) -> list[float]:
+            self.later = self.later or torch.Generator().manual_seed(4)
+            drawn = [torch.rand(1, generator=one).item() for one in (self.made, self.later)]
+            return [*drawn, self.numpy.random()]
+
+    def made() -> Any:
+        trainer: Any = Trainer()
+        trainer.data_collator = Masking()
+        return trainer
+
+    trainer = made()
+    held = carried(trainer)
+    trainer.data_collator()
+    tensors, values = written(held)
+    expected = [trainer.data_collator() for _ in range(2)]
+    again = made()
+    carried(again).restore(tensors, values)
+    assert [again.data_collator() for _ in range(2)] == expected
+
+
 def test_a_version_shares_no_memory_with_what_was_put_back() -> None:
     trainer = Trainer()
     held = carried(trainer)
