@@ -48,7 +48,7 @@ def write_checkpoint_folder(snapshot: Snapshot, folder: Path, tokenizer: Path) -
             inside = Path(BEST) / f"checkpoint-{state['best_global_step']}"  # no adapter's folder
             write_best(best, part / inside)
             state["best_model_checkpoint"] = str(folder / inside)
-        (part / TRAINER_STATE).write_text(json.dumps(state, indent=2, sort_keys=True))
+        (part / TRAINER_STATE).write_text(json.dumps(state))
     return folder
 
 

@@ -167,7 +167,7 @@ def take_snapshot(
     callbacks = callback_states(carried.trainer)
     if callbacks is not None:
         trainer_state["stateful_callbacks"] = callbacks
-    state = json.dumps(trainer_state, indent=2, sort_keys=True) + "\n"
+    state = json.dumps(trainer_state)
     scaler = None if parts.scaler is None else parts.scaler.state_dict()
     step = torch.tensor([parts.state.global_step])
     groups, held = carried.take()

@@ -72,11 +72,17 @@ class World:
             global_batch_size=6,
         )
         self.state = TrainingState(torch.nn.Linear(1, 1))
+        self.stops_at = ""
         loader: Any = None if length is None else range(length)
-        hooks: Any = SimpleNamespace(fire=lambda event, state: self.fired.append(event.value))
+        hooks: Any = SimpleNamespace(fire=self.fire)
         saves: Any = self.saves
         carried: Any = self.carried
         self.events = TrainerEvents(self.parts, loader, self.state, hooks, saves, carried)
+
+    def fire(self, event: Event, state: TrainingState) -> None:
+        self.fired.append(event.value)
+        if event.value == self.stops_at:
+            state.stop("enough")
 
     def step(self, **flags: bool) -> Any:
         """A step with its end; the control that the Trainer has by then."""
@@ -274,6 +280,37 @@ def test_a_hook_that_stops_is_heard_at_the_next_event(event: str) -> None:
     assert control.should_training_stop
 
 
+def test_a_hook_that_stops_at_the_end_of_an_epoch_is_heard_at_once() -> None:
+    world = World()
+    world.stops_at = "epoch_end"
+    for _ in range(3):
+        world.step()
+    control: Any = SimpleNamespace(
+        should_training_stop=False, should_save=False, should_evaluate=False
+    )
+    world.events.epoch_ends(control)
+    assert control.should_training_stop
+    assert world.carried.num_ends == 1
+
+
+def test_before_the_first_epoch_the_position_is_the_beginning() -> None:
+    world = World()
+    world.trainer.epoch = None
+    world.events.epoch_begins()
+    assert (world.state.position.epoch, world.state.position.example) == (0, 0)
+
+
+@pytest.mark.parametrize("asked", ["should_evaluate", "should_save", ""])
+def test_evaluating_and_saving_is_no_wait_for_data(asked: str) -> None:
+    world, now = World(), iter(range(0, 1000, 10))
+    world.events.clock.clock = lambda: float(next(now))
+    world.step(**({asked: True} if asked else {}))  # 0 to 10
+    control = world.step(should_log=True)  # 20 to 30
+    assert world.state.data_wait_seconds == (0.0 if asked else 10.0)
+    world.events.logged({"loss": 1.0}, control)
+    assert world.state.metrics["seconds"] == (20.0 if asked else 30.0)
+
+
 def test_a_deadline_that_is_near_interrupts() -> None:
     world = World()
     world.saves.schedule.deadline_is_near = True
@@ -286,7 +323,7 @@ def test_evaluations_of_one_step_are_one_and_the_best_is_kept() -> None:
     world = World()
     world.step(should_log=True)
     rows = [1, 2, 3]
-    world.events.logged({"eval_loss": 2.5, "eval_rewards/margins": 0.5}, NOTHING)
+    world.events.logged({"eval_loss": 2.5, "eval_rewards/margins": 0.5, "epoch": 1.0}, NOTHING)
     world.events.evaluated({"eval_loss": 2.5, "eval_runtime": 3.0}, NOTHING, rows)
     assert world.fired[-2:] == ["step_end", "eval_end"], "the step is over first"
     assert world.state.evaluation == {"eval_loss": 2.5, "eval_rewards/margins": 0.5}

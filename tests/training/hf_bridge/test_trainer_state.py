@@ -115,6 +115,8 @@ def test_a_version_holds_all_of_the_training_and_gives_it_back(tmp_path: Path) -
     parts = parts_of(model)
     history: Any = [{"step": 2, "changes": []}]
     snapshots = snapshots_of(parts, settings={"learning_rate": 0.5}, history=history)
+    parts.optimizer.scaler = SimpleNamespace(state_dict=lambda: {"scale": 8.0})  # type: ignore[attr-defined]
+    torch.rand(5)  # so that making the model again does not give the random state again
     manager = CheckpointManager(tmp_path)
     version = manager.save(snapshots.take(is_finished=False))
     drawn = torch.rand(3)
@@ -125,6 +127,8 @@ def test_a_version_holds_all_of_the_training_and_gives_it_back(tmp_path: Path) -
     assert (read.values["facts"], read.values["finished"]) == ({"a": "fact"}, None)
     assert read.values["position"] == {"phase": 0, "epoch": 2, "example": 15}
     assert read.values["history"] == history
+    assert read.values["scheduler"]["step_size"] == 3
+    assert read.values["scaler"] == {"scale": 8.0}
     assert json.dumps(read.values["hooks"]).count('"count": 4') == 1
 
     again, state = parts_of(tiny_model(0.0)), TrainingState(model)
@@ -143,6 +147,30 @@ def test_a_version_holds_all_of_the_training_and_gives_it_back(tmp_path: Path) -
     assert (state.num_examples, state.num_tokens) == (105, 1234)
     assert (state.best_evaluation_loss, state.measured_on) == (1.5, "these rows")
     assert state.recoveries == [{"kind": "save_refused"}]
+
+
+def test_states_of_callbacks_are_those_of_this_moment() -> None:
+    class Patient:
+        count = 0
+
+        def state(self) -> dict[str, Any]:
+            return {"args": {}, "attributes": {"count": self.count}}
+
+        @classmethod
+        def from_state(cls, state: object) -> None: ...
+
+    callback = Patient()
+    handler = SimpleNamespace(callbacks=[callback])
+    trainer: Any = type("Trainer", (), {})()
+    trainer.callback_handler, trainer.control = handler, Patient()
+    parts = parts_of(torch.nn.Linear(1, 1))
+    snapshots = snapshots_of(parts)
+    carried = CarriedState(trainer, None, CPU)
+    snapshots = dataclasses.replace(snapshots, carried=carried)
+    callback.count = 2
+    states = trainer_state_of(snapshots.take(is_finished=False))["stateful_callbacks"]
+    assert states["Patient"][0]["attributes"] == {"count": 2}
+    assert parts.state.stateful_callbacks == {}, "the Trainer's own is left alone"
 
 
 def test_a_finished_version_says_after_how_many_steps(tmp_path: Path) -> None:
