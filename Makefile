@@ -111,6 +111,10 @@ storm-places: environment ## over 300 disturbances of backup destinations while 
 storm-ranks: environment ## ranks of a training, their agent, or all of them killed 60 times at random; one JSON line
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.rank_kills
 
+.PHONY: storm-callback
+storm-callback: environment ## seven kinds of people's own Trainers killed 70 times, here and on another machine; one JSON line
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.kill_storm_own_trainers
+
 .PHONY: field
 field: environment ## the cases from people's bug reports, as a table
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.field.table

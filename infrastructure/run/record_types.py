@@ -223,7 +223,6 @@ class Summary(TypedDict, total=False):
         system_prompt: of every row of the data; missing where they have none, or several.
         has_context: the rows say what their questions are about; missing where they do not.
         num_pairs: held-out pairs of a better and a worse answer that were ranked.
-        trainer_metrics: what `Trainer.train` gives back.
         went_on: where it went on after it had ended too early, the first time first.
         history: what changed under way, as in run.json; missing where nothing did.
         files: the seal: the hash of each file that nothing writes to any more.
@@ -259,7 +258,6 @@ class Summary(TypedDict, total=False):
     cost: CostRecord
     backup: CopyFacts
     stages: list[StageRecord]
-    trainer_metrics: dict[str, float]
     went_on: list[Continuation]
     history: list[JsonObject]
     files: dict[str, str]

@@ -66,7 +66,7 @@ from infrastructure.training.checkpoints.snapshot import (
     restore_snapshot,
 )
 from infrastructure.training.core.error_handlers import free_memory
-from infrastructure.training.core.precision import Precision, choose_device, choose_precision
+from infrastructure.training.core.precision import Precision, choose_precision, training_device
 from infrastructure.training.core.preserve import preserve
 from infrastructure.training.core.state import Phase, RecoveryKind, TrainingState
 from infrastructure.training.curriculum.curriculum_extension import CurriculumExtension
@@ -206,7 +206,7 @@ class EnhancedTrainer:
         self.data_config = data_config
         self.cache_config = cache_config or CacheConfig()
         self.quantum_config = quantum_config or QuantumConfig()
-        self.device = choose_device(device)
+        self.device = training_device(device)
         self.precision: Precision = choose_precision(training_config.mixed_precision, self.device)
         if self.precision.name == "fp32" and training_config.holds_half_weights:
             self.precision = choose_precision("bf16", self.device)  # or no operation takes them

@@ -19,7 +19,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig as TrainingConfig
 from infrastructure.core.json_text import JsonObject
-from infrastructure.training.core.precision import choose_device
+from infrastructure.training.core.precision import training_device
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.serving.example_order import epoch_order
 from infrastructure.training.data.store.examples import TokenizedExample
@@ -130,7 +130,7 @@ class UnifiedTrainer:
             ValueError: layers, data and loss do not fit together; says how.
             CheckpointError: `output_dir` holds another training.
         """
-        device = choose_device(self.device)
+        device = training_device(self.device)
         adapter: ModelAdapter
         if isinstance(model_layers, torch.nn.Module) and hasattr(model_layers, "config"):
             if any(part is not None for part in (embedding, head, loss)):

@@ -27,6 +27,7 @@ PROOFS = {
     "G13": ("benchmarks.restore_speed", "a verified restore"),
     "G1": ("tests.faults.kills", "killed at any instant"),
     "G1 runs": ("tests.faults.run_kills", "whole runs, their helpers, their machines killed"),
+    "G1 trainers": ("tests.faults.kill_storm_own_trainers", "people's own Trainers are killed"),
     "G1 ranks": ("tests.faults.rank_kills", "ranks, their agent, or all of them killed"),
     "G1 ends": ("tests.faults.end_kills", "killed up to the last byte of the last copy"),
     "G1 stackwise": ("tests.faults.stackwise_run", "killed in every phase of stack-wise training"),

@@ -21,7 +21,7 @@ from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import PIP_LINES, require
-from infrastructure.training.core.precision import choose_device
+from infrastructure.training.core.precision import training_device
 from infrastructure.training.core.product_choice import ProductChoice, measured_choice
 from infrastructure.training.data.preparation.plan import read_chat_template, template_notes
 from infrastructure.training.methods.held_out_means import weigh_pairs
@@ -96,7 +96,7 @@ class TrlTraining:
     def __post_init__(self) -> None:
         training = self.config.training
         self._hashed: Future[str | None] | None = None  # of the base's weights, once they are read
-        self.device = choose_device(self.config.device)
+        self.device = training_device(self.config.device)
         if self.device.type == "cuda" and torch.cuda.device_count() > 1:
             raise ValueError(
                 f"training.method = {training.method} trains on one GPU, and"
