@@ -28,6 +28,7 @@ from infrastructure.training.observers.run_observers import (
     ProgressObserver,
     ReportObserver,
 )
+from infrastructure.training.observers.standstill import Standstill
 
 CONSOLE = "console"  # a Trainer prints its numbers itself
 
@@ -75,6 +76,7 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
         *monitoring_hooks(config, directory, None, precision, run.report, copies.probes()),
         MetricsObserver(MetricsLogger(make_sinks(sinks, directory))),
         ErrorsObserver(directory),
+        Standstill(),
         ReportObserver(directory),
     ]
     if copies.has_place:
