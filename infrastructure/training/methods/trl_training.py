@@ -1,6 +1,7 @@
 """A trainer of TRL, made from a configuration and its rows; nothing is trained here."""
 
 import json
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -77,7 +78,7 @@ if TYPE_CHECKING:
 
 # Arguments by which several steps learn from one generation, which is in no checkpoint.
 REUSING = ("num_iterations", "steps_per_generation", "generation_batch_size")
-NUM_TRIED = 4  # rows that reward functions are tried with
+NUM_TRIED = 64  # rows that reward functions are tried with
 # Columns that TRL reads itself; rewards are given all others.
 READ_BY_TRL = frozenset({"prompt", "chosen", "rejected", "completion", TOOLS, OPTIONS})
 
@@ -263,7 +264,7 @@ class TrlTraining:
         if self.config.training.teacher is not None:
             parts["teacher_model"] = self._find(self.config.training.teacher).location
         with _quiet(), offline_where_unreachable(), without_progress_bars():
-            trainer = self.trainer_class(**parts)
+            trainer = _cut_by_own_length(self.trainer_class)(**parts)
         _draw_nothing(trainer)
         kind, names = self.options.quantization, expert_parameters(trainer.model)
         if kind is not None and names:
@@ -393,6 +394,26 @@ class TrlTraining:
         return peft.LoraConfig(
             task_type="SEQ_CLS" if has_head else "CAUSAL_LM", **self.lora_arguments
         )
+
+
+def _cut_by_own_length(trainer_class: Any) -> Any:
+    """The trainer, for which each answer of a pair is cut to `max_length` by its own length. TRL's
+    ORPO cuts both to what the longer one is beyond it, which may leave nothing of them."""
+    if not hasattr(trainer_class, "tokenize_row") or "build_tokenized_answer" not in vars(
+        trainer_class
+    ):
+        return trainer_class
+
+    def tokenize_row(self: Any, *arguments: Any, **named: Any) -> dict[str, Any]:
+        limit, self.max_length = self.max_length, sys.maxsize
+        try:
+            row = trainer_class.tokenize_row(self, *arguments, **named)
+        finally:
+            self.max_length = limit
+        return {name: values[:limit] for name, values in row.items()}
+
+    parts = {"tokenize_row": tokenize_row, "__module__": trainer_class.__module__}
+    return type(trainer_class.__name__, (trainer_class,), parts)
 
 
 def _spelt(row: TrlRow) -> str:
