@@ -7,6 +7,7 @@ with a value for each completion, and gives a number for each (None: it says not
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import wraps
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,19 @@ def _fits(text: str, validator: Any) -> bool:
 def needs_answers(names: Sequence[str]) -> bool:
     """Whether a reward compares with the answers of the rows."""
     return EXACT in names
+
+
+def given_values(function: Reward, carried: frozenset[str]) -> Reward:
+    """Return the function such that it is given the values of columns that come as JSON text."""
+    if not carried:
+        return function
+
+    @wraps(function)
+    def reward(**given: Any) -> Sequence[float | None]:
+        read = {name: [*map(parse_json, given[name])] for name in carried & given.keys()}
+        return function(**{**given, **read})
+
+    return reward
 
 
 def try_rewards(names: Sequence[str], functions: Sequence[Reward], rows: list[Any]) -> None:
