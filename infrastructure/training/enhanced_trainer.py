@@ -235,7 +235,9 @@ class EnhancedTrainer:
             self.curriculum = CurriculumExtension(self)
             extensions.append(self.curriculum)
         self.configured_extensions = list(extensions)  # which every rank can build
-        self.hooks = ExtensionManager([*extensions, *hooks, *early_stopping(training_config), Standstill()])
+        self.hooks = ExtensionManager(
+            [*extensions, *hooks, *early_stopping(training_config), Standstill()]
+        )
         self.ranks: Ranks | None = None
         self.group: Group = ALONE
         self.sharding: Sharding | None = None

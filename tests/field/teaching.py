@@ -2,8 +2,8 @@
 
     make prove-learning
 
-trains each case below for NUM_STEPS steps by the engine that it names, and prints what became of it:
-`refused` before the first step, `stopped` after some with all of them saved, or `finished`. A case
+trains each case below for NUM_STEPS steps by the engine that it names, and prints what became of
+it: `refused` before the first step, `stopped` after some with all of them saved, or `finished`. A case
 that teaches nothing and finishes is silent. Prints a table; exit code 1 if one is not as expected.
 """
 
@@ -359,7 +359,7 @@ def main() -> int:
             mark = "" if is_right else "WRONG "
             kind = "teaches" if case.teaches else "useless"
             alarms = ", ".join(ending.alarms)
-            print(f"{kind} {str(case):52} {mark}{ending.how:8} {ending.step:3} {alarms}", flush=True)
+            print(f"{kind} {case!s:52} {mark}{ending.how:8} {ending.step:3} {alarms}", flush=True)
             if not is_right or not case.teaches:
                 print(f"        {ending.message[:300]}", flush=True)
     print(f"{num_wrong} not as expected")

@@ -1,5 +1,5 @@
-"""What the reward functions of a Trainer give, step by step. They are called as before, and what they
-return is passed on as it is.
+"""What the reward functions of a Trainer give, step by step. They are called as before, and what
+they return is passed on as it is.
 
 A reward model is not looked at: what it gives are numbers.
 """

@@ -261,7 +261,9 @@ class OptimizerStep:
 
     def _update(self, state: TrainingState, window: MetricAccumulator, num_tokens: int) -> None:
         self.safe_point = None  # from here on the weights are those of neither step
-        window.learning_rate = state.learning_rate = self.learning_rate  # the schedule moves on below
+        window.learning_rate = state.learning_rate = (
+            self.learning_rate
+        )  # the schedule moves on below
         window.grad_norm = state.grad_norm = self._update_parameters(state)
         self.hooks.weights_updated()
         window.num_tokens = num_tokens

@@ -257,8 +257,8 @@ def _csv_line(values: Iterable[object]) -> bytes:
 
 
 class TensorBoardSink(Sink):
-    """TensorBoard event files in one folder. Where a run goes on, what it had written up to there is
-    put into one file that is read before all others: TensorBoard takes files in the order of the
+    """TensorBoard event files in one folder. If a run is resumed, what it had written up to there
+    is put into one file that is read before all others: TensorBoard takes files in the order of the
     times in their names, which go back if a clock does.
 
     Numbers only. Events are written by a thread, at the latest every ten seconds: the newest may

@@ -3,8 +3,9 @@ somebody's own Trainer.
 
 A step teaches nothing if all of its gradients are exactly 0 at a learning rate above 0, or if no
 reward function gave a number for any of its answers. One such step is normal: a batch may have
-nothing to learn, and a warm-up may begin at a rate of 0. NUM_STEPS in a row are not. Groups of equal
-rewards (GRPO) have no gradient either, and are normal; the monitor has an alert for many of them.
+nothing to learn, and a warm-up may begin at a rate of 0. NUM_STEPS in a row are not. Groups of
+equal rewards (GRPO) have no gradient either, and are normal; the monitor has an alert for many of
+them.
 """
 
 import logging

@@ -56,8 +56,8 @@ class FinetuningStrategy(StandardTrainingStrategy):
             return
         least = interval * (self._num_layers - 1)
         raise ValueError(
-            f"training.unfreeze_interval = {interval} adds a layer every {interval} epochs, from the"
-            f" top, and after {total_steps} steps ({self.steps_per_epoch} an epoch)"
+            f"training.unfreeze_interval = {interval} adds a layer every {interval} epochs, from"
+            f" the top, and after {total_steps} steps ({self.steps_per_epoch} an epoch)"
             f" {self._num_layers - num_reached} of {self._num_layers} groups of layers have never"
             f" trained: train for more than {least} epochs (training.num_epochs), lower"
             " training.unfreeze_interval, or leave it out"
