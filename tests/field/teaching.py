@@ -3,8 +3,8 @@
     make prove-learning
 
 trains each case below for NUM_STEPS steps by the engine that it names, and prints what became of
-it: `refused` before the first step, `stopped` after some with all of them saved, or `finished`. A case
-that teaches nothing and finishes is silent. Prints a table; exit code 1 if one is not as expected.
+it: `refused` before the first step, `stopped` after some with all of them saved, or `finished`. A
+case that teaches nothing and finishes is silent. Exit code 1 if one is not as expected.
 """
 
 import json
@@ -223,7 +223,10 @@ def _callback(folder: Path) -> TemperCallback:
 
 
 def _train(trainer: Any, folder: Path) -> None:
+    from transformers.trainer_callback import PrinterCallback
+
     callback = _callback(folder)
+    trainer.remove_callback(PrinterCallback)
     trainer.add_callback(callback)
     trainer.train(resume_from_checkpoint=callback.resume_from())
 

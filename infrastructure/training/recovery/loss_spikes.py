@@ -15,7 +15,7 @@ NUM_NEEDED = 20
 # to learn, a token or two that were missed are many times the median, and no spike.
 LEAST_RISE = 0.02
 # Items of one record whose mean is judged before there is a median: that of a few tokens jumps.
-NUM_ITEMS_NEEDED = 16
+NUM_ITEMS_NEEDED = 8
 
 
 @dataclass
