@@ -107,6 +107,10 @@ prove-identity: environment ## over 200 single changes between two sessions: ref
 storm-places: environment ## over 300 disturbances of backup destinations while runs copy to them; one JSON line
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.place_storm
 
+.PHONY: prove-learning
+prove-learning: environment ## trainings that teach nothing are refused or stopped, healthy ones left alone; a table
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.field.teaching
+
 .PHONY: storm-ranks
 storm-ranks: environment ## ranks of a training, their agent, or all of them killed 60 times at random; one JSON line
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.rank_kills

@@ -61,6 +61,7 @@ class TrainingMetrics:
         model_flops_utilization: share of the arithmetic that the device can do, from 0 to 1.
         data_wait_percent: share of a step that is waiting for data.
         memory_bytes: peak memory of the process or the device.
+        num_tied_steps: steps in a row whose answers to each prompt all have the same rewards.
     """
 
     timestamp: float
@@ -76,6 +77,7 @@ class TrainingMetrics:
     model_flops_utilization: float | None = None
     data_wait_percent: float | None = None
     memory_bytes: float | None = None
+    num_tied_steps: float | None = None
 
     def values(self) -> dict[str, float]:
         """What was measured, by name; without time, step and epoch."""

@@ -112,6 +112,7 @@ from infrastructure.training.models.source import (
 from infrastructure.training.models.trainable_state import trainable_state, whole
 from infrastructure.training.models.weights_on_disk import put_back
 from infrastructure.training.observers.early_stopping import early_stopping
+from infrastructure.training.observers.standstill import Standstill
 from infrastructure.training.quantum.last_gradients import (
     TrainerGradients,
     last_gradients,
@@ -234,7 +235,9 @@ class EnhancedTrainer:
             self.curriculum = CurriculumExtension(self)
             extensions.append(self.curriculum)
         self.configured_extensions = list(extensions)  # which every rank can build
-        self.hooks = ExtensionManager([*extensions, *hooks, *early_stopping(training_config)])
+        self.hooks = ExtensionManager(
+            [*extensions, *hooks, *early_stopping(training_config), Standstill()]
+        )
         self.ranks: Ranks | None = None
         self.group: Group = ALONE
         self.sharding: Sharding | None = None

@@ -388,7 +388,7 @@ class TrainingConfig(StackwiseFields):
         SAME_RESULT,
     ] = Field(
         default=["console", "jsonl", "csv", "tensorboard"],
-        description="Where metrics are written; trackio and wandb are packages.",
+        description="Where metrics go besides metrics.jsonl; trackio and wandb are packages.",
     )
     loss: Annotated[str, RegisteredName(LOSSES)] = Field(
         default="cross_entropy",

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.config.fingerprint import result_settings
-from infrastructure.core.errors import CheckpointError, CopyNotConfirmedError, TemperError
+from infrastructure.core.errors import (
+    CheckpointError,
+    CopyNotConfirmedError,
+    NothingLearnedError,
+    TemperError,
+)
 from infrastructure.core.redact import redact_urls
 from infrastructure.run.compatibility import Difference, check_compatible, in_words
 from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
@@ -24,7 +29,7 @@ from infrastructure.run.identity import what_cannot_be_compared
 from infrastructure.run.record_types import Summary
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
 from infrastructure.training.checkpoints.snapshot import Snapshot
-from infrastructure.training.core.state import TrainingState
+from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Hook, HookRunner
 from infrastructure.training.hf_bridge.carried_state import (
     CarriedState,
@@ -33,6 +38,7 @@ from infrastructure.training.hf_bridge.carried_state import (
 )
 from infrastructure.training.hf_bridge.finished_training import FinishedTraining
 from infrastructure.training.hf_bridge.observers import hooks_of
+from infrastructure.training.hf_bridge.reward_watch import reward_watch
 from infrastructure.training.hf_bridge.save_timing import SaveTiming
 from infrastructure.training.hf_bridge.trainer_events import HELD_OUT, TrainerEvents
 from infrastructure.training.hf_bridge.trainer_facts import (
@@ -117,6 +123,7 @@ class BridgedTraining:
         Raises:
             StorageError, OSError: this machine's disk refuses; what was committed before is safe.
             CopyNotConfirmedError: finished here, but its copy is not confirmed.
+            NothingLearnedError: steps change no weight any more; the last of them is saved.
         """
         try:
             self._end()
@@ -138,6 +145,8 @@ class BridgedTraining:
         else:
             self.hooks.fire(Event.PHASE_END, state)
             run.save_model(self.parts.model)
+        if state.stop_reason is StopReason.NOTHING_LEARNED:
+            raise NothingLearnedError(state.stop_message)
         status = self._close(is_finished=not state.is_interrupted)
         more = "; run this again to go on" if state.is_interrupted else ""
         if not state.is_interrupted and not run.is_whole and run.files.final.is_dir():
@@ -239,7 +248,8 @@ def begin_training(
         settings = result_settings(run.config) if run.is_whole else None
         snapshots = TrainerSnapshots(parts, files, facts, carried, state, hooks, settings, history)
         saves = _save_timing(run, snapshots, resumed.checkpoint)
-        events = TrainerEvents(parts, loader, state, hooks, saves, carried)
+        rewards = reward_watch(trainer, stack)
+        events = TrainerEvents(parts, loader, state, hooks, saves, carried, rewards)
         for line in [*run.notes(), *([] if was else what_cannot_be_compared(facts["unseen"]))]:
             run.report(line)
         if (beginning := _beginning(run)) is not None:

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping, MutableMapping, Sized
 from typing import TYPE_CHECKING
 
+import torch
+
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonValue
@@ -19,6 +21,7 @@ from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner
 from infrastructure.training.hf_bridge.carried_state import CarriedState
 from infrastructure.training.hf_bridge.evaluated_rows import EvaluatedRows
+from infrastructure.training.hf_bridge.reward_watch import RewardWatch
 from infrastructure.training.hf_bridge.save_timing import SaveTiming
 from infrastructure.training.hf_bridge.trainer_metrics import (
     StepClock,
@@ -45,6 +48,7 @@ class TrainerEvents:
         state: the training as its hooks see it; kept up to date here.
         saves: its versions.
         carried: what the Trainer remembers besides.
+        rewards: what its reward functions give; None: it has none.
 
     Attributes:
         has_logged: of a step, or more.
@@ -58,9 +62,10 @@ class TrainerEvents:
         hooks: HookRunner,
         saves: SaveTiming,
         carried: CarriedState,
+        rewards: RewardWatch | None = None,
     ) -> None:
         self.parts, self.loader, self.state = parts, loader, state
-        self.hooks, self.saves, self.carried = hooks, saves, carried
+        self.hooks, self.saves, self.carried, self.rewards = hooks, saves, carried, rewards
         self.clock = StepClock()
         self.has_logged = False
         self._tokens_logged = state.num_tokens
@@ -85,6 +90,8 @@ class TrainerEvents:
         self._close_step()
         self._save()
         self.state.batch = range(self.parts.global_batch_size)  # what a Trainer shows of its rows
+        if self.rewards is not None:
+            self.rewards.begin_step()
         self.clock.begin()
         self._fire(Event.STEP_START)
 
@@ -94,6 +101,8 @@ class TrainerEvents:
 
     def gradients_are_final(self) -> None:
         """Those of the last micro-batch too; they are clipped already."""
+        self.state.learning_rate = float(self.parts.optimizer.param_groups[0]["lr"])
+        self.state.grad_norm = _largest_gradient(self.parts.optimizer)
         self._fire(Event.AFTER_LOSS)
         self._fire(Event.AFTER_BACKWARD)
 
@@ -109,6 +118,7 @@ class TrainerEvents:
         if self.saves.schedule.deadline_is_near:
             state.interrupt(DEADLINE_IS_NEAR, StopReason.DEADLINE)
         state.metrics = {}
+        state.rewards = None if self.rewards is None else self.rewards.end_step()
         self._is_open = True
         if not control.should_log:
             self._close_step()
@@ -140,6 +150,8 @@ class TrainerEvents:
         self.has_logged = True
         state.loss = numbers["loss"]
         state.metrics = {**numbers, "seconds": seconds}
+        if "learning_rate" in numbers:  # a Trainer logs that of the step to come
+            state.metrics["learning_rate"] = state.learning_rate
         state.metrics["memory_bytes"] = float(memory_in_use_bytes(self.parts.device))
         if state.num_tokens:
             state.metrics["tokens"] = float(state.num_tokens)
@@ -249,3 +261,11 @@ class TrainerEvents:
 
     def _fire(self, event: Event) -> None:
         self.hooks.fire(event, self.state)
+
+
+def _largest_gradient(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+    """The largest component of all gradients, which clipping leaves 0 where it is 0; None: there
+    are none, because an optimizer has used them up during the backward pass."""
+    held = (p.grad for group in optimizer.param_groups for p in group["params"])
+    gradients = [gradient for gradient in held if gradient is not None]
+    return torch.nn.utils.get_total_norm(gradients, math.inf) if gradients else None

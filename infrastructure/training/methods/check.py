@@ -28,6 +28,7 @@ from infrastructure.training.methods.settings_table import SETTINGS, Use, refuse
 from infrastructure.training.models.saved_model import EXTENSIONS_MANIFEST
 
 REGISTERED_MANIFEST = "temper_model.json"
+WITHOUT_BETA_NOTHING = ("dpo", "kto")
 # Arguments of TRL's that would change what Temper keeps safe.
 NOT_HERE = {
     "sync_ref_model": "the reference that moves is in no checkpoint, and a run that goes on would"
@@ -115,6 +116,11 @@ def _contradictions(config: DeploymentConfig) -> Iterator[str]:
             f" training.method = {method}: give a number, such as 4"
         )
         return
+    if method in WITHOUT_BETA_NOTHING and training.beta == 0:
+        yield (
+            f"training.beta = 0: the loss of {METHODS[method].title} depends on the weights by"
+            " training.beta alone, so nothing would be learned: give more than 0, such as 0.1"
+        )
     if method == "kto" and size == 1:
         yield (
             "training.batch_size = 1: KTO compares each answer with others of its batch: give 2 or"

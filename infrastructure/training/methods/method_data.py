@@ -3,7 +3,7 @@ written as its trainer reads them. Loads no torch.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -210,7 +210,7 @@ def read_data(
     )
     _fill_inputs([*result.train, *result.held_out])
     if shape.kind is RowKind.PROMPTS:
-        result.notes += _of_equal_columns(result)
+        _fill_columns([*result.train, *result.held_out])
     if about:
         result.notes.append(f"note: {about}")
     files = [*train_files, *held_out_files]
@@ -284,16 +284,12 @@ def _fill_inputs(rows: list[TrlRow]) -> None:
             row.setdefault(name, nothing)
 
 
-def _of_equal_columns(data: MethodData) -> Iterator[str]:
-    """Leave out columns that not every row has, or that hold values of several kinds."""
-    rows = [*data.train, *data.held_out]
-    names = {name for row in rows for name in row} - {"prompt"}
-    kept = {n for n in names if len({type(row.get(n)) for row in rows}) == 1}
+def _fill_columns(rows: list[TrlRow]) -> None:
+    """Give every row the columns that one of them has, with None where it has no value."""
+    names = dict.fromkeys(name for row in rows for name in row)
     for row in rows:
-        for name in names - kept:
-            row.pop(name, None)
-    if left_out := sorted(names - kept):
-        yield f"note: rewards are not given columns that differ in kind: {', '.join(left_out)}"
+        for name in names:
+            row.setdefault(name, None)
 
 
 class RowWriter:

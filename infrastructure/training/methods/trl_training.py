@@ -1,6 +1,7 @@
 """A trainer of TRL, made from a configuration and its rows; nothing is trained here."""
 
 import json
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -33,7 +34,7 @@ from infrastructure.training.methods.method_table import (
     TrlMethod,
     installed_method,
 )
-from infrastructure.training.methods.rewards import reward_functions, try_rewards
+from infrastructure.training.methods.rewards import given_values, reward_functions, try_rewards
 from infrastructure.training.methods.trainer_arguments import (
     Defaults,
     arguments_of,
@@ -77,7 +78,7 @@ if TYPE_CHECKING:
 
 # Arguments by which several steps learn from one generation, which is in no checkpoint.
 REUSING = ("num_iterations", "steps_per_generation", "generation_batch_size")
-NUM_TRIED = 4  # rows that reward functions are tried with
+NUM_TRIED = 64  # rows that reward functions are tried with
 # Columns that TRL reads itself; rewards are given all others.
 READ_BY_TRL = frozenset({"prompt", "chosen", "rejected", "completion", TOOLS, OPTIONS})
 
@@ -114,6 +115,7 @@ class TrlTraining:
         self.rewards = reward_functions(training.rewards) if training.method in BY_REWARD else []
         if self.rewards:
             try_rewards(training.rewards, self.rewards, self.data.train[:NUM_TRIED])
+        self.carried = carried_columns([*self.data.train, *self.data.held_out])
         self.arguments = self._checked_arguments()
 
     def lines(self) -> list[str]:
@@ -253,17 +255,17 @@ class TrlTraining:
                 model_init_kwargs=by_name,
                 **self._of_teacher(),
             ),
-            "train_dataset": self._dataset(datasets, self.data.train, say),
-            "eval_dataset": self._dataset(datasets, self.data.held_out, say),
+            "train_dataset": self._dataset(datasets, self.data.train),
+            "eval_dataset": self._dataset(datasets, self.data.held_out),
             "processing_class": self.tokenizer,
             "peft_config": self._lora(),
         }
         if self.rewards:
-            parts["reward_funcs"] = self.rewards
+            parts["reward_funcs"] = [given_values(one, self.carried) for one in self.rewards]
         if self.config.training.teacher is not None:
             parts["teacher_model"] = self._find(self.config.training.teacher).location
         with _quiet(), offline_where_unreachable(), without_progress_bars():
-            trainer = self.trainer_class(**parts)
+            trainer = _cut_by_own_length(self.trainer_class)(**parts)
         _draw_nothing(trainer)
         kind, names = self.options.quantization, expert_parameters(trainer.model)
         if kind is not None and names:
@@ -318,32 +320,25 @@ class TrlTraining:
             f" {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'fp32'} on {self.device}"
         )
 
-    def _dataset(
-        self, datasets: Any, rows: list[TrlRow], say: Callable[[str], None] = do_nothing
-    ) -> Any:
+    def _dataset(self, datasets: Any, rows: list[TrlRow]) -> Any:
         """Return the rows as a table that gives each of them back as it is.
 
         A table of one structure adds empty keys to messages, calls of tools, and options, which a
-        chat template takes for something. Objects that only rewards read are left out if the
-        installed datasets cannot hold them.
+        chat template takes for something. What only rewards read is carried as text.
 
         Raises:
             ValueError: the installed datasets has no such table.
         """
         if not rows:
             return None
-        if (table := _table(datasets, rows)) is not None:
+        carried = [
+            {n: json.dumps(v) if n in self.carried else v for n, v in row.items()} for row in rows
+        ]
+        if (table := _table(datasets, carried)) is not None:
             return table
-        nested = {n for row in rows for n, value in row.items() if isinstance(value, list | dict)}
-        update = f"the installed datasets {version('datasets')} would add empty ones: pip install"
-        update = f"{update} 'datasets>=4.7'"
-        if left_out := sorted(nested - READ_BY_TRL):
-            plain = [{n: v for n, v in row.items() if n not in left_out} for row in rows]
-            if (table := _table(datasets, plain)) is not None:
-                say(f"note: rewards are not given {', '.join(left_out)}: keys differ, and {update}")
-                return table
         raise ValueError(
-            f"the rows differ in what their messages, tools or options hold, and {update}"
+            "the rows differ in what their messages, tools or options hold, and the installed"
+            f" datasets {version('datasets')} would add empty ones: pip install 'datasets>=4.7'"
         )
 
     def _loading(self) -> dict[str, object]:
@@ -393,6 +388,35 @@ class TrlTraining:
         return peft.LoraConfig(
             task_type="SEQ_CLS" if has_head else "CAUSAL_LM", **self.lora_arguments
         )
+
+
+def _cut_by_own_length(trainer_class: Any) -> Any:
+    """The trainer, for which each answer of a pair is cut to `max_length` by its own length. TRL's
+    ORPO cuts both to what the longer one is beyond it, which may leave nothing of them."""
+    if not hasattr(trainer_class, "tokenize_row") or "build_tokenized_answer" not in vars(
+        trainer_class
+    ):
+        return trainer_class
+
+    def tokenize_row(self: Any, *arguments: Any, **named: Any) -> dict[str, Any]:
+        limit, self.max_length = self.max_length, sys.maxsize
+        try:
+            row = trainer_class.tokenize_row(self, *arguments, **named)
+        finally:
+            self.max_length = limit
+        return {name: values[:limit] for name, values in row.items()}
+
+    parts = {"tokenize_row": tokenize_row, "__module__": trainer_class.__module__}
+    return type(trainer_class.__name__, (trainer_class,), parts)
+
+
+def carried_columns(rows: list[TrlRow]) -> frozenset[str]:
+    """Return the columns that only rewards read and that a table would not give back as they are:
+    lists, objects, and values of several kinds or of none."""
+    names = {name for row in rows for name in row} - READ_BY_TRL
+    kinds = {name: {type(row[name]) for row in rows} for name in names}
+    plain = [{kind} for kind in (str, int, float, bool)]
+    return frozenset(name for name in names if kinds[name] not in plain)
 
 
 def _spelt(row: TrlRow) -> str:

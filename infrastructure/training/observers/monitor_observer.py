@@ -161,6 +161,7 @@ class MonitorObserver(Observer):
                 model_flops_utilization=seconds and self._utilization(window),
                 data_wait_percent=seconds and 100 * window.waited / seconds,
                 memory_bytes=state.metrics.get("memory_bytes"),
+                num_tied_steps=None if state.rewards is None else state.rewards.num_tied,
             )
         )
 
