@@ -46,10 +46,10 @@ from infrastructure.training.data.encoding.chat_format import special_tokens
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.hf_bridge.trainer_run import without_reference
 from infrastructure.training.models.added_modules import attach_described
-from infrastructure.training.models.answer_end import teach_ends
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager
 from infrastructure.training.models.saved_model import read_json
 from infrastructure.training.models.saving import save_model
+from infrastructure.training.models.saving_check import prepare_saving
 from infrastructure.training.models.trainable_state import load_trainable_state
 from infrastructure.training.models.vision_language import template_for_parts
 from infrastructure.training.resume.fingerprint import base_facts
@@ -241,7 +241,7 @@ def _load(run: RunDirectory, checkpoint: Path | None, *, is_rounded: bool = Fals
         load_trainable_state(loaded.model, tensors)
     if loaded.tokenizer is not None:
         ends, known = _ends(run), special_tokens(loaded.tokenizer)
-        teach_ends(loaded.model, [number for number, token in known.items() if token in ends])
+        prepare_saving(loaded.model, [number for number, token in known.items() if token in ends])
     if loaded.tokenizer is not None and (template := _saved_template(run.tokenizer)):
         loaded.tokenizer.chat_template = template
     if manager.processor is not None and loaded.tokenizer is not None:

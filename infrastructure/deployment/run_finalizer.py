@@ -1,6 +1,7 @@
 """How a run ends: finished, stopped or failed; with a summary, a report and no helper left."""
 
 import gc
+import shutil
 import time
 from dataclasses import dataclass, field
 
@@ -9,10 +10,12 @@ import torch
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.agent import left_to_agent
 from infrastructure.core.console import Count, Report
+from infrastructure.core.errors import CheckpointError
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.deployment.forecast import RunForecast
 from infrastructure.deployment.run_record import summarise
-from infrastructure.evaluation.held_out import HeldOut, measure
+from infrastructure.evaluation.held_out import HeldOut, measure, trained_model
+from infrastructure.evaluation.plain_reading import check_saved
 from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.run.advice import advice_at_end
 from infrastructure.run.cost import cost_of
@@ -62,6 +65,7 @@ class RunFinalizer:
         """Save the trained model, measure it, wait for its copies."""
         with self.stages.stage("save"):
             self.trainer.adapter.save(self.run.final)
+            self._read_back()
             for problem in save_stacks_and_rack(self.trainer, self.run.path):
                 self.report(f"note: {problem}")
         self.report("Measuring the trained model")
@@ -77,6 +81,22 @@ class RunFinalizer:
         if (unsafe := self.copies.problem()) is not None:
             self._last_lines.append(unsafe)
         return summary
+
+    def _read_back(self) -> None:
+        """Have plain transformers answer with the saved model as the trained one does.
+
+        Raises:
+            CheckpointError: it does not, and is removed: the last version holds what was trained.
+        """
+        trained = trained_model(self.trainer)
+        if trained is None:
+            return
+        try:
+            for note in check_saved(self.run.final, trained):
+                self.report(note)
+        except CheckpointError:
+            shutil.rmtree(self.run.final)
+            raise
 
     def stopped(self, error: BaseException | None = None) -> Summary:
         """There is more to train: say why it stopped, how to go on, and what is safe."""

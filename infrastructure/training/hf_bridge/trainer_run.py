@@ -48,7 +48,8 @@ from infrastructure.training.hf_bridge.call_watchdog import LOOK_SECONDS
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.models.lora import count_parameters
 from infrastructure.training.models.progress_bars import without_progress_bars
-from infrastructure.training.models.saving import write_lora_card
+from infrastructure.training.models.router_logits import router_logits_off
+from infrastructure.training.models.saving import write_generation_config, write_lora_card
 from infrastructure.training.resume.fingerprint import installed_versions
 
 if TYPE_CHECKING:
@@ -254,10 +255,11 @@ class TrainerRun:
                 if self.files.tokenizer.is_dir():
                     shutil.copytree(self.files.tokenizer, part, dirs_exist_ok=True)
                 if (save_pretrained := getattr(model, "save_pretrained", None)) is not None:
-                    with without_progress_bars():
+                    with without_progress_bars(), router_logits_off(model):
                         save_pretrained(part, **_adapters_but_reference(model))
                     if (part / "adapter_config.json").is_file():
-                        write_lora_card(part)
+                        write_generation_config(model, part)
+                        write_lora_card(part, model)
                 else:
                     save_model(model, str(part / "model.safetensors"))
                 write_sums(part)

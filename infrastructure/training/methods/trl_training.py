@@ -23,6 +23,7 @@ from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import PIP_LINES, require
 from infrastructure.training.core.precision import choose_device
 from infrastructure.training.core.product_choice import ProductChoice, measured_choice
+from infrastructure.training.data.encoding.tokenization import answer_end_ids
 from infrastructure.training.data.preparation.plan import read_chat_template, template_notes
 from infrastructure.training.methods.held_out_means import weigh_pairs
 from infrastructure.training.methods.method_data import MethodData, TrlRow, read_data
@@ -41,6 +42,7 @@ from infrastructure.training.methods.trainer_arguments import (
     num_generations,
 )
 from infrastructure.training.methods.training_rhythm import training_rhythm
+from infrastructure.training.models.answer_end import teach_trainer
 from infrastructure.training.models.fitting import (
     check_length,
     check_same_lora,
@@ -59,7 +61,9 @@ from infrastructure.training.models.model_manager import (
 )
 from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.models.quantization import note_on_experts, quantization_config
+from infrastructure.training.models.router_logits import write_without_router_logits
 from infrastructure.training.models.saved_model import TOKENIZER_FILES, ModelSource, SourceKind
+from infrastructure.training.models.saving_check import prepare_saving
 from infrastructure.training.models.source import find_source
 from infrastructure.training.models.transformers_backend import (
     LoadOptions,
@@ -265,6 +269,11 @@ class TrlTraining:
         with _quiet(), offline_where_unreachable(), without_progress_bars():
             trainer = self.trainer_class(**parts)
         _draw_nothing(trainer)
+        write_without_router_logits(trainer.model)
+        ends = answer_end_ids(self.tokenizer, self.config.data.max_length)
+        for note in prepare_saving(trainer.model, ends):
+            say(note)
+        teach_trainer(trainer, ends)
         kind, names = self.options.quantization, expert_parameters(trainer.model)
         if kind is not None and names:
             there = trainer.model.named_parameters()

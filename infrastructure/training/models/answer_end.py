@@ -28,3 +28,19 @@ def teach_ends(model: torch.nn.Module, token_ids: Collection[int]) -> None:
     before = known if isinstance(known, list) else [] if known is None else [known]
     if new := sorted({*token_ids} - {*before}):
         config.eos_token_id = [*before, *new]
+
+
+def teach_trainer(trainer: Any, token_ids: Collection[int]) -> None:
+    """Let a trainer of TRL that writes answers itself end them where `teach_ends` says."""
+    config = getattr(trainer, "generation_config", None)
+    if config is None:
+        return
+    if hasattr(trainer, "eos_token_ids"):
+        new = sorted({*token_ids} - {*trainer.eos_token_ids})
+        trainer.eos_token_ids = [*trainer.eos_token_ids, *new]
+        config.eos_token_id = trainer.eos_token_ids
+        if isinstance(given := getattr(trainer, "generation_kwargs", None), dict):
+            given["eos_token_id"] = trainer.eos_token_ids
+    elif others := sorted({*token_ids} - {trainer.eos_token_id}):
+        # TRL before 1.0 knows one end: that of the chat template, where it has one of its own
+        trainer.eos_token_id = config.eos_token_id = others[0]

@@ -51,6 +51,7 @@ from infrastructure.training.models.refusals import (
     refuse_without_effect,
 )
 from infrastructure.training.models.registry import MODELS
+from infrastructure.training.models.router_logits import write_without_router_logits
 from infrastructure.training.models.saved_model import (
     EXTENSIONS_MANIFEST,
     TOKENIZER_FILES,
@@ -61,6 +62,7 @@ from infrastructure.training.models.saved_model import (
     weights_sha256,
 )
 from infrastructure.training.models.saving import load_registered
+from infrastructure.training.models.saving_check import make_writable
 from infrastructure.training.models.source import (
     find_source,
     registered_name,
@@ -226,6 +228,8 @@ class ModelManager:
         if self.config.quantization_aware is not None:
             quantization_aware.prepare(model, self.config.quantization_aware)
         self._attach_saved(source, model)
+        write_without_router_logits(model)
+        self._notes += make_writable(inner_model(model))
         description = {"kind": str(source.kind), **self._identity(source, model, hashed)}
         description = describe(model, self.config) | description
         return LoadedModel(model.train(), tokenizer, description, tuple(self._notes))
