@@ -100,7 +100,7 @@ def export_model(
     trained = _load(run, checkpoint, is_rounded=rounding is not None)
     model = trained.loaded.model
     seeing = None if trained.processor is None else PictureTokens(trained.processor, run.run_id)
-    reference = Reference.of(model, trained.loaded.tokenizer, seeing)
+    reference = Reference.of(model, trained.loaded.tokenizer, seeing, trained.end_ids)
     # What is rounded as the training has rounded is that model, to the last bits.
     compare = Comparer(reference, request.least_bits if rounding is None else None)
     if hasattr(model, "peft_config") and request.is_merged:
@@ -185,6 +185,7 @@ class _Trained:
     registered_name: str | None
     processor: Any = None
     notes: tuple[str, ...] = ()
+    end_ids: Sequence[int] = ()
 
 
 def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) -> JsonObject:
@@ -239,9 +240,11 @@ def _load(run: RunDirectory, checkpoint: Path | None, *, is_rounded: bool = Fals
         tensors = without_reference(tensors)
     with _form_of_phase(config, loaded.model, snapshot.values):
         load_trainable_state(loaded.model, tensors)
+    end_ids: list[int] = []
     if loaded.tokenizer is not None:
-        ends, known = _ends(run), special_tokens(loaded.tokenizer)
-        prepare_saving(loaded.model, [number for number, token in known.items() if token in ends])
+        ends, known = {*_ends(run), loaded.tokenizer.eos_token}, special_tokens(loaded.tokenizer)
+        end_ids = [number for number, token in known.items() if token in ends]
+        prepare_saving(loaded.model, end_ids)
     if loaded.tokenizer is not None and (template := _saved_template(run.tokenizer)):
         loaded.tokenizer.chat_template = template
     if manager.processor is not None and loaded.tokenizer is not None:
@@ -257,7 +260,7 @@ def _load(run: RunDirectory, checkpoint: Path | None, *, is_rounded: bool = Fals
     notes = [UNKNOWN_BASE] if is_lora and not base_is_recorded(run) else []
     if (rounding := config.model.quantization_aware) is not None and not is_rounded:
         notes.append(NOT_ROUNDED.format(kind=rounding))
-    return _Trained(loaded, step, checkpoint, name, manager.processor, tuple(notes))
+    return _Trained(loaded, step, checkpoint, name, manager.processor, tuple(notes), end_ids)
 
 
 def _saved_template(folder: Path) -> str | dict[str, str] | None:

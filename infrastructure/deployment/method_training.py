@@ -13,6 +13,7 @@ from infrastructure.core.errors import CopyNotConfirmedError
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
 from infrastructure.deployment.method_forecast import MethodForecast
 from infrastructure.deployment.run_record import record_rows_of
+from infrastructure.evaluation.plain_reading import NUM_QUESTIONS, Trained, check_saved
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.drawing.quantity_names import HELD_OUT, RANKING
 from infrastructure.run.advice import advice_at_end
@@ -143,6 +144,15 @@ class MethodTraining:
                 "forecast": forecast.compared() if self.measured.is_finished else [],
             }
 
+        def read_back(model: Any, folder: Path) -> None:
+            questions, precision = training.questions(NUM_QUESTIONS), training.precision
+            trained = Trained(
+                model, training.tokenizer, questions, training.end_token_ids, precision.autocast
+            )
+            for note in check_saved(folder, trained):
+                self.report(note)
+
+        callback.run.check_saved = read_back
         callback.run.describe_model = training.describe_model
         callback.run.more_of_summary = more_of_summary
         callback.run.how_to_begin_anew = self.how_to_begin_anew

@@ -132,10 +132,10 @@ def _generate_batch(
     if is_judged:
         width = max(len(question.prompt_ids) for question in questions)
         judging["stopping_criteria"] = [WrongAnswers(tokenizer, questions, width, lengths)]
-    output = write_tokens(
+    output, width = generate_greedily(
         model, tokenizer, questions, lengths, pictures, stop_token_ids, **judging
     )
-    rows = [(row, before_stop(row, stop_token_ids)) for row in output]
+    rows = [(row, before_stop(row, stop_token_ids)) for row in output[:, width:].tolist()]
     texts = tokenizer.batch_decode([written for _, written in rows], skip_special_tokens=True)
     return [
         Answer(question, text, is_cut=len(written) == len(row))
@@ -144,7 +144,7 @@ def _generate_batch(
 
 
 @torch.no_grad()
-def write_tokens(
+def generate_greedily(
     model: Any,
     tokenizer: "PreTrainedTokenizerBase",
     questions: Sequence[GenerationPrompt],
@@ -152,13 +152,16 @@ def write_tokens(
     pictures: PictureTokens | None,
     end_ids: list[int] | None = None,
     **more: Any,
-) -> list[list[int]]:
-    """The tokens that the model writes greedily after each question, all at once.
+) -> tuple[Any, int]:
+    """Let the model write greedily after each question, all at once.
 
     Args:
         lengths: the most tokens of each answer.
         end_ids: what ends an answer; None: what the model's own generation configuration says.
         more: for `generate`.
+
+    Returns:
+        What `generate` gives, and the number of columns that are the prompts.
     """
     device = next(model.parameters()).device
     width = max(len(question.prompt_ids) for question in questions)
@@ -186,8 +189,7 @@ def write_tokens(
             **given,
             **more,
         )
-    rows: list[list[int]] = output[:, width:].tolist()
-    return rows
+    return output, width
 
 
 @contextmanager

@@ -7,9 +7,11 @@ logits are as near as rounding makes them, they count as the same.
 """
 
 import gc
-from collections.abc import Callable, Sequence
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +22,9 @@ from infrastructure.core.optional import require
 from infrastructure.evaluation.generation import (
     ANSWER_MARGIN_TOKENS,
     before_stop,
-    write_tokens,
+    generate_greedily,
 )
+from infrastructure.evaluation.prompting import positions_of
 from infrastructure.monitoring.drawing.formatting import format_bytes
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.optimization.memory_readings import release_memory, resident_bytes
@@ -37,7 +40,6 @@ from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.models.quantization import keep_trainable_layout
 from infrastructure.training.models.router_logits import ROUTER_LOGITS, asks_for_router_logits
 from infrastructure.training.models.saved_model import rounded_beside
-from infrastructure.training.models.source import read_json
 from infrastructure.training.models.transformers_backend import base_of_lora
 
 if TYPE_CHECKING:
@@ -63,8 +65,6 @@ class Trained:
         end_ids: what ends an answer where Temper measures.
         autocast: the number format that Temper measures in.
         pictures: what makes pixels of those of the questions.
-        tolerance: how far logits may be apart where they choose different tokens; None: as far as
-            its number format makes them.
     """
 
     model: Any
@@ -73,18 +73,6 @@ class Trained:
     end_ids: Sequence[int]
     autocast: Autocast = nullcontext
     pictures: PictureTokens | None = None
-    tolerance: float | None = None
-
-    @property
-    def allowed(self) -> float:
-        """The distance of logits that rounding explains."""
-        if self.tolerance is not None:
-            return self.tolerance
-        weights = next(p for p in self.model.parameters() if p.is_floating_point())
-        with self.autocast():
-            in_half = torch.is_autocast_enabled(weights.device.type)
-        is_plain = weights.dtype not in HALF and not in_half
-        return PLAIN_TOLERANCE if is_plain else HALF_TOLERANCE
 
 
 def fixed_questions(
@@ -108,13 +96,9 @@ def check_saved(folder: Path, trained: Trained) -> list[str]:
     folder = rounded_beside(folder) or folder
     if reason := _why_not(trained.model):
         return [f"note: {folder.name}/ was not read back: {reason}"]
-    with preserve(trained.model, random=trained.model.device, modes=True):
+    with preserve(trained.model, random=next(trained.model.parameters()).device, modes=True):
         trained.model.eval()
-        differing = differences(folder, trained)
-    if differing:
-        raise CheckpointError(
-            f"{folder}: what was saved is not the model that was trained: {differing[0]}"
-        )
+        Expected.of(trained).compare(folder)
     return []
 
 
@@ -133,79 +117,142 @@ def _why_not(model: torch.nn.Module) -> str | None:
     return None
 
 
-def differences(folder: Path, trained: Trained) -> list[str]:
-    """What the model in `folder` does otherwise than the trained one, in words."""
-    model = trained.model
-    questions = [*trained.questions]
-    longest = max(question.expected_length for question in questions) + ANSWER_MARGIN_TOKENS
-    lengths = [min(MAX_TOKENS, longest)] * len(questions)
-    ends = [*trained.end_ids]
-    with trained.autocast():
-        ours = write_tokens(model, trained.tokenizer, questions, lengths, trained.pictures, ends)
-    try:
-        plain, tokenizer = read_plainly(folder, model)
-    except Exception as error:  # whatever a reader of it would meet
-        reason = " ".join(str(error).split())[:300]
-        return [f"plain transformers cannot read it ({type(error).__name__}: {reason})"]
-    own_ends = _ends_of(plain)
-    if missing := {*ends} - {*own_ends}:
-        names = ", ".join(map(str, trained.tokenizer.convert_ids_to_tokens(sorted(missing))))
-        return [f"its {GENERATION_FILE} does not end answers with {names}"]
-    is_text = trained.pictures is None  # else the processor's template is the one that counts
-    if is_text and trained.tokenizer.chat_template != tokenizer.chat_template:
-        return ["its tokenizer has another chat template"]
-    for question in questions:
-        if tokenizer(question.prompt)["input_ids"] != trained.tokenizer(question.prompt)["input_ids"]:
-            return [f"its tokenizer writes {question.prompt!r} to other tokens"]
-    with trained.autocast():
-        theirs = write_tokens(plain, trained.tokenizer, questions, lengths, trained.pictures)
-        found = [
-            _difference(trained, plain, question, first, second, own_ends)
-            for question, first, second in zip(questions, ours, theirs, strict=True)
-        ]
-    del plain
-    gc.collect()
-    return [one for one in found if one is not None]
+@dataclass(frozen=True)
+class Expected:
+    """What the trained model answers; it need not be in memory any more.
 
+    Attributes:
+        answers: tokens of each, with the one that ends it; of a model that writes no text empty.
+        logits: of each answer, (tokens, vocabulary); of a model that scores texts the scores.
+        tolerance: how far logits may be apart where different tokens are chosen.
+        loading: how a reader loads it, and its base where it is a LoRA.
+    """
 
-def _difference(
-    trained: Trained,
-    plain: Any,
-    question: GenerationPrompt,
-    ours: list[int],
-    theirs: list[int],
-    own_ends: Sequence[int],
-) -> str | None:
-    ours, theirs = _answer(ours, trained.end_ids), _answer(theirs, own_ends)
-    if ours == theirs:
-        return None
-    pairs = enumerate(zip(ours, theirs, strict=False))
-    first = next((n for n, (a, b) in pairs if a != b), None)
-    if first is not None:
-        ids = [*question.prompt_ids, *ours[:first]]
-        logits = [_last_logits(m, ids, question, trained.pictures) for m in (trained.model, plain)]
-        if distance(logits[1], logits[0]) <= trained.allowed:
+    trained: Trained
+    answers: list[list[int]]
+    logits: list[torch.Tensor]
+    tolerance: float
+    loading: "Loading"
+
+    @classmethod
+    def of(cls, trained: Trained) -> "Expected":
+        """Ask the trained model, which is in evaluation mode."""
+        model = trained.model
+        weights = next(p for p in model.parameters() if p.is_floating_point())
+        with trained.autocast():
+            is_half = weights.dtype in HALF or torch.is_autocast_enabled(weights.device.type)
+            answers, logits = _ask(model, trained, [*trained.end_ids])
+        tolerance = HALF_TOLERANCE if is_half else PLAIN_TOLERANCE
+        # without the model, whose memory may be needed
+        kept = replace(trained, model=None)
+        return cls(kept, answers, logits, tolerance, Loading.like(model))
+
+    def compare(self, folder: Path, tolerance: float = 0.0) -> int:
+        """Ask the model in `folder` the same.
+
+        Args:
+            tolerance: another one, if it is larger.
+
+        Returns:
+            How many answers are the same to the last token.
+
+        Raises:
+            CheckpointError: it answers or ends otherwise, or cannot be read; says what differs.
+        """
+        allowed = max(self.tolerance, tolerance)
+        try:
+            model, tokenizer = self.loading.read(folder)
+        except Exception as error:  # whatever a reader of it would meet
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            raise _differs(folder, f"plain transformers cannot read it ({reason})") from error
+        self._compare_files(folder, model, tokenizer)
+        with self.trained.autocast():
+            answers, logits = _ask(model, self.trained, None)
+        del model
+        gc.collect()
+        differing = (self._difference(n, answers, logits, allowed) for n in range(len(logits)))
+        if (how := next(filter(None, differing), None)) is not None:
+            raise _differs(folder, how)
+        return sum(map(operator.eq, self.answers, answers)) if answers else len(logits)
+
+    def _difference(
+        self, number: int, answers: list[list[int]], logits: list[torch.Tensor], allowed: float
+    ) -> str | None:
+        """How another model's answer differs from the trained model's, in words."""
+        prompt = self.trained.questions[number].prompt
+        near = num_near(self.logits[number], logits[number], allowed)
+        if not self.answers:
+            scores = f"{logits[number].tolist()}, not {self.logits[number].tolist()}"
+            return None if near else f"to {prompt!r} it gives the score {scores}"
+        ours, theirs = self.answers[number], answers[number]
+        num_equal = _num_first(map(operator.eq, ours, theirs))
+        is_choice = num_equal < min(len(ours), len(theirs)) and num_equal < near  # of rounding
+        if ours == theirs or is_choice:
             return None
-    texts = [trained.tokenizer.decode(ids) for ids in (ours, theirs)]
-    return f"to {question.prompt!r} it writes {texts[1]!r}, and the trained model {texts[0]!r}"
+        texts = [self.trained.tokenizer.decode(ids) for ids in (theirs, ours)]
+        return f"to {prompt!r} it writes {texts[0]!r}, and the trained model {texts[1]!r}"
+
+    def _compare_files(
+        self, folder: Path, model: Any, tokenizer: "PreTrainedTokenizerBase"
+    ) -> None:
+        """What its files say beside the weights: where answers end, how prompts are written."""
+        ours = self.trained.tokenizer
+        if self.answers and (missing := {*self.trained.end_ids} - {*_ends_of(model)}):
+            names = ", ".join(map(str, ours.convert_ids_to_tokens(sorted(missing))))
+            raise _differs(folder, f"its {GENERATION_FILE} does not end answers with {names}")
+        is_text = self.trained.pictures is None  # else the processor's template is what counts
+        if is_text and ours.chat_template != tokenizer.chat_template:
+            raise _differs(folder, "its tokenizer has another chat template")
+        for question in self.trained.questions:
+            if tokenizer(question.prompt)["input_ids"] != ours(question.prompt)["input_ids"]:
+                raise _differs(folder, f"its tokenizer writes {question.prompt!r} otherwise")
 
 
-def _answer(ids: list[int], ends: Sequence[int]) -> list[int]:
-    """What was written, with what ends it."""
-    return ids[: len(before_stop(ids, [*ends])) + 1]
+def _differs(folder: Path, how: str) -> CheckpointError:
+    return CheckpointError(f"{folder}: what was saved is not the model that was trained: {how}")
+
+
+def num_near(ours: torch.Tensor, theirs: torch.Tensor, allowed: float) -> int:
+    """Return after how many tokens logits are further apart than rounding explains."""
+    pairs = zip(ours, theirs, strict=False)  # one may have ended before
+    are_near = (distance(b[None], a[None]) <= allowed for a, b in pairs)
+    return _num_first(are_near)
+
+
+def _num_first(holds: Iterable[bool]) -> int:
+    """How many are true before the first that is not."""
+    return sum(1 for _ in itertools.takewhile(bool, holds))
 
 
 @torch.no_grad()
-def _last_logits(
-    model: Any, ids: list[int], question: GenerationPrompt, pictures: PictureTokens | None
-) -> torch.Tensor:
-    device = next(model.parameters()).device
-    row = torch.tensor([ids])
-    given = {} if pictures is None else pictures.inputs(row, [*question.pictures])
-    given = {name: value.to(device) for name, value in given.items()}
-    output = model(input_ids=row.to(device), use_cache=True, **given)
-    logits: torch.Tensor = output.logits[0, -1:].float().cpu()
-    return logits
+def _ask(
+    model: Any, trained: Trained, end_ids: list[int] | None
+) -> tuple[list[list[int]], list[torch.Tensor]]:
+    """What a model answers, and the logits of it; of a model that scores texts the scores.
+
+    Args:
+        end_ids: what ends an answer; None: what its own files say.
+    """
+    questions = trained.questions
+    if not inner_model(model).can_generate():  # type: ignore[operator]
+        device = next(model.parameters()).device
+        rows = [torch.tensor([q.prompt_ids], device=device) for q in questions]
+        scores = [model(input_ids=row).logits.float().cpu() for row in rows]
+        return [], [torch.cat([one, torch.zeros_like(one)], -1) for one in scores]
+    longest = max(question.expected_length for question in questions) + ANSWER_MARGIN_TOKENS
+    longest = min(MAX_TOKENS, longest)
+    if (positions := positions_of(model)) is not None:
+        longest = max(1, min(longest, positions - max(len(q.prompt_ids) for q in questions)))
+    lengths = [longest] * len(questions)
+    more = {"return_dict_in_generate": True, "output_logits": True}
+    output, width = generate_greedily(
+        model, trained.tokenizer, questions, lengths, trained.pictures, end_ids, **more
+    )
+    ends = _ends_of(model) if end_ids is None else end_ids
+    rows = output.sequences[:, width:].tolist()
+    answers = [row[: len(before_stop(row, ends)) + 1] for row in rows]
+    steps = torch.stack([step.float().cpu() for step in output.logits], 1)
+    return answers, [logits[: len(row)] for logits, row in zip(steps, answers, strict=True)]
 
 
 def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -216,54 +263,65 @@ def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _ends_of(model: Any) -> list[int]:
-    known = inner_model(model).generation_config.eos_token_id  # type: ignore[union-attr]
+    inner: Any = inner_model(model)
+    known = inner.generation_config.eos_token_id
     return [] if known is None else [known] if isinstance(known, int) else [*known]
 
 
-def read_plainly(folder: Path, like: Any) -> tuple[Any, "PreTrainedTokenizerBase"]:
-    """Load a saved model as the lines of its card do, by transformers and PEFT alone.
+@dataclass(frozen=True)
+class Loading:
+    """How a reader loads a saved model, by transformers and PEFT alone, as its card says.
 
-    Args:
-        like: the trained model: its device, number format and attention are taken, and of a LoRA
-            how its base is quantised.
+    Attributes:
+        auto_class: of transformers, by name.
+        options: of every model.
+        of_base: more of them for the base of a LoRA, whose files say nothing of the training.
     """
-    transformers = require("transformers", "reading a saved model")
-    inner: Any = inner_model(like)
-    is_lora = (folder / "adapter_config.json").is_file()
-    base = base_of_lora(folder) if is_lora else None
-    place = str(folder) if base is None else base.location
-    auto = _auto_class(transformers, inner)
-    options: dict[str, Any] = {
-        "dtype": next(p.dtype for p in inner.parameters() if p.is_floating_point()),
-        "attn_implementation": inner.config._attn_implementation,
-        "trust_remote_code": inner.config.__module__.startswith("transformers_modules"),
-    }
-    if base is not None and base.revision is not None:
-        options["revision"] = base.revision
-    device = next(inner.parameters()).device
-    quantized = getattr(inner.config, "quantization_config", None)
-    if is_lora and quantized is not None:
-        options["quantization_config"] = quantized
-    if quantized is not None or device.type != "cpu":
-        options["device_map"] = {"": device}
-    if is_lora and asks_for_router_logits(inner):
-        options[ROUTER_LOGITS] = False
-    with without_progress_bars():
-        model = auto.from_pretrained(place, **options)
-        keep_trainable_layout(model)
+
+    auto_class: str
+    options: dict[str, Any]
+    of_base: dict[str, Any]
+
+    @classmethod
+    def like(cls, model: Any) -> "Loading":
+        """With the device, attention and number format of a trained model."""
+        inner: Any = inner_model(model)
+        weights = next(p for p in inner.parameters() if p.is_floating_point())
+        options: dict[str, Any] = {
+            "attn_implementation": inner.config._attn_implementation,
+            "trust_remote_code": inner.config.__module__.startswith("transformers_modules"),
+        }
+        if weights.device.type != "cpu":
+            options["device_map"] = {"": weights.device}
+        of_base: dict[str, Any] = {"dtype": weights.dtype}
+        if (quantized := getattr(inner.config, "quantization_config", None)) is not None:
+            of_base |= {"quantization_config": quantized, "device_map": {"": weights.device}}
+        if asks_for_router_logits(inner):
+            of_base[ROUTER_LOGITS] = False
+        return cls(_auto_class(inner), options, of_base)
+
+    def read(self, folder: Path) -> tuple[Any, "PreTrainedTokenizerBase"]:
+        """The model in a folder and its tokenizer."""
+        transformers = require("transformers", "reading a saved model")
+        is_lora = (folder / "adapter_config.json").is_file()
+        place, options = str(folder), self.options
         if is_lora:
-            peft = require("peft", "reading a saved LoRA")
-            model = peft.PeftModel.from_pretrained(model, str(folder))
-            if (folder / GENERATION_FILE).is_file():
-                ends = transformers.GenerationConfig.from_pretrained(folder)
-                inner_model(model).generation_config = ends
-    return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
+            base = base_of_lora(folder)
+            place, options = base.location, options | self.of_base | {"revision": base.revision}
+        with without_progress_bars():
+            model = getattr(transformers, self.auto_class).from_pretrained(place, **options)
+            keep_trainable_layout(model)
+            if is_lora:
+                peft = require("peft", "reading a saved LoRA")
+                model = peft.PeftModel.from_pretrained(model, str(folder))
+                if (folder / GENERATION_FILE).is_file():
+                    ends = transformers.GenerationConfig.from_pretrained(folder)
+                    inner_model(model).generation_config = ends
+        return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
 
 
-def _auto_class(transformers: Any, model: Any) -> Any:
-    """The auto class that a model is loaded with."""
+def _auto_class(model: Any) -> str:
     if type(model).__name__.endswith("ForSequenceClassification"):
-        return transformers.AutoModelForSequenceClassification
+        return "AutoModelForSequenceClassification"
     sees = hasattr(model.config, "vision_config")
-    name = "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"
-    return getattr(transformers, name)
+    return "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"

@@ -105,11 +105,11 @@ from infrastructure.training.model_adapters.standard_adapter import StandardMode
 from infrastructure.training.models.added_modules import added_modules
 from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.models.packed_attention import attention_form
+from infrastructure.training.models.saving_check import prepare_saving
 from infrastructure.training.models.source import (
     starts_from_scratch,
 )
 from infrastructure.training.models.trainable_state import trainable_state, whole
-from infrastructure.training.models.saving_check import prepare_saving
 from infrastructure.training.models.weights_on_disk import put_back
 from infrastructure.training.observers.early_stopping import early_stopping
 from infrastructure.training.quantum.last_gradients import (

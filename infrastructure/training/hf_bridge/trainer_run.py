@@ -84,6 +84,7 @@ class TrainerRun:
         copies: of them, at `backup.place`.
         describe_model: gives what run.json says of the model.
         more_of_summary: gives what summary.json says besides, when the training has ended.
+        check_saved: is given the trained model and where it was saved; raises where they differ.
         how_to_begin_anew: said behind the step that it goes on from.
         name_to_accept: gives what a flag calls an argument of the Trainer that may differ.
         decided: what was measured and chosen before the training, by key.
@@ -116,6 +117,7 @@ class TrainerRun:
         self.copies = RunReplication(self.files, config, report)
         self.describe_model: Callable[[torch.nn.Module], JsonObject] = name_and_size
         self.more_of_summary: Callable[[], Summary] = no_more
+        self.check_saved: Callable[[torch.nn.Module, Path], None] = no_check
         self.how_to_begin_anew = ""
         self.name_to_accept: Callable[[str], str] = str
         self.decided: dict[str, DecidedSetting] = {}
@@ -248,6 +250,7 @@ class TrainerRun:
 
         Raises:
             OSError: the disk refuses.
+            CheckpointError: what was saved is not what was trained; it is not there then.
         """
         recover_directory(self.final)
         if not self._is_saved():
@@ -262,6 +265,7 @@ class TrainerRun:
                         write_lora_card(part, model)
                 else:
                     save_model(model, str(part / "model.safetensors"))
+                self.check_saved(model, part)
                 write_sums(part)
 
     def _is_saved(self) -> bool:
@@ -296,6 +300,10 @@ class TrainerRun:
         if problem is not None:
             self.report(problem)
             raise CopyNotConfirmedError(problem)
+
+
+def no_check(_model: torch.nn.Module, _folder: Path) -> None:
+    """Nothing to compare the saved model with."""
 
 
 def no_more() -> Summary:

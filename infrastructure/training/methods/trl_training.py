@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,10 +22,11 @@ from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import PIP_LINES, require
-from infrastructure.training.core.precision import choose_device
+from infrastructure.training.core.precision import Precision, choose_device
 from infrastructure.training.core.product_choice import ProductChoice, measured_choice
 from infrastructure.training.data.encoding.tokenization import answer_end_ids
 from infrastructure.training.data.preparation.plan import read_chat_template, template_notes
+from infrastructure.training.data.store.examples import GenerationPrompt
 from infrastructure.training.methods.held_out_means import weigh_pairs
 from infrastructure.training.methods.method_data import MethodData, TrlRow, read_data
 from infrastructure.training.methods.method_table import (
@@ -270,10 +272,9 @@ class TrlTraining:
             trainer = self.trainer_class(**parts)
         _draw_nothing(trainer)
         write_without_router_logits(trainer.model)
-        ends = answer_end_ids(self.tokenizer, self.config.data.max_length)
-        for note in prepare_saving(trainer.model, ends):
+        for note in prepare_saving(trainer.model, self.end_token_ids):
             say(note)
-        teach_trainer(trainer, ends)
+        teach_trainer(trainer, self.end_token_ids)
         kind, names = self.options.quantization, expert_parameters(trainer.model)
         if kind is not None and names:
             there = trainer.model.named_parameters()
@@ -285,6 +286,32 @@ class TrlTraining:
         holds_out = bool(self.data.held_out)
         trainer.add_callback(training_rhythm(self.config.training, holds_out=holds_out))
         return trainer
+
+    @property
+    def precision(self) -> Precision:
+        """The format that the trainer computes in."""
+        name = "bf16" if self.arguments["bf16"] else "fp16" if self.arguments["fp16"] else "fp32"
+        return Precision(name, self.device.type)
+
+    @property
+    def end_token_ids(self) -> list[int]:
+        """What ends an answer."""
+        return answer_end_ids(self.tokenizer, self.config.data.max_length)
+
+    def questions(self, most: int) -> list[GenerationPrompt]:
+        """Prompts of the held-out rows, or of the others where none are held out, as TRL writes
+        them."""
+        rows = (self.data.held_out or self.data.train)[:most]
+        return [self._question(row["prompt"], row.get(OPTIONS) or {}) for row in rows]
+
+    def _question(self, prompt: Any, options: dict[str, Any]) -> GenerationPrompt:
+        if isinstance(prompt, str):
+            text, ids = prompt, self.tokenizer(prompt)["input_ids"]
+        else:
+            write = partial(self.tokenizer.apply_chat_template, add_generation_prompt=True)
+            text = str(write(prompt, tokenize=False, **options))
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return GenerationPrompt(text, [*ids], "", self.config.training.max_completion_length)
 
     def choose_by_product(self) -> ProductChoice | None:
         """Compute in fp32 from the first step on, where this CPU multiplies more slowly in bf16.

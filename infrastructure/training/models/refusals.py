@@ -20,7 +20,7 @@ def refuse_quantized_weights_that_train(config: ModelConfig, *, trains_lora: boo
 
 
 def refuse_quantized_base(name: str) -> None:
-    """Raise ValueError where weights that are quantised in their files are to be trained in full."""
+    """Raise ValueError where weights that are quantised already are to be trained in full."""
     raise ValueError(
         f"model {name}: its weights are quantised already, and only what is not, a small part of"
         " it, would train: give model.lora_config (--lora), or the same model with plain weights"

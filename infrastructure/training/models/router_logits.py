@@ -40,7 +40,9 @@ def _left_out(
 @contextmanager
 def router_logits_off(model: torch.nn.Module) -> Iterator[None]:
     """Inside, the configuration of `model` does not ask for router logits."""
-    asking = [config for config in _configs(inner_model(model)) if getattr(config, ROUTER_LOGITS, False)]
+    asking = [
+        config for config in _configs(inner_model(model)) if getattr(config, ROUTER_LOGITS, False)
+    ]
     for config in asking:
         setattr(config, ROUTER_LOGITS, False)
     try:
