@@ -25,6 +25,7 @@ from infrastructure.run.record_types import Summary
 from infrastructure.run.replication import RunReplication
 from infrastructure.run.summary_text import closing_lines, cost_lines
 from infrastructure.run.timings import Stages
+from infrastructure.training.checkpoints.best_weights import take_best
 from infrastructure.training.core.state import StopReason
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.models.model_path import EMBEDDED
@@ -56,6 +57,7 @@ class RunFinalizer:
     started: float = field(default_factory=time.monotonic)
     _seconds: float | None = None
     _summary: Summary | None = None
+    _final_step: int | None = None
     _last_lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -64,6 +66,7 @@ class RunFinalizer:
     def finish(self) -> Summary:
         """Save the trained model, measure it, wait for its copies."""
         with self.stages.stage("save"):
+            self._final_step = self._take_best()
             self.trainer.adapter.save(self.run.final)
             self._read_back()
             for problem in save_stacks_and_rack(self.trainer, self.run.path):
@@ -81,6 +84,15 @@ class RunFinalizer:
         if (unsafe := self.copies.problem()) is not None:
             self._last_lines.append(unsafe)
         return summary
+
+    def _take_best(self) -> int | None:
+        """The step whose model is saved, where that is the best one and not the last."""
+        trainer, state = self.trainer, self.trainer.state
+        assert state is not None
+        if trainer.adapter.on_disk or not trainer.training_config.ends_with_best:
+            return None
+        step = take_best(trainer.initialize_model(), self.run.checkpoints, state.step)
+        return None if step == state.step else step
 
     def _read_back(self) -> None:
         """Have plain transformers answer with the saved model as the trained one does.
@@ -163,7 +175,7 @@ class RunFinalizer:
         advice = advice_at_end(
             self.run,
             self.trainer.training_config.best_metric,
-            state.step,
+            self._final_step or state.step,
             state.position.epoch,
             self.before.table_row(),
             after.table_row(),
@@ -183,6 +195,7 @@ class RunFinalizer:
         seconds = self._stop_the_clock()
         self._summary = {
             **summarise(self.run, self.trainer, seconds, self.before, after, error),
+            **({} if self._final_step is None else {"final_step": self._final_step}),
             **self._advice(after),
             "forecast": self.forecast.compared(seconds) if after is not None else [],
             **self._cost(),

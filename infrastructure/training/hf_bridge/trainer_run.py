@@ -84,6 +84,7 @@ class TrainerRun:
         copies: of them, at `backup.place`.
         describe_model: gives what run.json says of the model.
         more_of_summary: gives what summary.json says besides, when the training has ended.
+        before_saving: is given the trained model before it is written.
         check_saved: is given the trained model and where it was saved; raises where they differ.
         how_to_begin_anew: said behind the step that it goes on from.
         name_to_accept: gives what a flag calls an argument of the Trainer that may differ.
@@ -117,6 +118,7 @@ class TrainerRun:
         self.copies = RunReplication(self.files, config, report)
         self.describe_model: Callable[[torch.nn.Module], JsonObject] = name_and_size
         self.more_of_summary: Callable[[], Summary] = no_more
+        self.before_saving: Callable[[torch.nn.Module], None] = nothing_before
         self.check_saved: Callable[[torch.nn.Module, Path], None] = no_check
         self.how_to_begin_anew = ""
         self.name_to_accept: Callable[[str], str] = str
@@ -254,6 +256,7 @@ class TrainerRun:
         """
         recover_directory(self.final)
         if not self._is_saved():
+            self.before_saving(model)
             with whole_directory(self.final) as part:
                 if self.files.tokenizer.is_dir():
                     shutil.copytree(self.files.tokenizer, part, dirs_exist_ok=True)
@@ -300,6 +303,10 @@ class TrainerRun:
         if problem is not None:
             self.report(problem)
             raise CopyNotConfirmedError(problem)
+
+
+def nothing_before(_model: torch.nn.Module) -> None:
+    """The model is saved as it is."""
 
 
 def no_check(_model: torch.nn.Module, _folder: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core.optional import require
 from infrastructure.training.core.flops import num_weights
-from infrastructure.training.models.model_inputs import language_model
+from infrastructure.training.models.model_inputs import inner_model, language_model
 
 HEAD_LAYER = 1_000_000
 # The attribute of a model that holds the matrices that PiSSA began with: what is saved is the
@@ -71,6 +71,25 @@ def apply_lora(
         start = peft.get_peft_model_state_dict(tuned)
         setattr(tuned, PISSA_START, {n: t.detach().clone() for n, t in start.items()})
     return tuned
+
+
+def merge_lora(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the base with its LoRA added to it.
+
+    A head that is the embedding, too, gets weights of its own first if LoRA is on it: the embedding
+    has none of that.
+    """
+    tuned: Any = model
+    base: Any = inner_model(model)
+    head: Any = base.get_output_embeddings()
+    plain, embeddings = getattr(head, "base_layer", head), base.get_input_embeddings()
+    embeddings = getattr(embeddings, "base_layer", embeddings)
+    if plain is not head and plain.weight is embeddings.weight:
+        plain.weight = torch.nn.Parameter(plain.weight.detach().clone(), requires_grad=False)
+        for config in {id(c): c for c in (base.config, base.config.get_text_config())}.values():
+            config.tie_word_embeddings = False
+    merged: torch.nn.Module = tuned.merge_and_unload(safe_merge=True)
+    return merged
 
 
 def peft_arguments(

@@ -162,6 +162,7 @@ class ModelManager:
 
     Attributes:
         sees: it is a model of image and text; set it before anything is loaded.
+        dequantizes: see `LoadOptions`; set it before, too.
         on_disk: the weights stay on the disk, see `weights_on_disk`; set it before, too.
         known_tokenizer: the file of the one that `tokenizer_texts` give; None: nobody has made it
             before.
@@ -196,6 +197,7 @@ class ModelManager:
         self.tokenizer_directory = tokenizer_directory
         self.needs_mask_token = needs_mask_token
         self.sees = False
+        self.dequantizes = False
         self.on_disk = False
         self.known_tokenizer: Path | None = None
         self.vision: MultimodalConfig | None = None
@@ -546,6 +548,7 @@ class ModelManager:
             trust_remote_code=self.config.trust_remote_code,
             revision=self.config.revision,
             sees=self.sees and self.vision is None,
+            dequantizes=self.dequantizes,
         )
 
     def _identity(
