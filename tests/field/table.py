@@ -12,6 +12,7 @@ import pytest
 
 FOLDER = Path(__file__).parent
 CASES = [*(f"R{n}" for n in range(1, 16)), *(f"D{n}" for n in range(1, 11)), "S10"]
+CASES += [*(f"F{n}" for n in (1, 2, 3, 4, 5, 7, 17)), "S12"]
 NAME = re.compile(r"::test_(?P<case>[rdsfpw]\d+)_(?P<what>\w+)")
 
 

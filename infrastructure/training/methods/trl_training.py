@@ -48,12 +48,14 @@ from infrastructure.training.models.answer_end import teach_trainer
 from infrastructure.training.models.fitting import (
     check_length,
     check_same_lora,
+    check_vocabulary,
     choose_dtype,
     describe,
 )
 from infrastructure.training.models.lora import (
     count_parameters,
     expert_parameters,
+    no_words_on_ties,
     peft_arguments,
 )
 from infrastructure.training.models.model_manager import (
@@ -183,6 +185,9 @@ class TrlTraining:
         with offline_where_unreachable():
             values = load_config(self._base, self.options)
         check_length(values, self.config.data.max_length, self.config.model.name)
+        size = getattr(values.get_text_config(), "vocab_size", None)
+        if isinstance(size, int):
+            check_vocabulary(size, self.tokenizer, self.config.model.name)
         lora = self.config.model.lora_config
         if lora is not None and not self._goes_on_with_lora:
             layers = without_weights(values, self.options)
@@ -481,7 +486,8 @@ def _quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            yield
+            with no_words_on_ties():
+                yield
     finally:
         if was_on:
             datasets.enable_progress_bars()

@@ -10,7 +10,9 @@ in full.
 """
 
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,18 +61,28 @@ def apply_lora(
     """
     peft = require("peft", "model.lora_config")
     arguments = peft_arguments(model, lora_config, within, in_full)
-    tuned = peft.get_peft_model(
-        model,
-        peft.LoraConfig(task_type="CAUSAL_LM", **arguments),
-        # which version of a hub model these matrices belong to
-        revision=getattr(getattr(model, "config", None), "_commit_hash", None),
-    )
+    with no_words_on_ties():
+        tuned = peft.get_peft_model(
+            model,
+            peft.LoraConfig(task_type="CAUSAL_LM", **arguments),
+            # which version of a hub model these matrices belong to
+            revision=getattr(getattr(model, "config", None), "_commit_hash", None),
+        )
     if lora_config.init_lora_weights == "loftq":
         peft.replace_lora_weights_loftq(tuned, model_path=_folder_of(model))
     if lora_config.init_lora_weights == "pissa":
         start = peft.get_peft_model_state_dict(tuned)
         setattr(tuned, PISSA_START, {n: t.detach().clone() for n, t in start.items()})
     return tuned
+
+
+@contextmanager
+def no_words_on_ties() -> Iterator[None]:
+    """Inside, PEFT does not warn of a LoRA on a head that is the embedding, too: `merge_lora` sees
+    to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*tie_word_embeddings")
+        yield
 
 
 def merge_lora(model: torch.nn.Module) -> torch.nn.Module:

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from infrastructure.core.optional import require
 from infrastructure.training.models.answer_end import GENERATION_FILE, teach_ends
+from infrastructure.training.models.lora import no_words_on_ties
 from infrastructure.training.models.model_path import not_found
 from infrastructure.training.models.progress_bars import download_bars_in_a_terminal
 from infrastructure.training.models.quantization import (
@@ -345,9 +346,10 @@ def load_lora(folder: Path, base: torch.nn.Module) -> torch.nn.Module:
     peft = require("peft", "loading a LoRA")
     [file] = weight_files(folder, "adapter_model")
     try:
-        model: torch.nn.Module = peft.PeftModel.from_pretrained(
-            base, str(folder), is_trainable=True
-        )
+        with no_words_on_ties():
+            model: torch.nn.Module = peft.PeftModel.from_pretrained(
+                base, str(folder), is_trainable=True
+            )
         if (folder / GENERATION_FILE).is_file():
             transformers = require("transformers", "loading a LoRA")
             ends = transformers.GenerationConfig.from_pretrained(folder).eos_token_id
