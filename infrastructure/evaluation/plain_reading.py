@@ -39,7 +39,7 @@ from infrastructure.training.models.answer_end import GENERATION_FILE
 from infrastructure.training.models.model_inputs import inner_model, is_sharded
 from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.models.quantization import keep_trainable_layout
-from infrastructure.training.models.router_logits import ROUTER_LOGITS, asks_for_router_logits
+from infrastructure.training.models.router_logits import ROUTER_LOGITS, has_router_logits
 from infrastructure.training.models.saved_model import rounded_beside
 from infrastructure.training.models.transformers_backend import base_of_lora
 
@@ -143,7 +143,7 @@ class Expected:
         weights = next(p for p in model.parameters() if p.is_floating_point())
         with trained.autocast():
             is_half = weights.dtype in HALF or torch.is_autocast_enabled(weights.device.type)
-            answers, logits = _ask(model, trained, [*trained.end_ids])
+            answers, logits = _written_by(model, trained, [*trained.end_ids])
         tolerance = HALF_TOLERANCE if is_half else PLAIN_TOLERANCE
         # without the model, whose memory may be needed
         kept = replace(trained, model=None)
@@ -169,7 +169,7 @@ class Expected:
             raise _differs(folder, f"plain transformers cannot read it ({reason})") from error
         self._compare_files(folder, model, tokenizer)
         with self.trained.autocast():
-            answers, logits = _ask(model, self.trained, None)
+            answers, logits = _written_by(model, self.trained, None)
         del model
         gc.collect()
         differing = (self._difference(n, answers, logits, allowed) for n in range(len(logits)))
@@ -230,7 +230,7 @@ def _num_first(holds: Iterable[bool]) -> int:
 
 
 @torch.no_grad()
-def _ask(
+def _written_by(
     model: Any, trained: Trained, end_ids: list[int] | None
 ) -> tuple[list[list[int]], list[torch.Tensor]]:
     """What a model answers, and the logits of it; of a model that scores texts the scores.
@@ -301,7 +301,7 @@ class Loading:
         of_base: dict[str, Any] = {"dtype": weights.dtype}
         if (quantized := getattr(inner.config, "quantization_config", None)) is not None:
             of_base |= {"quantization_config": quantized, "device_map": {"": weights.device}}
-        if asks_for_router_logits(inner):
+        if has_router_logits(inner):
             of_base[ROUTER_LOGITS] = False
         return cls(_auto_class(inner), options, of_base)
 

@@ -16,14 +16,14 @@ from infrastructure.training.models.model_inputs import inner_model
 ROUTER_LOGITS = "output_router_logits"
 
 
-def asks_for_router_logits(model: torch.nn.Module) -> bool:
+def has_router_logits(model: torch.nn.Module) -> bool:
     """Return whether the configuration of a model asks for them."""
     return any(getattr(config, ROUTER_LOGITS, False) for config in _configs(inner_model(model)))
 
 
 def write_without_router_logits(model: torch.nn.Module) -> None:
     """Leave router logits out wherever `model` writes text; what it trains with stays."""
-    if asks_for_router_logits(model):
+    if has_router_logits(model):
         inner_model(model).register_forward_pre_hook(_left_out, with_kwargs=True)
 
 
@@ -40,15 +40,15 @@ def _left_out(
 @contextmanager
 def router_logits_off(model: torch.nn.Module) -> Iterator[None]:
     """Inside, the configuration of `model` does not ask for router logits."""
-    asking = [
+    configs_with = [
         config for config in _configs(inner_model(model)) if getattr(config, ROUTER_LOGITS, False)
     ]
-    for config in asking:
+    for config in configs_with:
         setattr(config, ROUTER_LOGITS, False)
     try:
         yield
     finally:
-        for config in asking:
+        for config in configs_with:
             setattr(config, ROUTER_LOGITS, True)
 
 

@@ -30,7 +30,7 @@ from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.router_logits import (
     ROUTER_LOGITS,
-    asks_for_router_logits,
+    has_router_logits,
     router_logits_off,
 )
 from infrastructure.training.models.saved_model import (
@@ -255,7 +255,7 @@ def write_lora_card(folder: Path, model: torch.nn.Module, sees: bool = False) ->
         where=where,
         place=place,
         auto=auto,
-        loading=f", {ROUTER_LOGITS}=False" if asks_for_router_logits(model) else "",
+        loading=f", {ROUTER_LOGITS}=False" if has_router_logits(model) else "",
         generation=", GenerationConfig" if knows_ends else "",
         ends=ends if knows_ends else "",
     )
