@@ -46,6 +46,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
 )
 from infrastructure.training.data.encoding.chat_format import special_tokens
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
+from infrastructure.training.data.encoding.tokenization import answer_end_ids
 from infrastructure.training.hf_bridge.trainer_run import without_reference
 from infrastructure.training.models.added_modules import attach_described
 from infrastructure.training.models.fitting import DTYPES
@@ -262,9 +263,11 @@ def _load(
     if loaded.tokenizer is not None:
         ends, known = {*_ends(run), loaded.tokenizer.eos_token}, special_tokens(loaded.tokenizer)
         end_ids = [number for number, token in known.items() if token in ends]
-        prepare_saving(loaded.model, end_ids)
     if loaded.tokenizer is not None and (template := _saved_template(run.tokenizer)):
         loaded.tokenizer.chat_template = template
+    if loaded.tokenizer is not None and config.training.method != SFT:
+        end_ids = answer_end_ids(loaded.tokenizer)
+    prepare_saving(loaded.model, end_ids)
     if manager.processor is not None and loaded.tokenizer is not None:
         if manager.vision is not None:  # its template is one of texts
             loaded.tokenizer.chat_template = template_for_parts(

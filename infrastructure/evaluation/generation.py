@@ -14,6 +14,7 @@ import torch
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.store.examples import GenerationPrompt
+from infrastructure.training.models.answer_end import known_ends
 from infrastructure.training.models.model_inputs import inner_model
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def generate_answers(
     does not stop is cut there and counted as wrong.
 
     Args:
+        stop_token_ids: what ends an answer, besides what the model's own settings say.
         batch_size: questions in a batch; more of them where all are short and have no pictures.
         max_tokens: the longest answer instead.
         poll: is called between two batches, and may raise.
@@ -75,6 +77,7 @@ def generate_answers(
             there. The first one is whole, to be shown.
     """
     questions = list(questions)
+    stop_token_ids = sorted({*stop_token_ids, *known_ends(model)})
     by_length = sorted(range(len(questions)), key=lambda i: len(questions[i].prompt_ids))
     answers: dict[int, Answer] = {}
     was_training = model.training

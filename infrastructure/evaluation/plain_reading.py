@@ -35,7 +35,7 @@ from infrastructure.training.data.encoding.tokenization import ConversationEncod
 from infrastructure.training.data.readers.rows import Turn
 from infrastructure.training.data.store.examples import GenerationPrompt
 from infrastructure.training.models.added_modules import added_modules
-from infrastructure.training.models.answer_end import GENERATION_FILE
+from infrastructure.training.models.answer_end import GENERATION_FILE, known_ends
 from infrastructure.training.models.model_inputs import inner_model, is_sharded
 from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.models.quantization import keep_trainable_layout
@@ -143,7 +143,8 @@ class Expected:
         weights = next(p for p in model.parameters() if p.is_floating_point())
         with trained.autocast():
             is_half = weights.dtype in HALF or torch.is_autocast_enabled(weights.device.type)
-            answers, logits = _written_by(model, trained, [*trained.end_ids])
+            ends = sorted({*trained.end_ids, *known_ends(model)})
+            answers, logits = _written_by(model, trained, ends)
         tolerance = HALF_TOLERANCE if is_half else PLAIN_TOLERANCE
         # without the model, whose memory may be needed
         kept = replace(trained, model=None)
@@ -202,7 +203,7 @@ class Expected:
     ) -> None:
         """What its files say beside the weights: where answers end, how prompts are written."""
         ours = self.trained.tokenizer
-        if self.answers and (missing := {*self.trained.end_ids} - {*_ends_of(model)}):
+        if self.answers and (missing := {*self.trained.end_ids} - {*known_ends(model)}):
             names = ", ".join(map(str, ours.convert_ids_to_tokens(sorted(missing))))
             raise _differs(folder, f"its {GENERATION_FILE} does not end answers with {names}")
         is_text = self.trained.pictures is None  # else the processor's template is what counts
@@ -253,7 +254,7 @@ def _written_by(
     output, width = generate_greedily(
         model, trained.tokenizer, questions, lengths, trained.pictures, end_ids, **more
     )
-    ends = _ends_of(model) if end_ids is None else end_ids
+    ends = known_ends(model) if end_ids is None else end_ids
     rows = output.sequences[:, width:].tolist()
     answers = [row[: len(before_stop(row, ends)) + 1] for row in rows]
     steps = torch.stack([step.float().cpu() for step in output.logits], 1)
@@ -265,12 +266,6 @@ def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
     centred = expected - expected.mean(-1, keepdim=True)
     difference = actual - actual.mean(-1, keepdim=True) - centred
     return float(difference.norm() / centred.norm().clamp_min(1e-12))
-
-
-def _ends_of(model: Any) -> list[int]:
-    inner: Any = inner_model(model)
-    known = inner.generation_config.eos_token_id
-    return [] if known is None else [known] if isinstance(known, int) else [*known]
 
 
 @dataclass(frozen=True)

@@ -279,18 +279,14 @@ def odd(folder: Path, name: str) -> Line:
 
 def lines(only: Callable[[str], bool] = lambda _name: True) -> Iterator[Line]:
     """All lines of the table."""
-    todo: list[Callable[[Path], Line]] = [
-        *(
-            lambda folder, family=family, kind=kind: result(folder, family, kind)
-            for family in FAMILIES
-            for kind in KINDS
-            if only(family)
-        ),
-        *(lambda folder, name=name: odd(folder, name) for name in ODD if only(name)),
-    ]
-    for make in todo:
+    todo: list[tuple[str, str]] = [(name, "") for name in ODD if only(name)]
+    todo += [(family, kind) for kind in KINDS for family in FAMILIES if only(family)]
+    for name, kind in todo:
         with tempfile.TemporaryDirectory() as folder:
-            yield make(Path(folder))
+            try:
+                yield result(Path(folder), name, kind) if kind else odd(Path(folder), name)
+            except Exception as error:  # the lines after it tell something, too
+                yield Line(name, kind, False, f"{type(error).__name__}: {error}")
 
 
 def main(arguments: list[str]) -> int:
