@@ -123,6 +123,10 @@ storm-callback: environment ## seven kinds of people's own Trainers killed 70 ti
 field: environment ## the cases from people's bug reports, as a table
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.field.table
 
+.PHONY: prove-results
+prove-results: environment ## families × kinds of training, and odd bases: plain transformers answers as measured; a table
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.field.results
+
 .PHONY: same-bits
 same-bits: environment ## weights of healthy trainings beside those of another checkout; OTHER=folder
 	@[ -n "$$GIVEN_OTHER" ] || { echo 'usage: make same-bits OTHER=…' >&2; exit 2; }

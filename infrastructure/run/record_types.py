@@ -233,6 +233,7 @@ class Summary(TypedDict, total=False):
     signal: str | None
     error: str | None
     steps: int
+    final_step: int  # whose model lies in final/, where that is not the last one
     total_steps: int
     tokens: int
     seconds: float

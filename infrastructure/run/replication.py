@@ -265,13 +265,14 @@ def _is_over(status: BackupStatus, newest: str, look: str) -> bool:
 def versions_kept(training: TrainingConfig, total_steps: int) -> int:
     """How many versions rotation leaves on this machine at most."""
     return min(
-        training.keep_checkpoints + training.keep_best + _every(training, total_steps), total_steps
+        training.keep_checkpoints + training.num_best_kept + _every(training, total_steps),
+        total_steps,
     )
 
 
 def newest_kept(training: TrainingConfig, total_steps: int) -> int:
     """How many it leaves where the loss has fallen to the end, and the best are the newest."""
-    newest = max(training.keep_checkpoints, training.keep_best)
+    newest = max(training.keep_checkpoints, training.num_best_kept)
     return min(newest + _every(training, total_steps), total_steps)
 
 

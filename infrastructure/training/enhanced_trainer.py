@@ -103,9 +103,9 @@ from infrastructure.training.model_adapters import (
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from infrastructure.training.models.added_modules import added_modules
-from infrastructure.training.models.answer_end import teach_ends
 from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.models.packed_attention import attention_form
+from infrastructure.training.models.saving_check import prepare_saving
 from infrastructure.training.models.source import (
     starts_from_scratch,
 )
@@ -447,7 +447,7 @@ class EnhancedTrainer:
             if sentence := next(alone, None):
                 raise ConfigurationError(sentence)
             model, data = self.initialize_model(), self.initialize_data()
-            teach_ends(model, getattr(data, "stop_token_ids", ()))
+            prepare_saving(model, getattr(data, "stop_token_ids", ()))
             self.state = TrainingState(
                 model,
                 micro_batch_size=self.planner.memory_limit().at_most(

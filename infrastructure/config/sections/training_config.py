@@ -430,6 +430,17 @@ class TrainingConfig(StackwiseFields):
         return self.best_metric_mode == "max"
 
     @property
+    def ends_with_best(self) -> bool:
+        """Whether the trained model is that of the best checkpoint: where it stops early, or where
+        a metric is named that says which is best."""
+        return self.early_stopping_patience is not None or self.best_metric != LOSS
+
+    @property
+    def num_best_kept(self) -> int:
+        """Checkpoints that are best, kept besides."""
+        return max(self.keep_best, int(self.ends_with_best))
+
+    @property
     def best_needs_answers(self) -> bool:
         """Whether each evaluation answers prompts for it."""
         return MEASURES.get(self.best_metric) is Of.ROWS

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +23,11 @@ from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import PIP_LINES, require
-from infrastructure.training.core.precision import training_device
+from infrastructure.training.core.precision import Precision, training_device
 from infrastructure.training.core.product_choice import ProductChoice, measured_choice
+from infrastructure.training.data.encoding.tokenization import answer_end_ids
 from infrastructure.training.data.preparation.plan import read_chat_template, template_notes
+from infrastructure.training.data.store.examples import GenerationPrompt
 from infrastructure.training.methods.held_out_means import weigh_pairs
 from infrastructure.training.methods.method_data import MethodData, TrlRow, read_data
 from infrastructure.training.methods.method_table import (
@@ -42,15 +45,18 @@ from infrastructure.training.methods.trainer_arguments import (
     num_generations,
 )
 from infrastructure.training.methods.training_rhythm import training_rhythm
+from infrastructure.training.models.answer_end import teach_trainer
 from infrastructure.training.models.fitting import (
     check_length,
     check_same_lora,
+    check_vocabulary,
     choose_dtype,
     describe,
 )
 from infrastructure.training.models.lora import (
     count_parameters,
     expert_parameters,
+    no_words_on_ties,
     peft_arguments,
 )
 from infrastructure.training.models.model_manager import (
@@ -60,7 +66,9 @@ from infrastructure.training.models.model_manager import (
 )
 from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.models.quantization import note_on_experts, quantization_config
+from infrastructure.training.models.router_logits import write_without_router_logits
 from infrastructure.training.models.saved_model import TOKENIZER_FILES, ModelSource, SourceKind
+from infrastructure.training.models.saving_check import prepare_saving
 from infrastructure.training.models.source import find_source
 from infrastructure.training.models.transformers_backend import (
     LoadOptions,
@@ -179,6 +187,9 @@ class TrlTraining:
         with offline_where_unreachable():
             values = load_config(self._base, self.options)
         check_length(values, self.config.data.max_length, self.config.model.name)
+        size = getattr(values.get_text_config(), "vocab_size", None)
+        if isinstance(size, int):
+            check_vocabulary(size, self.tokenizer, self.config.model.name)
         lora = self.config.model.lora_config
         if lora is not None and not self._goes_on_with_lora:
             layers = without_weights(values, self.options)
@@ -267,6 +278,10 @@ class TrlTraining:
         with _quiet(), offline_where_unreachable(), without_progress_bars():
             trainer = _cut_by_own_length(self.trainer_class)(**parts)
         _draw_nothing(trainer)
+        write_without_router_logits(trainer.model)
+        for note in prepare_saving(trainer.model, self.end_token_ids):
+            say(note)
+        teach_trainer(trainer, self.end_token_ids)
         kind, names = self.options.quantization, expert_parameters(trainer.model)
         if kind is not None and names:
             there = trainer.model.named_parameters()
@@ -278,6 +293,32 @@ class TrlTraining:
         holds_out = bool(self.data.held_out)
         trainer.add_callback(training_rhythm(self.config.training, holds_out=holds_out))
         return trainer
+
+    @property
+    def precision(self) -> Precision:
+        """The format that the trainer computes in."""
+        name = "bf16" if self.arguments["bf16"] else "fp16" if self.arguments["fp16"] else "fp32"
+        return Precision(name, self.device.type)
+
+    @property
+    def end_token_ids(self) -> list[int]:
+        """What ends an answer."""
+        return answer_end_ids(self.tokenizer, self.config.data.max_length)
+
+    def questions(self, most: int) -> list[GenerationPrompt]:
+        """Prompts of the held-out rows, or of the others where none are held out, as TRL writes
+        them."""
+        rows = (self.data.held_out or self.data.train)[:most]
+        return [self._question(row["prompt"], row.get(OPTIONS) or {}) for row in rows]
+
+    def _question(self, prompt: Any, options: dict[str, Any]) -> GenerationPrompt:
+        if isinstance(prompt, str):
+            text, ids = prompt, self.tokenizer(prompt)["input_ids"]
+        else:
+            write = partial(self.tokenizer.apply_chat_template, add_generation_prompt=True)
+            text = str(write(prompt, tokenize=False, **options))
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return GenerationPrompt(text, [*ids], "", self.config.training.max_completion_length)
 
     def choose_by_product(self) -> ProductChoice | None:
         """Compute in fp32 from the first step on, where this CPU multiplies more slowly in bf16.
@@ -469,7 +510,8 @@ def _quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            yield
+            with no_words_on_ties():
+                yield
     finally:
         if was_on:
             datasets.enable_progress_bars()

@@ -104,6 +104,17 @@ class Encoded:
     survival: Survival = UNCHANGED
 
 
+def answer_end_ids(tokenizer: "PreTrainedTokenizerBase", max_length: int = 4096) -> list[int]:
+    """Return the tokens that end an answer: the last one that the chat template writes behind it,
+    where that is a special token, and the tokenizer's own end."""
+    turns = (Turn("user", "1"), Turn("assistant", "2"))
+    [written] = ConversationEncoder(tokenizer, max_length=max_length).encode([Conversation(turns)])
+    ends = {tokenizer.eos_token_id}
+    if isinstance(written, Encoded) and written.end_token in special_tokens(tokenizer):
+        ends.add(written.end_token)
+    return sorted(ends)
+
+
 @dataclass(frozen=True, slots=True)
 class _Accounted:
     """A conversation as text, and what became of its texts."""
