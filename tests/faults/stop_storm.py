@@ -25,8 +25,8 @@ import torch
 from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import CheckpointError
+from infrastructure.core import stop_signals as stop_signals_module
 from infrastructure.core.stop_signals import stop_signals
-from infrastructure.deployment import signals
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.training.core.state import TrainingState
@@ -90,7 +90,7 @@ def train(directory: Path) -> int:
     training.checkpoints.retention = Retention(2)
     training.loop.evaluate = lambda: evaluate(training)
     training.checkpointer.begin = slowly(training.checkpointer.begin)
-    signals.PATIENCE_SECONDS = PATIENCE_SECONDS
+    stop_signals_module.PATIENCE_SECONDS = PATIENCE_SECONDS
     for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)  # one that comes after the end has nothing to stop
     try:

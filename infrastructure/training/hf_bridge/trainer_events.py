@@ -42,6 +42,7 @@ class TrainerEvents:
     Attributes:
         last_metrics: what the Trainer has logged of the whole training.
         has_logged: of a step, or more.
+        is_updating: the weights of a step change, and it does not count yet.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class TrainerEvents:
         self.clock = StepClock()
         self.last_metrics: dict[str, float] = {}
         self.has_logged = False
+        self.is_updating = False
         self._tokens_before = self._tokens_logged = state.num_tokens
         self._is_open = False  # a step has ended, and its numbers are still to come
         self._logged_evaluation: dict[str, float] = {}
@@ -86,12 +88,14 @@ class TrainerEvents:
 
     def gradients_are_final(self) -> None:
         """Those of the last micro-batch too; they are clipped already."""
+        self.is_updating = True
         self._fire(Event.AFTER_LOSS)
         self._fire(Event.AFTER_BACKWARD)
 
     def step_ends(self, control: "TrainerControl") -> None:
         """The weights of a step are there; its log, evaluation and save are still to come."""
         state, progress = self.state, self.parts.state
+        self.is_updating = False  # the Trainer has counted it
         self.clock.end(goes_on_at_once=not (control.should_evaluate or control.should_save))
         state.step = progress.global_step
         state.num_examples += self.parts.global_batch_size
