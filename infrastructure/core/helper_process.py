@@ -6,7 +6,9 @@ to standard error is read while this process lives, and the end of it is kept, s
 a helper die can say why.
 """
 
+import multiprocessing
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -165,10 +167,33 @@ def worker_pool(
     num_processes: int, initializer: Callable[..., None], arguments: tuple[object, ...]
 ) -> ProcessPoolExecutor:
     """Processes that call functions of this package; started anew, because forking a process that
-    has threads may hang it. All of them start with the first call."""
+    has threads may hang it. All of them start with the first call.
+
+    They run the script that started this process only if `arguments` hold something of it: a script
+    without `if __name__ == "__main__":` would train once more in each of them.
+    """
+    context = _ContextOfScript() if _is_of_script(arguments) else _WorkerContext()
     with _modules_found():  # its locks start a process, too
-        return _WorkerPool(
-            num_processes, _WorkerContext(), initializer=initializer, initargs=arguments
+        return _WorkerPool(num_processes, context, initializer=initializer, initargs=arguments)
+
+
+def _is_of_script(arguments: tuple[object, ...]) -> bool:
+    try:
+        return b"__main__" in pickle.dumps(arguments)
+    except Exception:  # which starting the workers raises again
+        return True
+
+
+def require_no_worker() -> None:
+    """Refuse to train in a worker that is still running the script which started it.
+
+    Raises:
+        RuntimeError: it is one.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "a process that prepares data runs this script from its beginning: put what trains"
+            ' below `if __name__ == "__main__":`, or set data.num_workers to 0'
         )
 
 
@@ -187,7 +212,7 @@ class _WorkerPopen(popen_spawn_posix.Popen):
     """Starts one process of a pool."""
 
     def _launch(self, process_obj: object) -> None:
-        with _modules_found():
+        with _modules_found(runs_script=isinstance(process_obj, _WorkerOfScript)):
             super()._launch(process_obj)  # type: ignore[misc]
 
 
@@ -197,21 +222,32 @@ class _Worker(context.SpawnProcess):
         return _WorkerPopen(process_obj)
 
 
+class _WorkerOfScript(_Worker):
+    """One that runs the script of the process that started it."""
+
+
 class _WorkerContext(context.SpawnContext):
     Process = _Worker
+
+
+class _ContextOfScript(context.SpawnContext):
+    Process = _WorkerOfScript
 
 
 _STARTING = threading.RLock()
 
 
 @contextmanager
-def _modules_found() -> Iterator[None]:
+def _modules_found(*, runs_script: bool = True) -> Iterator[None]:
     """What `multiprocessing` starts inside finds modules as a helper does. It has no parameter for
     that: its processes begin with the current folder first, and then take this process's path."""
     get_original_data = spawn.get_preparation_data
 
     def get_preparation_data(name: str) -> dict[str, object]:
-        return {**get_original_data(name), "sys_path": module_path()}
+        data = {**get_original_data(name), "sys_path": module_path()}
+        if not runs_script:
+            data = {key: value for key, value in data.items() if not key.startswith("init_main")}
+        return data
 
     with _STARTING:
         before = {name: os.environ.get(name) for name in (SAFE_PATH, PLUGINS_VARIABLE)}

@@ -77,6 +77,20 @@ UNITS = {"_celsius": " °C", "_watts": " W"}
 
 
 @dataclass
+class _ForwardClock:
+    """Reads the moments of a series so that none comes before the one that was read before it: a
+    clock that was set back goes on from where it was."""
+
+    latest: float = -math.inf
+    _offset: float = 0.0
+
+    def read(self, moment: float) -> float:
+        self._offset = max(self._offset, self.latest - moment)
+        self.latest = moment + self._offset
+        return self.latest
+
+
+@dataclass
 class MachineHistory:
     """What the monitor's samples say.
 
@@ -92,13 +106,17 @@ class MachineHistory:
     numbers: dict[str, Statistics] = field(default_factory=dict)
     pauses: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_PAUSES))
     _interval: float = math.inf
+    _sample_clock: _ForwardClock = field(default_factory=_ForwardClock)
+    _step_clock: _ForwardClock = field(default_factory=_ForwardClock)
 
     def add(self, sample: Record) -> None:
-        """Take a sample of the machine; they come in the order of time."""
+        """Take a sample of the machine; they come in the order of time, whatever the clock says."""
         if is_number(sample.get("time")):
-            self._note_pause(self.last.get("time"), sample["time"])
+            before = self._sample_clock.latest
+            moment = self._sample_clock.read(sample["time"])
+            self._note_pause(before, moment)
             self.last = sample
-            self._add(sample["time"], _flat(sample))
+            self._add(moment, _flat(sample))
 
     def add_performance(self, record: Record) -> None:
         """Take what was measured of a step: how well it uses the machine."""
@@ -106,10 +124,10 @@ class MachineHistory:
         if (share := values.get("model_flops_utilization")) is not None:
             values["model_flops_percent"] = 100 * share
         if "time" in values:
-            self._add(values["time"], values)
+            self._add(self._step_clock.read(values["time"]), values)
 
-    def _note_pause(self, before: object, now: float) -> None:
-        if not is_number(before) or now <= before:
+    def _note_pause(self, before: float, now: float) -> None:
+        if not math.isfinite(before) or now <= before:
             return
         if now - before > max(PAUSE_SECONDS, PAUSE_INTERVALS * self._interval):
             self.pauses.append((before, now))

@@ -26,6 +26,7 @@ import torch.distributed.nn.functional
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.training.core.error_handlers import is_device_fault
+from infrastructure.training.distributed.members import HERE
 
 BUCKET_BYTES = 32 << 20
 IN_FLIGHT = 2  # buckets that are exchanged at a time
@@ -415,8 +416,8 @@ class JoinedGroup(Group):
     def pulse_of(self, rank: int) -> "Pulse":
         """What a rank has shown of itself last."""
         key = f"pulse/{rank}"
-        if not self._store.check([key]):
-            return Pulse(0, 0, is_busy=True)  # it is not there yet
+        if not self._store.check([key]):  # it is not there yet: it imports packages, or never comes
+            return Pulse(0, 0, is_busy=self._store.check([f"{HERE}/{rank}"]))
         beats, progress, is_busy = map(int, self._store.get(key).decode().split())
         return Pulse(beats, progress, bool(is_busy))
 
@@ -538,6 +539,11 @@ class _Watch:
         if pulse.progress != seen.progress:
             seen.progress, seen.came_on_at = pulse.progress, now
         silent, stuck = now - seen.heard_at, now - seen.came_on_at
+        if stuck > self.limit and pulse == Pulse(0, 0, is_busy=False):
+            raise ProcessLostError(
+                f"{group.name_of(rank)} did not come within {stuck:.0f} seconds: start it, or give"
+                " it longer by --process-timeout"
+            )
         if silent > self._most_silent_seconds:
             raise ProcessLostError(
                 f"{group.name_of(rank)} is gone: no sign of life for {silent:.0f} seconds"

@@ -24,9 +24,11 @@ from infrastructure.core.shared_cores import THREADS_VARIABLE
 RANK_MODULE = "infrastructure.training.rank_process"
 SECRET_VARIABLE = "TEMPER_GROUP_SECRET"
 CALL, NOT_NEEDED = "rank 0", "not needed"
+HERE = "here"  # before the number of a rank: it has found the store
 LOOPBACK = "127.0.0.1"
 POLL_SECONDS = 0.05
 STORE_TIMEOUT = timedelta(minutes=5)
+CONNECT_SECONDS = 1.0  # of one look for rank 0's store
 AGENT_TIMEOUT = timedelta(seconds=30)  # no signal is handled meanwhile
 
 
@@ -69,14 +71,49 @@ def by_launcher(launch: LaunchedProcess) -> Member:
     Raises:
         ProcessLostError: the launcher is gone.
     """
-    has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    # An agent's store is there before its ranks. Rank 0's own comes when it needs the others.
-    patience = AGENT_TIMEOUT if has_agent else dist.default_pg_timeout
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        try:  # an agent's store is there before its ranks
+            store, rank, size = next(rendezvous("env://", timeout=AGENT_TIMEOUT))
+        except RuntimeError as error:
+            raise ProcessLostError("the process that started this training is gone") from error
+    else:
+        store, rank, size = _store_of_rank_0(launch), launch.rank, launch.size
+    member = Member(rank, size, launch.local_rank, dist.PrefixStore("temper", store))
+    member.store.set(f"{HERE}/{rank}", "")
+    return member
+
+
+def _store_of_rank_0(launch: LaunchedProcess) -> dist.Store:
+    """Return the store that rank 0 holds where the launcher has none. torch's own rendezvous waits
+    for all ranks in a call that hears no signal: here, nobody waits in one.
+
+    Raises:
+        ProcessLostError: rank 0 did not come.
+    """
+    port = int(os.environ["MASTER_PORT"])
+    where = f"{launch.address}:{port}"
+    if launch.rank > 0:
+        patience, began = dist.default_pg_timeout.total_seconds(), time.monotonic()
+        while not _is_listening(launch.address, port):
+            if time.monotonic() - began > patience:
+                raise ProcessLostError(f"the process of rank 0 did not come to {where}")
+            time.sleep(POLL_SECONDS)
     try:
-        store, rank, size = next(rendezvous("env://", timeout=patience))
+        return dist.TCPStore(
+            *(launch.address, port, launch.size, launch.rank == 0, STORE_TIMEOUT),
+            wait_for_workers=False,
+            multi_tenant=True,
+        )
     except RuntimeError as error:
-        raise ProcessLostError("the process that started this training is gone") from error
-    return Member(rank, size, launch.local_rank, dist.PrefixStore("temper", store))
+        raise ProcessLostError(f"there is no store at {where}: {error}") from error
+
+
+def _is_listening(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), CONNECT_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 class StartedRanks:
@@ -101,6 +138,8 @@ class StartedRanks:
                 master_listen_fd=server.detach(),
             )
         self.member = Member(0, size, 0, dist.PrefixStore(secret, host))
+        for rank in range(1, size):  # whether one lives, this process sees itself
+            self.member.store.set(f"{HERE}/{rank}", "")
         environment = {SECRET_VARIABLE: secret}
         if num_threads is not None:
             environment[THREADS_VARIABLE] = str(num_threads)

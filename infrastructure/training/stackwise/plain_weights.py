@@ -16,7 +16,7 @@ from infrastructure.training.stackwise.quantized_trunk import (
     is_conv1d,
     quantized_name,
 )
-from infrastructure.training.stackwise.stack_adapters import SEPARATOR, LayerAdapters, LowRankPair
+from infrastructure.training.stackwise.stack_adapters import LayerAdapters, LowRankPair, module_name
 from infrastructure.training.stackwise.stack_phases import ADAPTERS
 
 Named = Iterator[tuple[str, torch.Tensor]]
@@ -50,7 +50,7 @@ def _tensors(
     """
     if isinstance(beside := getattr(module, ADAPTERS, None), LayerAdapters):
         adapters = {
-            id(module.get_submodule(key.replace(SEPARATOR, "."))): pairs
+            id(module.get_submodule(module_name(key))): pairs
             for key, pairs in beside.named_pairs()
         }
     pairs = adapters.get(id(module), {})

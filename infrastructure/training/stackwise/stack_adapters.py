@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
 from infrastructure.config.sections.training_config import TrainingConfig
@@ -22,6 +23,7 @@ from infrastructure.training.stackwise.stack_phases import (
 )
 
 SEPARATOR = "__"  # in the place of the points of a module's name, which a key must not have
+ITSELF = "_itself_"  # the key of a layer that is a linear layer
 
 
 class LowRankPair(torch.nn.Module):
@@ -56,6 +58,10 @@ ForwardHook = Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor]
 class LayerAdapters(torch.nn.ModuleDict):
     """All pairs of one layer: for each of its linear layers a `ModuleDict` by the pair's key."""
 
+    def forward(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return what is given: a layer that is a `Sequential` calls all modules in it in turn."""
+        return outputs
+
     def named_pairs(self) -> Iterator[tuple[str, dict[str, LowRankPair]]]:
         """The pairs beside each linear layer, by its key."""
         for key, module in self.items():
@@ -65,8 +71,13 @@ class LayerAdapters(torch.nn.ModuleDict):
     def hook(self, layer: torch.nn.Module) -> Iterator[RemovableHandle]:
         """Let the linear layers that are there now give what their pairs add, too."""
         for key, pairs in self.named_pairs():
-            linear = layer.get_submodule(key.replace(SEPARATOR, "."))
+            linear = layer.get_submodule(module_name(key))
             yield linear.register_forward_hook(_adder(pairs))
+
+
+def module_name(key: str) -> str:
+    """Return the name in its layer of the linear layer that a key of `LayerAdapters` stands for."""
+    return "" if key == ITSELF else key.replace(SEPARATOR, ".")
 
 
 def _adder(pairs: Mapping[str, LowRankPair]) -> ForwardHook:
@@ -110,17 +121,20 @@ class StackAdapters:
         alpha: float,
         config: TrainingConfig,
     ) -> None:
-        parameter = next(layer.parameters())
+        parameter = next(layer.parameters(), None)
+        if parameter is None:  # such as an activation
+            return
         dtype = torch.float32 if config.adapters_full_precision else parameter.dtype
         adapters = LayerAdapters()
         for name, module in list(layer.named_modules()):
             shape = linear_shape(module)
-            if shape is None:
+            # The attention of torch reads the weight of this one itself, and never calls it.
+            if shape is None or isinstance(module, NonDynamicallyQuantizableLinear):
                 continue
             pairs = torch.nn.ModuleDict(
                 {key: LowRankPair(*shape, rank, alpha, config.qlora_dropout) for key in keys}
             )
-            adapters[name.replace(".", SEPARATOR)] = pairs.to(parameter.device, dtype)
+            adapters[name.replace(".", SEPARATOR) or ITSELF] = pairs.to(parameter.device, dtype)
         layer.add_module(ADAPTERS, adapters)
 
     def hook(self) -> None:
@@ -144,7 +158,7 @@ class StackAdapters:
             if not isinstance(adapters, LayerAdapters):
                 continue
             for key, pairs in adapters.named_pairs():
-                linear = layer.get_submodule(key.replace(SEPARATOR, "."))
+                linear = layer.get_submodule(module_name(key))
                 weight = linear.get_parameter("weight")
                 for pair in pairs.values():
                     update = pair.update().T if is_conv1d(linear) else pair.update()
