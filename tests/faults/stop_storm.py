@@ -1,4 +1,4 @@
-"""G10: a training is told to stop (SIGTERM, SIGINT) at random instants, and goes on.
+"""G10: a training is told to stop at random instants by one to four signals, and goes on.
 
     python -m tests.faults.stop_storm DIRECTORY [--stops 60] [--mutant NAME]
 
@@ -15,7 +15,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -170,9 +170,7 @@ def stop_until_finished(
             time.sleep(0.002)
         time.sleep(draw.uniform(0.005, duration_seconds / 2))
         signalled_at = time.monotonic()
-        os.kill(child, draw.choice([signal.SIGTERM, signal.SIGINT]))
-        if draw.random() < 0.3:
-            os.kill(child, signal.SIGTERM)  # a second one must be harmless
+        send(child, draw_sequence(draw))
         _, status = os.waitpid(child, 0)
         outcome.slow += time.monotonic() - signalled_at > SLOW_SECONDS
         code = os.waitstatus_to_exitcode(status)
@@ -182,6 +180,25 @@ def stop_until_finished(
         outcome.stops += 1
         outcome.unsaved += saved_step(directory) < logged_step(directory)
     os.waitpid(start(directory), 0)
+
+
+def draw_sequence(draw: random.Random) -> list[tuple[float, int]]:
+    """One to four signals, each with the seconds that pass before it."""
+    numbers = [signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    count = draw.randint(1, 4)
+    return [(draw.uniform(0.01, 0.5) if n else 0.0, draw.choice(numbers)) for n in range(count)]
+
+
+def send(pid: int, sequence: Sequence[tuple[float, int]]) -> list[int]:
+    """Send them, as long as the process lives; those that were sent."""
+    sent: list[int] = []
+    for seconds, number in sequence:
+        time.sleep(seconds)
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            break
+        os.kill(pid, number)
+        sent.append(number)
+    return sent
 
 
 def saved_step(directory: Path) -> int:
