@@ -103,6 +103,10 @@ prove-durability: environment ## kills, power cuts, refusing disks, damage, lies
 prove-identity: environment ## over 200 single changes between two sessions: refused, recorded or harmless; a table
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.field.identity_changes
 
+.PHONY: storm-signals
+storm-signals: environment ## one to four signals at random instants of our loop, each method, ranks, sweep and queue; one JSON line
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.stops
+
 .PHONY: storm-ranks
 storm-ranks: environment ## ranks of a training, their agent, or all of them killed 60 times at random; one JSON line
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.rank_kills

@@ -54,8 +54,8 @@ class Stopper:
 
     The first one asks it to stop after its step. A second Ctrl-C, or the end of patience, breaks
     off what takes long, as soon as that loses nothing that waiting would keep. However many signals
-    come, and whichever, no finished step is lost that can be saved: only SIGQUIT (Ctrl-\\) and
-    SIGKILL end a training that is saving.
+    come, and whichever, no finished step is lost that can be saved: only SIGQUIT and SIGKILL
+    end a training that is saving.
 
     Args:
         ask: asks the training to stop; gets the number of the first signal.

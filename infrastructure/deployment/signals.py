@@ -18,6 +18,7 @@ from infrastructure.core.stop_signals import (
 from infrastructure.monitoring.records.run_owner import take_announced_stop
 from infrastructure.training.core.state import StopReason, TrainingState
 
+
 def _always() -> bool:
     return True
 

@@ -1,4 +1,4 @@
-"""G16: commands get one to four signals, 0.01 to 0.5 s apart, at random instants, and go on.
+"""G10: commands get one to four signals, 0.01 to 0.5 s apart, at random instants, and go on.
 
     python -m tests.faults.signal_storm DIRECTORY [--sequences 12] [--kinds orpo,ranks,sweep,queue]
 
@@ -9,7 +9,6 @@ nothing disturbed it. Our own loop alone, with more of its instants, is `stop_st
 """
 
 import argparse
-import contextlib
 import json
 import os
 import random
@@ -38,7 +37,12 @@ from tests.deployment.runs import detached_trainings_are_forks, small_settings
 from tests.faults.judge import print_figures
 from tests.faults.kill_storm import in_child
 from tests.faults.stop_storm import draw_sequence, send, sleep
-from tests.training.methods.method_runs import import_trl, methods_here, settings_of, trained_weights
+from tests.training.methods.method_runs import (
+    import_trl,
+    methods_here,
+    settings_of,
+    trained_weights,
+)
 
 OTHERS = ("ranks", "sweep", "queue")
 STEP_SECONDS, SAVE_SECONDS = 0.04, 0.3
@@ -70,12 +74,12 @@ class Outcome:
 
 def prepare(kind: str, folder: Path, base: Path) -> None:
     """Make the folder that the command is given in."""
+    (folder / ".config").mkdir(parents=True)
     if kind in OTHERS:
         settings = small_settings(folder, num_epochs=4, checkpoint_frequency=100, seed=4)
     else:
         more: dict[str, Any] = {"training": {"checkpoint_frequency": 3}}
         settings = settings_of(kind, folder, base, base, **more)
-    (folder / ".config").mkdir(parents=True)
     (folder / ".config/training_config.yaml").write_text(json.dumps(settings))
     if kind == "queue":
         for rate in ("0.001", "0.01"):
@@ -181,9 +185,7 @@ def storm(directory: Path, kinds: Sequence[str], num_sequences: int, seed: int) 
     return outcome
 
 
-def disturb(
-    kind: str, folder: Path, seconds: float, draw: random.Random, outcome: Outcome
-) -> None:
+def disturb(kind: str, folder: Path, seconds: float, draw: random.Random, outcome: Outcome) -> None:
     [words] = WORDS.get(kind, [["train"]])
     for _ in range(MOST_SESSIONS):
         steps = {run: unsaved_steps(run) for run in runs_in(folder)}
@@ -245,12 +247,11 @@ def main() -> None:
     if arguments.mutant:
         MUTANTS[arguments.mutant]()
     started = time.monotonic()
-    with contextlib.suppress(KeyboardInterrupt):
-        outcome = storm(
-            arguments.directory, arguments.kinds.split(","), arguments.sequences, arguments.seed
-        )
-        seconds = round(time.monotonic() - started, 1)
-        print_figures("G16", {**asdict(outcome), "seconds": seconds})
+    outcome = storm(
+        arguments.directory, arguments.kinds.split(","), arguments.sequences, arguments.seed
+    )
+    seconds = round(time.monotonic() - started, 1)
+    print_figures("G10", {**asdict(outcome), "seconds": seconds})
 
 
 if __name__ == "__main__":

@@ -176,7 +176,7 @@ class TemperCallback:
             training.begin()
 
     def _guard(self, call: TrainCall, training: BridgedTraining | FinishedTraining) -> None:
-        """Until `_guards` closes, see how the call ends; until `_signals` does, take the signals."""
+        """See how the call ends until `_guards` closes; take the signals until `_signals` does."""
         watchdog = CallWatchdog(call, self._is_gone)
         watchdog.start()
         self._guards.callback(watchdog.end)

@@ -50,8 +50,7 @@ def _tensors(
     """
     if isinstance(beside := getattr(module, ADAPTERS, None), LayerAdapters):
         adapters = {
-            id(module.get_submodule(module_name(key))): pairs
-            for key, pairs in beside.named_pairs()
+            id(module.get_submodule(module_name(key))): pairs for key, pairs in beside.named_pairs()
         }
     pairs = adapters.get(id(module), {})
     for name, weight in _own_weights(module):

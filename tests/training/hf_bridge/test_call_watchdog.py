@@ -111,9 +111,7 @@ def test_the_timer_of_a_call_that_has_ended_interrupts_nobody(
 def test_after_the_call_signals_are_those_of_before_again(received: list[int]) -> None:
     requests: list[int] = []
     for _ in range(2):  # the second finds what the first has left
-        call_and_stay(
-            lambda call: stop_signals_of(call, requests).install()
-        )
+        call_and_stay(lambda call: stop_signals_of(call, requests).install())
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(os.getpid(), number)
     assert received == [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
