@@ -79,7 +79,7 @@ def prepare(kind: str, folder: Path, base: Path) -> None:
         settings = small_settings(folder, num_epochs=4, checkpoint_frequency=100, seed=4)
     else:
         more: dict[str, Any] = {"training": {"checkpoint_frequency": 3}}
-        settings = settings_of(kind, folder, base, base, **more)
+        settings = settings_of(kind, folder, base, base.with_name("teacher"), **more)
     (folder / ".config/training_config.yaml").write_text(json.dumps(settings))
     if kind == "queue":
         for rate in ("0.001", "0.01"):
@@ -163,6 +163,7 @@ def storm(directory: Path, kinds: Sequence[str], num_sequences: int, seed: int) 
         warnings.simplefilter("ignore")
         import_trl()
     base = save_tiny_llama(directory / "base")
+    save_tiny_llama(directory / "teacher")
     outcome, draw = Outcome(), random.Random(seed)
     for kind in kinds:
         calm = directory / kind / "calm"

@@ -32,6 +32,7 @@ from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.loop import loop as loop_module
+from infrastructure.training.loop.error_recovery import ErrorRecovery
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers.run_observers import MetricsObserver
@@ -215,7 +216,7 @@ def logged_step(directory: Path) -> int:
 
 
 def _saves_nothing() -> None:
-    loop_module.TrainingLoop._rescue = lambda self, state, error: None  # type: ignore[method-assign]
+    ErrorRecovery.rescue = lambda self, state, error: None  # type: ignore[method-assign]
 
 
 def _forgets_generators() -> None:
