@@ -111,6 +111,10 @@ storm-places: environment ## over 300 disturbances of backup destinations while 
 prove-learning: environment ## trainings that teach nothing are refused or stopped, healthy ones left alone; a table
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.field.teaching
 
+.PHONY: storm-signals
+storm-signals: environment ## one to four signals at random instants of our loop, each method, ranks, sweep and queue; one JSON line
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.stops
+
 .PHONY: storm-ranks
 storm-ranks: environment ## ranks of a training, their agent, or all of them killed 60 times at random; one JSON line
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.rank_kills

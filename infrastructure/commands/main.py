@@ -34,7 +34,11 @@ from infrastructure.core.process_end import leave_the_rest
 from infrastructure.core.redact import redact
 from infrastructure.core.shared_cores import share_the_cores
 from infrastructure.core.standard_output import LossyStream, is_reader_gone, lossy_output
-from infrastructure.core.stop_signals import StopSignal, take_usr1_as_sigterm
+from infrastructure.core.stop_signals import (
+    StopSignal,
+    ignore_stop_signals,
+    take_usr1_as_sigterm,
+)
 from infrastructure.core.user_text import forget_user_texts, note_user_values
 
 # In the order of the help; `train-resume` is the module train_resume of this folder.
@@ -286,7 +290,11 @@ def _show_traceback(error: BaseException) -> bool:
 def main_of_process() -> int:
     """As `main`, where the process ends with the command."""
     own_process()
-    code = main()
+    try:
+        code = main()
+    except KeyboardInterrupt:  # one more, while the command was ending
+        code = int(ExitCode.INTERRUPTED)
+    ignore_stop_signals()
     leave_the_rest()
     return code
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from infrastructure.core import stop_signals
 from infrastructure.core.stop_signals import (
     STOP_COMMAND,
     StopSignal,
     interrupt_on_signals,
     reason_of,
 )
-from infrastructure.deployment import signals
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.monitoring.records.run_owner import announce_stop
 from infrastructure.training.core.state import StopReason, TrainingState
@@ -82,12 +82,34 @@ def test_it_waits_until_nothing_is_lost_by_it(state: TrainingState) -> None:
             time.sleep(5)
 
 
-def test_a_third_ctrl_c_waits_for_nothing(state: TrainingState) -> None:
-    with stop_on_signals(state, lambda: False):
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
+def test_any_more_ctrl_c_lose_nothing_that_waiting_keeps(state: TrainingState) -> None:
+    allowed = threading.Event()
+    with stop_on_signals(state, allowed.is_set):
+        for _ in range(5):
             os.kill(os.getpid(), signal.SIGINT)
+        allowed.set()
+        with pytest.raises(StopSignal):
+            time.sleep(5)
+
+
+def test_what_is_raised_is_the_first_signal_and_is_not_raised_again_while_it_unwinds(
+    state: TrainingState,
+) -> None:
+    unwound: list[bool] = []
+
+    def broken_off() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            os.kill(os.getpid(), signal.SIGINT)  # such as while the last version is written
+            unwound.append(True)
+
+    with stop_on_signals(state):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(StopSignal) as raised:
+            broken_off()
+    assert (raised.value.name, unwound) == ("SIGTERM", [True])
 
 
 def test_a_second_sigterm_is_harmless(state: TrainingState) -> None:
@@ -102,7 +124,7 @@ def test_a_step_that_takes_too_long_is_broken_off(
     state: TrainingState, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as the compiling of a model, or a long evaluation."""
-    monkeypatch.setattr(signals, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(stop_signals, "PATIENCE_SECONDS", 0.1)
     started = time.monotonic()
     with stop_on_signals(state):
         os.kill(os.getpid(), number)
@@ -112,7 +134,7 @@ def test_a_step_that_takes_too_long_is_broken_off(
 
 
 def test_nothing_comes_after_the_end(state: TrainingState, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(stop_signals, "PATIENCE_SECONDS", 0.05)
     with stop_on_signals(state):
         os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(0.2)

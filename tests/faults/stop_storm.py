@@ -1,4 +1,4 @@
-"""G10: a training is told to stop (SIGTERM, SIGINT) at random instants, and goes on.
+"""G10: a training is told to stop at random instants by one to four signals, and goes on.
 
     python -m tests.faults.stop_storm DIRECTORY [--stops 60] [--mutant NAME]
 
@@ -15,7 +15,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,14 +24,15 @@ import torch
 
 from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
+from infrastructure.core import stop_signals as stop_signals_module
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.stop_signals import stop_signals
-from infrastructure.deployment import signals
 from infrastructure.deployment.signals import stop_on_signals
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.loop import loop as loop_module
+from infrastructure.training.loop.error_recovery import ErrorRecovery
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers.run_observers import MetricsObserver
@@ -90,7 +91,7 @@ def train(directory: Path) -> int:
     training.checkpoints.retention = Retention(2)
     training.loop.evaluate = lambda: evaluate(training)
     training.checkpointer.begin = slowly(training.checkpointer.begin)
-    signals.PATIENCE_SECONDS = PATIENCE_SECONDS
+    stop_signals_module.PATIENCE_SECONDS = PATIENCE_SECONDS
     for number in stop_signals():
         signal.signal(number, signal.SIG_IGN)  # one that comes after the end has nothing to stop
     try:
@@ -170,9 +171,7 @@ def stop_until_finished(
             time.sleep(0.002)
         time.sleep(draw.uniform(0.005, duration_seconds / 2))
         signalled_at = time.monotonic()
-        os.kill(child, draw.choice([signal.SIGTERM, signal.SIGINT]))
-        if draw.random() < 0.3:
-            os.kill(child, signal.SIGTERM)  # a second one must be harmless
+        send(child, draw_sequence(draw))
         _, status = os.waitpid(child, 0)
         outcome.slow += time.monotonic() - signalled_at > SLOW_SECONDS
         code = os.waitstatus_to_exitcode(status)
@@ -182,6 +181,25 @@ def stop_until_finished(
         outcome.stops += 1
         outcome.unsaved += saved_step(directory) < logged_step(directory)
     os.waitpid(start(directory), 0)
+
+
+def draw_sequence(draw: random.Random) -> list[tuple[float, int]]:
+    """One to four signals, each with the seconds that pass before it."""
+    numbers = [signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    count = draw.randint(1, 4)
+    return [(draw.uniform(0.01, 0.5) if n else 0.0, draw.choice(numbers)) for n in range(count)]
+
+
+def send(pid: int, sequence: Sequence[tuple[float, int]]) -> list[int]:
+    """Send them, as long as the process lives; those that were sent."""
+    sent: list[int] = []
+    for seconds, number in sequence:
+        time.sleep(seconds)
+        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            break
+        os.kill(pid, number)
+        sent.append(number)
+    return sent
 
 
 def saved_step(directory: Path) -> int:
@@ -198,7 +216,7 @@ def logged_step(directory: Path) -> int:
 
 
 def _saves_nothing() -> None:
-    loop_module.TrainingLoop._rescue = lambda self, state, error: None  # type: ignore[method-assign]
+    ErrorRecovery.rescue = lambda self, state, error: None  # type: ignore[method-assign]
 
 
 def _forgets_generators() -> None:

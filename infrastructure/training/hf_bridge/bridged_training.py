@@ -1,7 +1,7 @@
 """One call of `Trainer.train` as a training of Temper, from its beginning to its end."""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sized
+from collections.abc import Callable, Collection, Iterable, Mapping, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,8 +117,17 @@ class BridgedTraining:
         self.hooks.fire(Event.TRAIN_START, self.state)
         self.hooks.fire(Event.PHASE_START, self.state)
 
-    def end(self) -> None:
+    @property
+    def may_break_off(self) -> bool:
+        """Whether an exception now loses no finished step: all of them are in a version. What a
+        Trainer has done of a step cannot be undone, so no other moment is one to save at."""
+        return not self.events.is_updating and self.parts.state.global_step <= self.saves.kept_step
+
+    def end(self, on_saved: Callable[[], None]) -> None:
         """The training has come to its end: wait for versions and copies, write model and report.
+
+        Args:
+            on_saved: is called when nothing can be lost any more.
 
         Raises:
             StorageError, OSError: this machine's disk refuses; what was committed before is safe.
@@ -126,20 +135,26 @@ class BridgedTraining:
             NothingLearnedError: steps change no weight any more; the last of them is saved.
         """
         try:
-            self._end()
+            self._save_all()
+            is_stopped = self.state.is_interrupted  # a signal from here on ends what follows
+            on_saved()
+            self._end(is_stopped)
         except CopyNotConfirmedError:  # the training itself is in order, and told so
             raise
         except BaseException as error:
             self.break_off(error)
             raise
         finally:
+            on_saved()
             self._release()
 
-    def _end(self) -> None:
-        run, state = self.run, self.state
+    def _save_all(self) -> None:
         self.events.end()
-        run.versions.close()
-        if state.is_interrupted:
+        self.run.versions.close()
+
+    def _end(self, is_stopped: bool) -> None:
+        run, state = self.run, self.state
+        if is_stopped:
             patience = run.config.backup.emergency_seconds
             run.copies.wait(self.saves.schedule.seconds_to_copy(state.stop_reason, patience))
         else:
@@ -147,12 +162,12 @@ class BridgedTraining:
             run.save_model(self.parts.model)
         if state.stop_reason is StopReason.NOTHING_LEARNED:
             raise NothingLearnedError(state.stop_message)
-        status = self._close(is_finished=not state.is_interrupted)
-        more = "; run this again to go on" if state.is_interrupted else ""
-        if not state.is_interrupted and not run.is_whole and run.files.final.is_dir():
+        status = self._close(is_finished=not is_stopped)
+        more = "; run this again to go on" if is_stopped else ""
+        if not is_stopped and not run.is_whole and run.files.final.is_dir():
             more = f"; its model and report.html lie in {run.directory}"
         run.report(f"Run {run.name}: {status} at step {state.step}{more}")
-        if state.is_interrupted:
+        if is_stopped:
             run.copies.close()
         else:
             run.complete()

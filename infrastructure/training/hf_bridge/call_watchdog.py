@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from infrastructure.core.stop_signals import reason_of, stop_signals
+from infrastructure.core.stop_signals import Stopper, stop_signals
 
 LOOK_SECONDS = 0.5
 # What stands on the stack between a training and its callbacks.
@@ -77,16 +77,12 @@ class CallWatchdog(threading.Thread):
 
 
 class StopSignals:
-    """Ctrl-C, a notebook's Stop, SIGTERM and SIGHUP ask the training to stop after its step; the
-    second Ctrl-C is what it always was. In the main thread only, where signals are handled.
-
-    Args:
-        on_stop: is called with the reason, and the signal.
+    """Ctrl-C, a notebook's Stop, SIGTERM and SIGHUP come to a `Stopper` while the call runs, and to
+    who had them before otherwise. In the main thread only, where signals are handled.
     """
 
-    def __init__(self, call: TrainCall, on_stop: Callable[[str, int], None]) -> None:
-        self.call, self.on_stop = call, on_stop
-        self._is_stopping = False
+    def __init__(self, call: TrainCall, stopper: Stopper) -> None:
+        self.call, self.stopper = call, stopper
         self._before: dict[int, Handler] = {}
 
     def install(self) -> None:
@@ -101,6 +97,7 @@ class StopSignals:
     def remove(self) -> None:
         """Give the signals back to who had them, where this is the main thread; elsewhere the
         first signal after the training does."""
+        self.stopper.close()
         if threading.current_thread() is not threading.main_thread():
             return
         for number, handler in self._before.items():
@@ -109,11 +106,9 @@ class StopSignals:
         self._before = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if not self.call.is_around(frame):  # an exception has ended the training
-            self.remove()
+        if self.call.is_around(frame):
+            self.stopper.handle(number, frame)
+            return
+        self.remove()  # an exception has ended the training
+        if not self.stopper.take_wake():
             signal.raise_signal(number)
-        elif not self._is_stopping:
-            self._is_stopping = True
-            self.on_stop(reason_of(number), number)
-        elif number == signal.SIGINT:
-            raise KeyboardInterrupt

@@ -21,7 +21,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.redact import redact
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
-from infrastructure.core.stop_signals import STOP_COMMAND
+from infrastructure.core.stop_signals import STOP_COMMAND, Stopper, reason_of
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_owner import take_announced_stop
 from infrastructure.run.compatibility import check_compatible
@@ -106,7 +106,8 @@ class TemperCallback:
         self._first: Path | None = None  # the version that the last try began with
         self._error_before: BaseException | None = None
         self._ending = threading.Lock()
-        self._guards = ExitStack()  # what looks after a call, and the signals
+        self._guards = ExitStack()  # what looks after a call
+        self._signals = ExitStack()  # the handlers; they stay until the last version is committed
         self._output = ExitStack()  # lossy while a training runs
 
     def resume_from(self) -> str | None:
@@ -197,15 +198,16 @@ class TemperCallback:
         return callback.run.directory == self.run.directory
 
     def _guard(self, call: TrainCall, training: BridgedTraining | FinishedTraining) -> None:
-        """Until `_guards` closes: see how the call ends, and take the signals."""
+        """See how the call ends until `_guards` closes; take the signals until `_signals` does."""
         watchdog = CallWatchdog(call, self._is_gone)
         watchdog.start()
         self._guards.callback(watchdog.end)
         if isinstance(training, FinishedTraining):
             self._guards.callback(NothingToTrain(call.trainer, training.metrics()).end)
-        signals = StopSignals(call, self._stop)
-        signals.install()
-        self._guards.callback(signals.remove)
+        else:
+            signals = StopSignals(call, self._stopper(training))
+            signals.install()
+            self._signals.callback(signals.remove)
 
     def _begun_with(self) -> Path | None:
         """The version that the try before began with: this one begins with weights that are trained
@@ -218,13 +220,17 @@ class TemperCallback:
             )
         return self._first
 
-    def _stop(self, reason: str, signal_number: int) -> None:
-        if isinstance(self._training, BridgedTraining):
-            why = StopReason.SIGNAL
-            if signal_number == signal.SIGTERM and take_announced_stop(self.run.directory):
-                reason, why = STOP_COMMAND, StopReason.COMMAND
-            self._training.state.interrupt(reason, why, signal_number)
-            self.run.report("Saving and stopping after this step; Ctrl-C again stops at once")
+    def _stopper(self, training: BridgedTraining) -> Stopper:
+        def ask(number: int) -> None:
+            if number == signal.SIGTERM and take_announced_stop(self.run.directory):
+                training.state.interrupt(STOP_COMMAND, StopReason.COMMAND, number)
+            else:
+                training.state.interrupt(reason_of(number), StopReason.SIGNAL, number)
+            # In a thread: what the signal has interrupted may be writing to the same stream.
+            line = "Saving and stopping after this step"
+            threading.Thread(target=self.run.report, args=(line,), daemon=True).start()
+
+        return Stopper(ask, lambda: training.may_break_off)
 
     def _is_gone(self) -> None:
         """In the watchdog's thread: an exception has ended `Trainer.train`."""
@@ -245,6 +251,7 @@ class TemperCallback:
             if training is not None:
                 self._first = training.first
                 training.break_off(error)
+            self._signals.close()
             self._output.close()
 
     def on_epoch_begin(
@@ -323,7 +330,9 @@ class TemperCallback:
             training, self._training = self._training, None
             self._guards.close()
             self._call = None
-        if training is not None:
+        if isinstance(training, BridgedTraining):
+            training.end(on_saved=self._signals.close)
+        elif training is not None:
             training.end()
         self._output.close()
 

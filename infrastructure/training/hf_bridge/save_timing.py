@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from infrastructure.backup.format.manifest import SaveKind
-from infrastructure.core.errors import TrainingDivergedError
+from infrastructure.core.errors import CheckpointError, TrainingDivergedError
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.checkpoints.save_schedule import SaveSchedule
@@ -44,6 +44,16 @@ class SaveTiming:
         self.take, self.announce, self.first = take, announce, first
         self.due: SaveKind | None = None
         self.is_ending = False
+        self._newest = first
+
+    @property
+    def kept_step(self) -> int:
+        """The step of the newest version that is committed; 0: there is none, -1: it cannot be
+        read."""
+        try:
+            return 0 if self._newest is None else step_of(self._newest)
+        except (CheckpointError, OSError):
+            return -1
 
     def request(self, kind: SaveKind) -> None:
         """A version is due; a kind that was requested before stays."""
@@ -92,6 +102,7 @@ class SaveTiming:
         for checkpoint in committed:
             self.failures.reset()
             self.first = self.first or checkpoint
+            self._newest = checkpoint
             self.announce(checkpoint)
 
     def finish(self, state: TrainingState) -> None:

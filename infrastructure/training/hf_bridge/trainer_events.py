@@ -52,6 +52,7 @@ class TrainerEvents:
 
     Attributes:
         has_logged: of a step, or more.
+        is_updating: the weights of a step change, and it does not count yet.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class TrainerEvents:
         self.hooks, self.saves, self.carried, self.rewards = hooks, saves, carried, rewards
         self.clock = StepClock()
         self.has_logged = False
+        self.is_updating = False
         self._tokens_logged = state.num_tokens
         self._is_open = False  # a step has ended, and its numbers are still to come
         self._is_over = False  # the last version is on the disk
@@ -101,6 +103,7 @@ class TrainerEvents:
 
     def gradients_are_final(self) -> None:
         """Those of the last micro-batch too; they are clipped already."""
+        self.is_updating = True
         self.state.learning_rate = float(self.parts.optimizer.param_groups[0]["lr"])
         self.state.grad_norm = _largest_gradient(self.parts.optimizer)
         self._fire(Event.AFTER_LOSS)
@@ -109,6 +112,7 @@ class TrainerEvents:
     def step_ends(self, control: "TrainerControl") -> None:
         """The weights of a step are there; its log, evaluation and save are still to come."""
         state, progress = self.state, self.parts.state
+        self.is_updating = False  # the Trainer has counted it
         self.clock.end(goes_on_at_once=not (control.should_evaluate or control.should_save))
         state.step = progress.global_step
         state.num_examples += self.parts.global_batch_size

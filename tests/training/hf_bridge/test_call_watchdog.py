@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from infrastructure.core import stop_signals
+from infrastructure.core.stop_signals import Stopper, StopSignal
 from infrastructure.training.hf_bridge.call_watchdog import CallWatchdog, StopSignals, TrainCall
 
 
@@ -62,20 +64,23 @@ def received() -> Iterator[list[int]]:
         signal.signal(number, handler)
 
 
-def stop_signals_of(call: TrainCall, requests: list[str]) -> StopSignals:
-    return StopSignals(call, lambda reason, number: requests.append(reason))
+def stop_signals_of(
+    call: TrainCall, requests: list[int], may_break_off: Callable[[], bool] = lambda: True
+) -> StopSignals:
+    return StopSignals(call, Stopper(requests.append, may_break_off))
 
 
 def test_the_first_signal_requests_and_the_second_ctrl_c_insists(received: list[int]) -> None:
-    requests: list[str] = []
+    requests: list[int] = []
 
     def inside(call: TrainCall) -> None:
         signals = stop_signals_of(call, requests)
         signals.install()
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert requests == ["ended from outside (SIGTERM)"]
-        with pytest.raises(KeyboardInterrupt):
+        assert requests == [signal.SIGTERM]
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(StopSignal):
             os.kill(os.getpid(), signal.SIGINT)
         signals.remove()
         os.kill(os.getpid(), signal.SIGINT)
@@ -84,12 +89,29 @@ def test_the_first_signal_requests_and_the_second_ctrl_c_insists(received: list[
     assert received == [signal.SIGINT]
 
 
+def test_the_timer_of_a_call_that_has_ended_interrupts_nobody(
+    received: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exception has ended it, and the handlers are still there."""
+    monkeypatch.setattr(stop_signals, "PATIENCE_SECONDS", 0.0)
+    stoppers: list[Stopper] = []
+
+    def inside(call: TrainCall) -> None:
+        signals = stop_signals_of(call, [], lambda: False)
+        signals.install()
+        stoppers.append(signals.stopper)
+
+    call_and_stay(inside)
+    stoppers[0]._wake()
+    assert received == []
+    os.kill(os.getpid(), signal.SIGINT)
+    assert received == [signal.SIGINT]
+
+
 def test_after_the_call_signals_are_those_of_before_again(received: list[int]) -> None:
-    requests: list[str] = []
+    requests: list[int] = []
     for _ in range(2):  # the second finds what the first has left
-        call_and_stay(
-            lambda call: StopSignals(call, lambda reason, _: requests.append(reason)).install()
-        )
+        call_and_stay(lambda call: stop_signals_of(call, requests).install())
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(os.getpid(), number)
     assert received == [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]

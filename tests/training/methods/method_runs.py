@@ -48,6 +48,13 @@ def configuration(
     method: str, folder: Path, base: Path, teacher: Path | None = None, **more: Any
 ) -> DeploymentConfig:
     """Of a training of few steps in two epochs and more; saved after every second step."""
+    return DeploymentConfig(**settings_of(method, folder, base, teacher, **more))
+
+
+def settings_of(
+    method: str, folder: Path, base: Path, teacher: Path | None = None, **more: Any
+) -> dict[str, Any]:
+    """As `configuration`, as a file of settings says it."""
     data = write_rows(folder / f"{KINDS[method]}.jsonl", rows_of(KINDS[method]))
     training: dict[str, Any] = {
         "method": method,
@@ -78,7 +85,7 @@ def configuration(
     }
     values["data"] |= more.pop("data", {})
     values["training"] = {**training, **more.pop("training", {})}
-    return DeploymentConfig(**{**values, **more})
+    return {**values, **more}
 
 
 def train(config: DeploymentConfig) -> Any:

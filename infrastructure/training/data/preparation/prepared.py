@@ -2,7 +2,6 @@
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig
-from infrastructure.core.helper_process import refuse_to_train_in_worker
 from infrastructure.training.data.preparation.plan import memory_bytes, plan_key
 from infrastructure.training.data.preparation.preparation import Preparation, PreparationPlan
 from infrastructure.training.data.store.token_cache import CacheEntry, TokenCache
@@ -16,8 +15,6 @@ def open_prepared(
     Raises:
         ValueError: the cache cannot be written.
         DataError: a process that prepares data died.
-        RuntimeError: as `refuse_to_train_in_worker`.
     """
-    refuse_to_train_in_worker()  # it would wait for ever for the process that has started it
     cache = TokenCache(cache_config, memory_bytes(data_config))
     return cache.open(plan_key(plan), lambda folder: Preparation(plan, folder).run())
