@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,9 +38,10 @@ from infrastructure.training.data.encoding.token_survival import (
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder, Encoded
 from infrastructure.training.data.readers.rows import Conversation, Turn
 from infrastructure.training.methods.check import problems_of
-from infrastructure.training.methods.method_data import MethodData, read_data
+from infrastructure.training.methods.method_data import MethodData, TrlRow, read_data
 from infrastructure.training.methods.method_table import METHODS, installed_method
-from infrastructure.training.methods.trl_training import TrlTraining
+from infrastructure.training.methods.rewards import given_values
+from infrastructure.training.methods.trl_training import TrlTraining, carried_columns
 from tests.training.data.builders import (
     CHATML,
     MARKED,
@@ -203,6 +205,12 @@ def test_r10_held_out_questions_and_typed_ones_are_the_same_prompt(
     )
 
 
+def table_of(datasets: Any, rows: list[TrlRow]) -> Any:
+    """The table that a Trainer is given of these rows."""
+    training: Any = SimpleNamespace(carried=carried_columns(rows))
+    return TrlTraining._dataset(training, datasets, rows)
+
+
 def test_r10_tools_and_options_reach_the_trainer_as_they_are(
     tmp_path: Path, saved_llama: Path
 ) -> None:
@@ -217,9 +225,9 @@ def test_r10_tools_and_options_reach_the_trainer_as_they_are(
     written = read(tmp_path, tokenizer, "dpo", rows).train
     if not HOLDS_MIXED:
         with pytest.raises(ValueError, match="datasets"):
-            TrlTraining._dataset(None, datasets, written)  # type: ignore[arg-type]
+            table_of(datasets, written)
         return
-    table = TrlTraining._dataset(None, datasets, written)  # type: ignore[arg-type]
+    table = table_of(datasets, written)
     texts = [tokenizer.decode(prompt_ids(tokenizer, row)) for row in table]
     assert ["Adds." in text for text in texts] == [True, False, False]
     assert texts[0].count("calm") == 1
@@ -240,7 +248,7 @@ def test_r10_tools_and_options_reach_the_trainer_as_they_are(
         "{{ m['content'] }}", "{{ m['content'] }}{{ (m.tool_calls or []) | tojson }}"
     )
     kept = read(tmp_path, byte_level_tokenizer(template), "dpo", several).train
-    assert [*TrlTraining._dataset(None, datasets, kept)] == kept  # type: ignore[arg-type]
+    assert [*table_of(datasets, kept)] == kept
 
 
 @pytest.mark.parametrize("method", ["orpo", "grpo", "rloo", "distillation"])
@@ -745,15 +753,16 @@ def test_f6_lists_and_objects_reach_the_rewards(tmp_path: Path) -> None:
         for n in range(3)
     ]
     written = read(tmp_path, byte_level_tokenizer(), "grpo", rows).train
-    notes: list[str] = []
-    table = TrlTraining._dataset(None, datasets, written, notes.append)  # type: ignore[arg-type]
-    if HOLDS_MIXED:
-        given = [(row["tests"], row["meta"]) for row in table]
-        assert given == [(r["tests"], r["meta"]) for r in rows]
-        assert not notes
-    else:
-        assert not {"tests", "meta"} & {*table.column_names}
-        assert "meta, tests" in notes[0]
+    given: list[Any] = []
+
+    def reward(tests: Any, meta: Any, **_: Any) -> list[float]:
+        given.extend(zip(tests, meta, strict=True))
+        return [0.0] * len(tests)
+
+    table = table_of(datasets, written)
+    columns = {name: [row[name] for row in table] for name in table.column_names}
+    given_values(reward, carried_columns(written))(**columns)
+    assert given == [(row["tests"], row["meta"]) for row in rows]
 
 
 def test_r4_two_equal_answers_are_two() -> None:
