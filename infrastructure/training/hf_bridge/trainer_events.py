@@ -198,8 +198,8 @@ class TrainerEvents:
         if not control.should_training_stop:
             return
         self.saves.is_ending = True
-        self.saves.request(SaveKind.STOPPED if self.state.is_interrupted else SaveKind.SCHEDULED)
-        if self.state.is_interrupted:
+        self.saves.request(SaveKind.STOPPED if self.state.is_cut_short else SaveKind.SCHEDULED)
+        if self.state.is_cut_short:
             control.should_evaluate = False
         if not control.should_evaluate:
             self._save()
