@@ -103,6 +103,14 @@ prove-durability: environment ## kills, power cuts, refusing disks, damage, lies
 prove-identity: environment ## over 200 single changes between two sessions: refused, recorded or harmless; a table
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.field.identity_changes
 
+.PHONY: storm-places
+storm-places: environment ## over 300 disturbances of backup destinations while runs copy to them; one JSON line
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.place_storm
+
+.PHONY: prove-learning
+prove-learning: environment ## trainings that teach nothing are refused or stopped, healthy ones left alone; a table
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.field.teaching
+
 .PHONY: storm-signals
 storm-signals: environment ## one to four signals at random instants of our loop, each method, ranks, sweep and queue; one JSON line
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.stops
@@ -111,9 +119,17 @@ storm-signals: environment ## one to four signals at random instants of our loop
 storm-ranks: environment ## ranks of a training, their agent, or all of them killed 60 times at random; one JSON line
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.rank_kills
 
+.PHONY: storm-callback
+storm-callback: environment ## seven kinds of people's own Trainers killed 70 times, here and on another machine; one JSON line
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.faults.kill_storm_own_trainers
+
 .PHONY: field
 field: environment ## the cases from people's bug reports, as a table
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.field.table
+
+.PHONY: prove-results
+prove-results: environment ## families × kinds of training, and odd bases: plain transformers answers as measured; a table
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.field.results
 
 .PHONY: same-bits
 same-bits: environment ## weights of healthy trainings beside those of another checkout; OTHER=folder

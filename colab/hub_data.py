@@ -1,13 +1,13 @@
 """Data on the Hugging Face Hub: one file of a repository, or a whole data set by its name."""
 
-from functools import partial
+import hashlib
 from pathlib import Path
 
 import httpx
 
 from colab.transfer import require_free_space
 from infrastructure.core.errors import DataError
-from infrastructure.core.files import whole_directory
+from infrastructure.core.files import file_sha256, whole_directory
 from infrastructure.core.optional import require
 from infrastructure.core.redact import redact
 from infrastructure.training.data.readers.table_formats import load_huggingface
@@ -18,15 +18,15 @@ ADVICE = "check the name; for what is not public, set HF_TOKEN to a token that m
 def fetch_hub_file(address: str, folder: Path, endpoint: str | None = None) -> Path:
     """Bring the file of `hf://datasets/OWNER/NAME[@REVISION]/PATH` into `folder`.
 
-    huggingface_hub does it: it goes on with what is there, and compares what came with what the
-    Hub says of it.
+    huggingface_hub does it, and compares no more than the size. So the commit that is there at the
+    beginning is asked for, and the bytes are compared with the hash that the Hub names.
 
     Args:
         endpoint: address of the Hub; None: as huggingface_hub has it.
 
     Raises:
         ValueError: the address names no file.
-        DataError: the Hub does not give it.
+        DataError: the Hub does not give it, or other bytes than it names.
         StorageError: the disk has too little free space for it.
     """
     why = "files on the Hugging Face Hub"
@@ -34,21 +34,34 @@ def fetch_hub_file(address: str, folder: Path, endpoint: str | None = None) -> P
     uri = require("huggingface_hub.utils", why).parse_hf_uri(address)
     if not uri.path_in_repo or ".." in uri.path_in_repo.split("/"):
         raise ValueError(f"{address} names no file: write hf://datasets/OWNER/NAME/FILE")
-    download = partial(
-        hub.hf_hub_download,
-        uri.id,
-        uri.path_in_repo,
-        repo_type=uri.type,
-        revision=uri.revision,
-        local_dir=folder,
-        endpoint=endpoint,
-    )
+    file = {"repo_id": uri.id, "filename": uri.path_in_repo, "repo_type": uri.type}
     try:
-        require_free_space(address, folder, download(dry_run=True).file_size)
-        return Path(download())
+        url = hub.hf_hub_url(**file, revision=uri.revision, endpoint=endpoint)
+        named = hub.get_hf_file_metadata(url)
+        require_free_space(address, folder, named.size or 0)
+        revision = named.commit_hash or uri.revision
+        path = Path(
+            hub.hf_hub_download(**file, revision=revision, local_dir=folder, endpoint=endpoint)
+        )
     except (OSError, httpx.HTTPError, errors.EntryNotFoundError) as error:
         reason = redact(str(error)).strip().splitlines()[0]
         raise DataError(f"{address} did not come: {reason} To do: {ADVICE}") from error
+    if named.etag not in (file_sha256(path), _git_hash(path)):
+        path.unlink()
+        raise DataError(
+            f"{address} did not come whole: its bytes are not those that the Hub names; fetch it"
+            " again"
+        )
+    return path
+
+
+def _git_hash(path: Path) -> str:
+    """What git, and so the Hub, calls a file that is in no large-file storage."""
+    digest = hashlib.sha1(b"blob %d\0" % path.stat().st_size, usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def save_hub_dataset(name: str, folder: Path) -> None:

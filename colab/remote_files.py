@@ -45,6 +45,10 @@ DRIVE_ADVICE = (
 )
 
 
+class FileChangedError(ConnectionError):
+    """What has come so far is of another version than what would come next."""
+
+
 @dataclass(frozen=True)
 class Opened:
     """A file elsewhere, from byte `start` on.
@@ -149,7 +153,7 @@ class WebFile(RemoteFile):
         if start and version:
             headers["If-Range"] = version  # never another file's end behind this one's beginning
         with client.stream("GET", address, headers=headers) as response:
-            if not start or _begins_at(response, start):
+            if not start or _continues(response, start, version):
                 self._check(response.status_code)
                 yield response
                 return
@@ -257,7 +261,7 @@ class MountedFile(RemoteFile):
         current = self._version()
         size_bytes = int(current.partition(" ")[0])
         start = start if version == current and start <= size_bytes else 0
-        chunks = self._chunks(start)
+        chunks = self._chunks(start, current)
         yield Opened(self.path.name, size_bytes, current, start, end_is_known=True, chunks=chunks)
 
     def version_now(self) -> str | None:
@@ -277,11 +281,13 @@ class MountedFile(RemoteFile):
         status = self._query(self.path.stat)
         return f"{status.st_size} {status.st_mtime_ns}"
 
-    def _chunks(self, start: int) -> Iterator[bytes]:
+    def _chunks(self, start: int, version: str) -> Iterator[bytes]:
         with self._query(lambda: self.path.open("rb", buffering=0)) as file:
             file.seek(start)
             while chunk := self._query(lambda: file.read(CHUNK_BYTES)):
                 yield chunk
+        if self._version() != version:
+            raise FileChangedError("it was changed while it was read")
 
     def _query(self, question: Callable[[], Answer]) -> Answer:
         """What the mount says; a dead one says nothing, for ever."""
@@ -321,15 +327,19 @@ def opened(response: httpx.Response) -> Opened:
     )
 
 
-def _begins_at(response: httpx.Response, start: int) -> bool:
-    """Whether an answer to a question for a part may be used; all of the file may be, too."""
+def _continues(response: httpx.Response, start: int, version: str | None) -> bool:
+    """Whether an answer to a question for a part may be used; all of the file may be, too. Servers
+    and caches that ignore If-Range send the end of another version: theirs decides, not the code.
+    """
     if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         return False
     if response.status_code != HTTPStatus.PARTIAL_CONTENT:
         return True
-    part = RANGE.fullmatch(response.headers.get("Content-Range", ""))
+    if RANGE.fullmatch(response.headers.get("Content-Range", "")) is None:
+        return False
+    part = opened(response)
     is_plain = response.headers.get("Content-Encoding", "identity") == "identity"
-    return part is not None and int(part[1]) == start and is_plain
+    return part.start == start and is_plain and version in (None, part.version)
 
 
 def _is_page(response: httpx.Response) -> bool:

@@ -85,7 +85,7 @@ def clock_of_session() -> SessionClock:
     here = platform()
     given_hours = _given_hours()
     started = session_start(here)
-    used_seconds = time.time() - started
+    used_seconds = max(0.0, time.time() - started)
     hours = LIMITS_HOURS.get(here, ()) if given_hours is None else (given_hours,)
     limits = [hour * HOUR_SECONDS for hour in hours if hour * HOUR_SECONDS > used_seconds]
     return SessionClock(started, limits[0] if limits else None)

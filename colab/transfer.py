@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from colab.remote_files import Opened, RemoteFile
+from colab.remote_files import FileChangedError, Opened, RemoteFile
 from infrastructure.core.errors import DataError, StorageError
 from infrastructure.core.files import write_json
 from infrastructure.core.hardware import disk_free_bytes
@@ -94,6 +94,8 @@ class Transfer:
                 return self._attempt()
             except ConnectionError as error:
                 reason = str(error)
+                if isinstance(error, FileChangedError):
+                    self.discard()
             held = self.held_bytes()
             if held >= counted_bytes + self.patience.least_bytes:
                 num_failed, counted_bytes = 0, held
@@ -122,6 +124,8 @@ class Transfer:
         with self.remote.open(held, state["version"] if state else None) as opened:
             if opened.start not in (0, held):
                 raise ConnectionError("another part of the file came than was asked for")
+            if state and opened.start and opened.size_bytes != state["size_bytes"]:
+                raise FileChangedError("it has another length than when the transfer began")
             part = self._begin(opened)
             self._write(part, opened)
         size_bytes = part.stat().st_size

@@ -47,6 +47,7 @@ SCHEMA = schema_of(DeploymentConfig)
 FOREIGN_NAMES = {"save_steps", "load_best_model_at_end", "assert_sampler_api"}
 FOREIGN_FLAGS = {
     *("--with-unsloth", "--depth", "--nproc-per-node", "--selections", "--kinds", "--read-before"),
+    "--nbmake",
     *(
         "--before",
         "--scenario",

@@ -121,7 +121,7 @@ class BackupSystem(RunBackup):
         except (TemperError, OSError, ValueError, RuntimeError) as error:
             log.error("the emergency backup was not written: %s", redact(str(error)))
             return EmergencyResult(None, False, time.monotonic() - begin, redact(str(error)))
-        status = self.finish(budget - (time.monotonic() - begin))
+        status = self.finish(budget - (time.monotonic() - begin), look="")
         confirmed = status.confirmed_name == path.stem
         return EmergencyResult(path, confirmed, time.monotonic() - begin, status.error)
 

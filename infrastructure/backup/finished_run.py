@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from infrastructure.backup.backends.base import Place
@@ -23,6 +24,7 @@ from infrastructure.core.errors import DamagedFileError, StorageError
 from infrastructure.core.json_text import JsonObject, as_integer, as_object
 from infrastructure.core.redact import redact, redact_urls
 
+LAST_LOOK_SECONDS = 10.0  # at least, for the last look
 FINAL, REPORT, SUMMARY = "final", "report", "summary.json"
 LAST_FILES = (
     SUMMARY,
@@ -64,7 +66,8 @@ def complete(
     there and confirmed already is only compared.
 
     Args:
-        wait: waits at most so many seconds until the newest version is confirmed.
+        wait: waits at most so many seconds until the newest version is confirmed. At the end it is
+            looked at once more.
         record: is told where the model lies before summary and report are copied.
 
     Raises:
@@ -73,7 +76,7 @@ def complete(
     deadline = time.monotonic() + seconds
     published = None
     try:
-        (wait or backup.finish)(seconds)
+        (wait or partial(backup.finish, look=""))(seconds)
         published = backup.publish(run_path / FINAL, _left(deadline))
         record(published)
         files = [name for name in LAST_FILES if (run_path / name).is_file()]
@@ -82,10 +85,15 @@ def complete(
         down = backup.status()
         cause = down.problem if down.state == DOWN else None  # of all that is missing
         return Completion(published, cause or redact(str(error)))
-    status = backup.status()
+    look = backup.begin_last_look()  # copying the model may have taken long
+    status = backup.finish(max(LAST_LOOK_SECONDS, _left(deadline)), look)
     if status.confirmed_name != backup.store.newest_healthy():
         problem = status.problem or "the place has not confirmed the last checkpoint"
         return Completion(published, problem)
+    if not status.has_looked(look) or published not in status.published_folders.values():
+        return Completion(
+            published, status.problem or "the destination was not checked a last time"
+        )
     return Completion(published)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 from infrastructure.backup.backends import open_place, require_backend
-from infrastructure.backup.backends.base import Place
+from infrastructure.backup.backends.base import Evidence, Place
 from infrastructure.backup.format.lineage import Lineage
 from infrastructure.backup.format.retention import Retention, versions_to_keep
 from infrastructure.backup.format.store import Store
@@ -177,6 +177,9 @@ class RunBackup:
             confirmed_step=manifest.step,
             saved_at=manifest.created_at(now),
             confirmed_at=now,
+            present_at=now,
+            compared_at=now,
+            compared_by=Evidence.READ_BACK.value,
             newest_name=name,
             newest_step=manifest.step,
             changed_at=now,
@@ -389,19 +392,33 @@ class RunBackup:
         if self._copier is not None:
             self._copier.nudge()
 
-    def finish(self, seconds: float | None = None) -> BackupStatus:
-        """Wait until the newest version is confirmed, at most `seconds` (`finish_seconds`); an
-        interrupt ends the wait and not the copier."""
+    def finish(self, seconds: float | None = None, look: str | None = None) -> BackupStatus:
+        """Wait until the newest version is confirmed, and was looked at again after that, at most
+        `seconds` (`finish_seconds`); an interrupt ends the wait and not the copier.
+
+        Args:
+            look: the token of a look that was asked for before, "" for none; None: it is asked for
+                now.
+        """
         longest = self.options.finish_seconds if seconds is None else seconds
         deadline = time.monotonic() + longest
         self.nudge()
         newest = self.store.newest_healthy()
+        token = self.begin_last_look() if look is None else look
         while True:
             status = self.status()
-            is_over = status.is_settled(newest) or status.state in (OFF, FENCED, DOWN)
-            if is_over or time.monotonic() >= deadline:
+            is_over = status.is_settled(newest) and status.has_looked(token)
+            if is_over or status.state in (OFF, FENCED, DOWN) or time.monotonic() >= deadline:
                 return status
             time.sleep(POLL_SECONDS)
+
+    def begin_last_look(self) -> str:
+        """Ask for a look at all of the newest version at the place, after whatever is still to be
+        copied; the token that `BackupStatus.has_looked` knows."""
+        token = secrets.token_hex(8)
+        if self._copier is not None:
+            self._copier.look_again(token)
+        return token
 
     def close(self) -> None:
         """The training has ended: the copier finishes by itself, within `finish_seconds`. One that

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from infrastructure.commands.arguments import add_folder_flags
 from infrastructure.commands.output import show
-from infrastructure.commands.settings import configure
+from infrastructure.commands.settings import configure, resolve_model
 from infrastructure.core.console import show_beside, waiting_beside
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.drawing.formatting import blank, printable
-from infrastructure.monitoring.records.run_list import naming_runs, run_or_model
+from infrastructure.monitoring.records.run_list import naming_runs
 
 LONGEST_ANSWER_TOKENS = 256
 NO_QUESTION = (
@@ -74,7 +74,8 @@ def run(options: argparse.Namespace) -> int:
     if not all(question.strip() for question in options.questions):
         raise ValueError(NO_QUESTION)
     config = configure(options)
-    model = run_or_model(options.model, Path(config.output_dir))
+    with waiting_beside("loading the model"):
+        model = resolve_model(options.model, Path(config.output_dir))
     check_device(config)
     with naming_runs(Path(config.output_dir)):
         check_model(model)

@@ -127,6 +127,8 @@ def create(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     is_safe = status.confirmed_name == backup.store.newest_healthy() and end.is_complete
     facts = {"run": run.run_id, "confirmed": is_safe, **asdict(status)}
     lines = [status.possible_loss(time.time()).text]
+    if seen := status.seen(time.time()):
+        lines.append(f"Seen there: {seen}")
     if is_finished:
         facts |= asdict(end)
         place = str(backup.options.place)
@@ -329,7 +331,10 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     facts["possible_loss_seconds"] = loss.seconds
     newest = backup.store.newest_healthy()
     training = training_words(run, None if newest is None else backup.store.read(newest).step)
-    lines = [f"Run {run.run_id}", loss.text, *([training] if training else [])]
+    seen = state.seen(time.time())
+    lines = [f"Run {run.run_id}", loss.text]
+    lines += [f"Seen there: {seen}"] if seen else []
+    lines += [training] if training else []
     facts["training"] = training
     is_given, place = PLACE in _given(config), open_place(backup.options.place)
     missing = _missing_folder(place)
@@ -343,6 +348,7 @@ def status(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     elif loss.seconds == 0.0 or (training is not None and state.confirmed_name == newest):
         caution = place.caution(run.path) if isinstance(place, FolderPlace) else None
         safe = "If this machine died now, nothing that was saved would be lost"
+        safe += ", as the destination was last seen" if seen else ""
         lines.append(f"Caution: {caution}" if caution else safe)
     elif training is not None:
         since = (

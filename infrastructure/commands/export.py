@@ -90,8 +90,8 @@ def run(options: argparse.Namespace) -> int:
     if options.push_to_hub is not None:
         check_publishable(run)
     with waiting_beside("loading PyTorch"):
-        from infrastructure.deployment.export import export_model
-        from infrastructure.deployment.publish import ModelRepository, finished_step
+        from infrastructure.deployment.export import export_model, final_step
+        from infrastructure.deployment.publish import ModelRepository
 
     repository = None
     if options.push_to_hub is not None:
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
         repository.make()  # who may not is told now, and not after minutes
     with tempfile.TemporaryDirectory() as scratch:
         is_there = request.is_plain and checkpoint is None and options.folder is None
-        step = finished_step(run) if is_there else None
+        step = final_step(run) if is_there else None
         if step is not None:
             folder = run.final  # the trained model is there already
             facts: JsonObject = {"run": run.run_id, "step": step}

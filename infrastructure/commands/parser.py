@@ -4,7 +4,7 @@ import argparse
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,6 +12,7 @@ from infrastructure.core.lookup import unknown_name
 from infrastructure.core.optional import DISTRIBUTION
 
 PROGRAM = "temper"
+TRUTH = ("true", "false", "yes", "no")  # what other tools want after a switch
 LONGEST_NAME = 255  # of a path that is looked for; more is none
 NUMBERS = {"int": "a whole number", "float": "a number"}
 SHORT_FLAGS = 60  # of a command with more, `--help` shows those that people use
@@ -67,6 +68,7 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         for kind, name in NUMBERS.items():  # argparse names Python's types
             message = message.replace(f"invalid {kind} value:", f"must be {name}, not")
+        message = message.replace("ignored explicit argument", "it takes no value, not")
         words = self.prog.removeprefix(PROGRAM).strip()
         raise ValueError(f"{words}{': ' * bool(words)}{message}; see {self.prog} --help")
 
@@ -153,6 +155,7 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
     words = sys.argv[1:] if arguments is None else arguments
     words = [_with_dashes(word) for word in words]
     options, unknown = parser.parse_known_args(words)
+    _refuse_value_of_switch(parser, words, options)
     if unknown and (ordered := _words_before_flags(words, unknown, options)) is not None:
         options, unknown = parser.parse_known_args(ordered)
     if not unknown:
@@ -174,6 +177,29 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
     *before, last = (f"{flag!r}{flag_hint(flag, known, command)}" for flag in dict.fromkeys(flags))
     ended = [text if text.endswith("?") else f"{text}." for text in before]
     raise ValueError("unknown argument " + " Unknown too: ".join([*ended, last]))
+
+
+def _refuse_value_of_switch(
+    parser: CommandParser, words: Sequence[str], options: argparse.Namespace
+) -> None:
+    """Refuse `--lora true`, of which `true` would be taken for DATA.
+
+    Raises:
+        ValueError: says how the flag is switched on and off.
+    """
+    pairs = [pair for pair in pairwise(words) if pair[1].lower() in TRUTH]
+    if not any(flag.startswith("--") for flag, _ in pairs):
+        return
+    for word in filter(None, (options.command, getattr(options, "action", None))):
+        parser = subcommands(parser)[word]
+    switches = {
+        flag for a in parser.complete()._actions if a.nargs == 0 for flag in a.option_strings
+    }
+    for flag, value in pairs:
+        if flag in switches and not Path(value).exists():
+            off = f"--no-{flag.removeprefix('--')}"
+            ways = f"it is on, and off with {off}" if off in switches else "it is on"
+            raise ValueError(f"{flag} takes no value, not {value!r}: with {flag} alone {ways}")
 
 
 def _name_with_spaces(words: Sequence[str]) -> str | None:

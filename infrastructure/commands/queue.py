@@ -125,4 +125,4 @@ def _time_taken(job: Job) -> str:
     """Of its last process."""
     if job.began is None or job.state is JobState.WAITING:
         return ""
-    return format_duration((job.ended or time.time()) - job.began)
+    return format_duration(max(0.0, (job.ended or time.time()) - job.began))

@@ -2,11 +2,13 @@
 
 import argparse
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.process_wide import take_effect
 from infrastructure.config.sources.flags import flags_given, key_of_flag
 from infrastructure.config.sources.load import load_config
+from infrastructure.monitoring.records.run_list import names_version, run_or_model
 
 
 def configure(
@@ -25,6 +27,24 @@ def configure(
     config = load_config(options.config, flags={**flags_given(options), **given})
     take_effect(config)
     return config
+
+
+def resolve_model(name: str, output_dir: Path) -> str:
+    """Return a model's folder or Hub name as `named_model` does; torch is loaded only for a version
+    of a run, whose model is written first."""
+    if not names_version(name):
+        return run_or_model(name, output_dir)
+    from infrastructure.deployment.version_model import named_model
+
+    return named_model(name, output_dir)
+
+
+def use_versions(config: DeploymentConfig) -> None:
+    """Let a training begin with the model of a version of a run; torch is loaded only for that."""
+    if names_version(config.model.name) or names_version(config.training.teacher or ""):
+        from infrastructure.deployment import version_model
+
+        version_model.use_versions(config)
 
 
 def training_words(options: argparse.Namespace, without: Collection[str] = ()) -> list[str]:

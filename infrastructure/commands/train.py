@@ -7,7 +7,7 @@ from infrastructure.commands.arguments import accepted, add_accept, add_data
 from infrastructure.commands.output import loading_torch, show_in_flags
 from infrastructure.commands.questions import confirmed
 from infrastructure.commands.ranks import on_several_processes
-from infrastructure.commands.settings import configure
+from infrastructure.commands.settings import configure, use_versions
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
 from infrastructure.core.errors import RunFailedError
@@ -35,6 +35,7 @@ def run(options: argparse.Namespace) -> int:
     from infrastructure.deployment.given_paths import check_given
 
     config = configure(options, {"data.path": options.data})
+    use_versions(config)
     make_ready(config)
     check_given(config, accepted(options))
     confirm_data(config, accepted(options))

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from infrastructure.commands.arguments import add_json, names_in
 from infrastructure.commands.output import loading_torch, show
-from infrastructure.commands.settings import configure
+from infrastructure.commands.settings import configure, resolve_model
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import MEASURES
 from infrastructure.config.sources.flags import add_config_flags
 from infrastructure.core.exit_codes import ExitCode
-from infrastructure.monitoring.records.run_list import FINAL, naming_runs, run_or_model
+from infrastructure.monitoring.records.run_list import FINAL, naming_runs
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.record import read_run_record
 
@@ -60,8 +60,8 @@ def run(options: argparse.Namespace) -> int:
     """Print what was measured; what cannot be is refused before torch is loaded."""
     config = configure(options, {"model.name": options.model, "data.path": options.data})
     output_dir = Path(config.output_dir)
-    config.model.name = run_or_model(config.model.name, output_dir)
-    against = None if options.against is None else run_or_model(options.against, output_dir)
+    config.model.name = resolve_model(config.model.name, output_dir)
+    against = None if options.against is None else resolve_model(options.against, output_dir)
     from infrastructure.evaluation.request import Request, refuse_flags_without_effect
 
     refuse_flags_without_effect(config)

@@ -1,6 +1,7 @@
 """What "auto" means where no machine and no measurement is needed to say it."""
 
 import math
+from pathlib import Path
 
 from infrastructure.config.base import ConfigurationError
 from infrastructure.config.sections.model_config import ModelConfig
@@ -21,11 +22,22 @@ def trains_from_scratch(model: ModelConfig) -> bool:
     return model.name == "embedded"
 
 
+def trains_lora(model: ModelConfig) -> bool:
+    """Whether a LoRA trains: one that is asked for, or a saved one that the model is."""
+    return model.lora_config is not None or is_lora_folder(model.name)
+
+
+def is_lora_folder(name: str) -> bool:
+    """Whether a name is the folder of a LoRA, or of a run that has trained one."""
+    folder = Path(name).expanduser()
+    return any((place / "adapter_config.json").is_file() for place in (folder, folder / "final"))
+
+
 def learning_rate_for(training: TrainingConfig, model: ModelConfig, from_scratch: bool) -> float:
     """The peak learning rate: the one given, or for "auto" the usual one of its kind."""
     if training.learning_rate != "auto":
         return training.learning_rate
-    if model.lora_config is not None:
+    if trains_lora(model):
         return LORA_LEARNING_RATE
     if trains_from_scratch(model):
         return EMBEDDED_LEARNING_RATE * EMBEDDED_WIDTH / model.embedded.hidden_size

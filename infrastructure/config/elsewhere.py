@@ -36,7 +36,6 @@ SAME: dict[str, tuple[str, ...]] = {
     "saves_per_epoch": ("training.checkpoint_interval",),
     "save_strategy": ("training.checkpoint_frequency",),
     "save_total_limit": ("training.keep_checkpoints",),
-    "load_best_model_at_end": ("training.keep_best",),
     **dict.fromkeys(("metric_for_best_model", "monitor_metric"), ("training.best_metric",)),
     "greater_is_better": ("training.best_metric_mode=max",),
     **dict.fromkeys(
@@ -215,6 +214,10 @@ _SHARED = (
     " from is copied to backup.place = hf://buckets/OWNER/NAME meanwhile"
 )
 _SHUFFLED = "training data is always shuffled, by training.seed"
+_BEST = (
+    "the best checkpoint by training.best_metric is kept (training.keep_best): temper export"
+    " RUN@best FOLDER gives that model"
+)
 _RESUMED = "temper train-resume RUN@STEP goes on with a run"
 # name -> what to do: there is no such thing here.
 ABSENT: dict[str, str] = {
@@ -247,6 +250,7 @@ ABSENT: dict[str, str] = {
     **dict.fromkeys(("resume", "continue"), "temper train-resume goes on with a run"),
     "resume_from_checkpoint": _RESUMED,
     "checkpoint": _RESUMED,
+    "load_best_model_at_end": _BEST,
 }
 
 

@@ -22,7 +22,7 @@ OF_THE_QUANTUM_STEP = "quantum."  # these only where there is one
 # keeps it. A run that recorded none is from the time of the first.
 EARLIER_DEFAULTS: dict[str, tuple[object, ...]] = {
     "data.over_length": ("quarantine",),
-    "quantum.max_overhead_percent": (5.0, 2.0),
+    "quantum.max_overhead_percent": (5.0, 2.0, 1.0),
     "model.adapter": ("standard",),
 }
 # They have not always counted: what an earlier version recorded does not say what they were.

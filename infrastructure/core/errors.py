@@ -27,6 +27,10 @@ class TrainingDivergedError(TemperError):
     """The loss or the gradients are no longer finite."""
 
 
+class NothingLearnedError(TemperError):
+    """Many steps in a row have changed no weight, so more of them would not; the text says why."""
+
+
 class PreflightError(TemperError):
     """A check before the training failed; the text names it and says what to do."""
 

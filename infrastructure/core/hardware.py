@@ -314,5 +314,6 @@ def _describe_capability(gpu: GPU) -> str:
 
 
 def gib(num_bytes: int) -> str:
-    """Bytes as `12.3 GiB`."""
-    return f"{num_bytes / GIB:.1f} GiB"
+    """Bytes as `12.3 GiB`, or `0.047 GiB`: few are not none."""
+    amount = num_bytes / GIB
+    return f"{amount:.2g} GiB" if 0 < amount < 0.1 else f"{amount:.1f} GiB"

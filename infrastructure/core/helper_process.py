@@ -8,7 +8,6 @@ a helper die can say why.
 
 import multiprocessing
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -164,36 +163,35 @@ def _real(path: str) -> str:
 
 
 def worker_pool(
-    num_processes: int, initializer: Callable[..., None], arguments: tuple[object, ...]
+    num_processes: int,
+    initializer: Callable[..., None],
+    arguments: tuple[object, ...],
+    *,
+    imports_main: bool = False,
 ) -> ProcessPoolExecutor:
     """Processes that call functions of this package; started anew, because forking a process that
     has threads may hang it. All of them start with the first call.
 
-    They run the script that started this process only if `arguments` hold something of it: a script
-    without `if __name__ == "__main__":` would train once more in each of them.
+    Args:
+        imports_main: they run the user's script, too, as what they are given is defined there. A
+            script that trains outside `if __name__ == "__main__":` would train again in each.
     """
-    context = _ContextOfScript() if _is_of_script(arguments) else _WorkerContext()
+    kind = _WorkerContextWithMain() if imports_main else _WorkerContext()
     with _modules_found():  # its locks start a process, too
-        return _WorkerPool(num_processes, context, initializer=initializer, initargs=arguments)
+        return _WorkerPool(num_processes, kind, initializer=initializer, initargs=arguments)
 
 
-def _is_of_script(arguments: tuple[object, ...]) -> bool:
-    try:
-        return b"__main__" in pickle.dumps(arguments)
-    except Exception:  # which starting the workers raises again
-        return True
-
-
-def require_no_worker() -> None:
-    """Refuse to train in a worker that is still running the script which started it.
+def refuse_to_train_in_worker() -> None:
+    """Raise where this process only reads the user's script, to find what is defined there.
 
     Raises:
-        RuntimeError: it is one.
+        RuntimeError: the script trains as soon as it is read.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
-            "a process that prepares data runs this script from its beginning: put what trains"
-            ' below `if __name__ == "__main__":`, or set data.num_workers to 0'
+            "a process that prepares rows reads your script to find the classes that it defines,"
+            ' and the script begins to train: put what it does below `if __name__ == "__main__":`,'
+            " or move the classes into a module"
         )
 
 
@@ -211,43 +209,44 @@ class _WorkerPool(ProcessPoolExecutor):
 class _WorkerPopen(popen_spawn_posix.Popen):
     """Starts one process of a pool."""
 
-    def _launch(self, process_obj: object) -> None:
-        with _modules_found(runs_script=isinstance(process_obj, _WorkerOfScript)):
+    def _launch(self, process_obj: Any) -> None:
+        with _modules_found(imports_main=process_obj.imports_main):
             super()._launch(process_obj)  # type: ignore[misc]
 
 
 class _Worker(context.SpawnProcess):
+    imports_main = False
+
     @staticmethod
     def _Popen(process_obj: Any) -> Any:  # noqa: N802
         return _WorkerPopen(process_obj)
 
 
-class _WorkerOfScript(_Worker):
-    """One that runs the script of the process that started it."""
+class _WorkerWithMain(_Worker):
+    imports_main = True
 
 
 class _WorkerContext(context.SpawnContext):
     Process = _Worker
 
 
-class _ContextOfScript(context.SpawnContext):
-    Process = _WorkerOfScript
+class _WorkerContextWithMain(context.SpawnContext):
+    Process = _WorkerWithMain
 
 
 _STARTING = threading.RLock()
+MAIN_KEYS = ("init_main_from_name", "init_main_from_path")  # with which spawn reads the script
 
 
 @contextmanager
-def _modules_found(*, runs_script: bool = True) -> Iterator[None]:
+def _modules_found(*, imports_main: bool = False) -> Iterator[None]:
     """What `multiprocessing` starts inside finds modules as a helper does. It has no parameter for
     that: its processes begin with the current folder first, and then take this process's path."""
     get_original_data = spawn.get_preparation_data
 
     def get_preparation_data(name: str) -> dict[str, object]:
         data = {**get_original_data(name), "sys_path": module_path()}
-        if not runs_script:
-            data = {key: value for key, value in data.items() if not key.startswith("init_main")}
-        return data
+        return data if imports_main else {k: v for k, v in data.items() if k not in MAIN_KEYS}
 
     with _STARTING:
         before = {name: os.environ.get(name) for name in (SAFE_PATH, PLUGINS_VARIABLE)}

@@ -96,7 +96,7 @@ from infrastructure.training.extensions.extension_hooks import Hook, Observer
 from infrastructure.training.loop.loop import TrainingLoop
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import MakeProgress, make_progress
-from infrastructure.training.metrics.sinks import check_sinks, make_sinks
+from infrastructure.training.metrics.sinks import check_sinks, sinks_of_run
 from infrastructure.training.models.backend_choice import Backend
 from infrastructure.training.observers.monitoring_setup import check_watching, monitoring_hooks
 from infrastructure.training.observers.run_observers import (
@@ -687,7 +687,7 @@ class TrainingDeployment:
     def _observers(self, run: RunDirectory, copies: RunReplication) -> list[Hook]:
         training = self.config.training
         names = [name for name in training.metrics_sinks if name not in self.shown_elsewhere]
-        sinks = make_sinks(names, run.path, training.loss)
+        sinks = sinks_of_run(names, run.path, training.loss)
         hooks: list[Hook] = [
             MetricsObserver(MetricsLogger(sinks)),
             ProgressObserver(lambda total, step: self.make_progress(total, step, copies.short)),

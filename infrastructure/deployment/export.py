@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from infrastructure.backup.format.store import Store
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.stackwise_config import STACKWISE
@@ -35,8 +36,9 @@ from infrastructure.deployment.export_request import (
 from infrastructure.deployment.publish import BEGIN, CARD, END, HERE, written_by
 from infrastructure.deployment.recorded_model import base_is_recorded, recorded_model
 from infrastructure.deployment.resuming import commit_of_base, configuration_of
-from infrastructure.run.checkpoint_paths import verify
+from infrastructure.run.checkpoint_paths import by_step, step_of, verify
 from infrastructure.run.directory import RunDirectory
+from infrastructure.run.finalize import read_summary
 from infrastructure.run.history import history_of, public_history
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
@@ -44,12 +46,15 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
 )
 from infrastructure.training.data.encoding.chat_format import special_tokens
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
+from infrastructure.training.data.encoding.tokenization import answer_end_ids
 from infrastructure.training.hf_bridge.trainer_run import without_reference
 from infrastructure.training.models.added_modules import attach_described
-from infrastructure.training.models.answer_end import teach_ends
+from infrastructure.training.models.fitting import DTYPES
+from infrastructure.training.models.lora import merge_lora
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager
 from infrastructure.training.models.saved_model import read_json
 from infrastructure.training.models.saving import save_model
+from infrastructure.training.models.saving_check import prepare_saving
 from infrastructure.training.models.trainable_state import load_trainable_state
 from infrastructure.training.models.vision_language import template_for_parts
 from infrastructure.training.resume.fingerprint import base_facts
@@ -60,6 +65,10 @@ EXPORT_FILE = "export.json"
 UNKNOWN_BASE = (
     "note: the record of this run does not say which weights its LoRA began with, so whether its"
     " base is still the same could not be checked: compare an answer (temper ask)"
+)
+QUANTIZED_BASE = (
+    "note: this LoRA was trained and measured beside a base in {kind} bits: load its base so, too"
+    " (--as merged writes what was measured, in one model)"
 )
 NOT_ROUNDED = (
     "note: this run computed with weights rounded as {kind}, and was measured so; what was exported"
@@ -97,15 +106,15 @@ def export_model(
     converter = check_possible(run, folder, request)
     rounding = rounding_of(run, request)
     report("Loading the model")
-    trained = _load(run, checkpoint, is_rounded=rounding is not None)
+    is_merged = request.is_merged and bool(recorded_model(run).get("lora"))
+    trained = _load(run, checkpoint, is_rounded=rounding is not None, is_merged=is_merged)
     model = trained.loaded.model
     seeing = None if trained.processor is None else PictureTokens(trained.processor, run.run_id)
-    reference = Reference.of(model, trained.loaded.tokenizer, seeing)
+    reference = Reference.of(model, trained.loaded.tokenizer, seeing, trained.end_ids)
     # What is rounded as the training has rounded is that model, to the last bits.
     compare = Comparer(reference, request.least_bits if rounding is None else None)
     if hasattr(model, "peft_config") and request.is_merged:
-        whole: Any = model
-        model = whole.merge_and_unload(safe_merge=True)
+        model = merge_lora(model)
     if request.bits == 16 and request.form is not Form.GGUF:
         model = _in_half(model)
     work = Work(
@@ -185,6 +194,7 @@ class _Trained:
     registered_name: str | None
     processor: Any = None
     notes: tuple[str, ...] = ()
+    end_ids: Sequence[int] = ()
 
 
 def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) -> JsonObject:
@@ -216,17 +226,27 @@ def export_checkpoint(run: RunDirectory, checkpoint: Path | None, folder: Path) 
     }
 
 
-def _load(run: RunDirectory, checkpoint: Path | None, *, is_rounded: bool = False) -> _Trained:
-    """The model of a checkpoint. `is_rounded`: of a run that rounds while it trains, as that
-    computes; otherwise with its weights as they are."""
-    if checkpoint is None:
-        checkpoint = CheckpointManager(run.checkpoints).newest()
-    else:
-        verify(checkpoint)
+def _load(
+    run: RunDirectory,
+    checkpoint: Path | None,
+    *,
+    is_rounded: bool = False,
+    is_merged: bool = False,
+) -> _Trained:
+    """The model of a checkpoint.
+
+    Args:
+        is_rounded: of a run that rounds while it trains, as that computes; otherwise with its
+            weights as they are.
+        is_merged: a LoRA that is going to be merged: its base is what it was trained beside, also
+            where that was quantised.
+    """
+    checkpoint = version_of_model(run) if checkpoint is None else checkpoint
+    verify(checkpoint)
     snapshot = load_checkpoint(checkpoint)
     config = configuration_of(run, checkpoint)
     refuse_scores(run, config)
-    manager = _manager_of(run, config, is_rounded)
+    manager = _manager_of(run, config, is_rounded, is_merged)
     loaded = manager.load()
     described = as_object(recorded_model(run))
     attach_described(loaded.model, described)
@@ -239,11 +259,15 @@ def _load(run: RunDirectory, checkpoint: Path | None, *, is_rounded: bool = Fals
         tensors = without_reference(tensors)
     with _form_of_phase(config, loaded.model, snapshot.values):
         load_trainable_state(loaded.model, tensors)
+    end_ids: list[int] = []
     if loaded.tokenizer is not None:
-        ends, known = _ends(run), special_tokens(loaded.tokenizer)
-        teach_ends(loaded.model, [number for number, token in known.items() if token in ends])
+        ends, known = {*_ends(run), loaded.tokenizer.eos_token}, special_tokens(loaded.tokenizer)
+        end_ids = [number for number, token in known.items() if token in ends]
     if loaded.tokenizer is not None and (template := _saved_template(run.tokenizer)):
         loaded.tokenizer.chat_template = template
+    if loaded.tokenizer is not None and config.training.method != SFT:
+        end_ids = answer_end_ids(loaded.tokenizer)
+    prepare_saving(loaded.model, end_ids)
     if manager.processor is not None and loaded.tokenizer is not None:
         if manager.vision is not None:  # its template is one of texts
             loaded.tokenizer.chat_template = template_for_parts(
@@ -254,10 +278,33 @@ def _load(run: RunDirectory, checkpoint: Path | None, *, is_rounded: bool = Fals
     name = None if registered is None else str(registered)
     step = int(snapshot.values["step"])
     is_lora = hasattr(loaded.model, "peft_config")
-    notes = [UNKNOWN_BASE] if is_lora and not base_is_recorded(run) else []
+    kind = config.model.quantization
+    notes = [QUANTIZED_BASE.format(kind=kind.removesuffix("bit"))] if kind else []
+    notes = notes if is_lora and not is_merged else []
+    notes += [UNKNOWN_BASE] if is_lora and not base_is_recorded(run) else []
     if (rounding := config.model.quantization_aware) is not None and not is_rounded:
         notes.append(NOT_ROUNDED.format(kind=rounding))
-    return _Trained(loaded, step, checkpoint, name, manager.processor, tuple(notes))
+    return _Trained(loaded, step, checkpoint, name, manager.processor, tuple(notes), end_ids)
+
+
+def final_step(run: RunDirectory) -> int | None:
+    """Return how many steps the model in `final/` has learned; None: the run is not finished."""
+    summary = read_summary(run) if run.is_finished() else {}
+    steps = summary.get("final_step", summary.get("steps"))
+    return steps if isinstance(steps, int) else None
+
+
+def version_of_model(run: RunDirectory) -> Path:
+    """Return the version that a run's name stands for: that of `final/`, or else the newest.
+
+    Raises:
+        CheckpointError: there is none.
+    """
+    newest = CheckpointManager(run.checkpoints).newest()
+    step = final_step(run)
+    if step is None or step_of(newest) == step:
+        return newest
+    return by_step(Store(run.checkpoints)).get(step, newest)
 
 
 def _saved_template(folder: Path) -> str | dict[str, str] | None:
@@ -289,14 +336,17 @@ def _form_of_phase(
     strategy.close(is_over=True)
 
 
-def _manager_of(run: RunDirectory, config: DeploymentConfig, is_rounded: bool) -> ModelManager:
+def _manager_of(
+    run: RunDirectory, config: DeploymentConfig, is_rounded: bool, is_merged: bool
+) -> ModelManager:
     """What loads the run's model as it was before its first step, into memory of the CPU."""
     revision = commit_of_base(run, config) or config.model.revision
     rounding = config.model.quantization_aware
     plain = config.model.copy_with(
         attention="auto",
         backend="auto",
-        quantization=None,
+        quantization=config.model.quantization if is_merged else None,
+        dtype=_short_dtype(run) if is_merged and config.model.quantization else config.model.dtype,
         quantization_aware=rounding if is_rounded else None,
         revision=revision,
     )
@@ -307,10 +357,17 @@ def _manager_of(run: RunDirectory, config: DeploymentConfig, is_rounded: bool) -
         tokenizer_directory=run.tokenizer if run.tokenizer.is_dir() else None,
         needs_mask_token=config.training.time_step_masking,
     )
+    manager.dequantizes = is_merged
     manager.sees = bool(recorded_model(run).get("sees"))
     if config.training.enables(MULTIMODAL):
         manager.vision = config.training.multimodal
     return manager
+
+
+def _short_dtype(run: RunDirectory) -> str:
+    """The format of the weights that were quantised, as a setting has it."""
+    recorded = str(recorded_model(run).get("dtype"))
+    return next((name for name, dtype in DTYPES.items() if recorded in str(dtype)), "auto")
 
 
 def _refuse_other_base(identity: Mapping[str, object], loaded: LoadedModel) -> None:

@@ -7,13 +7,25 @@ the norm. A random other model is about 1.4 away from any; weights of fewer bits
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.optional import require
+from infrastructure.evaluation.plain_reading import (
+    HALF,
+    HALF_TOLERANCE,
+    NUM_QUESTIONS,
+    PLAIN_TOLERANCE,
+    QUESTIONS,
+    Expected,
+    Trained,
+    distance,
+    fixed_questions,
+)
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
 from infrastructure.training.data.readers.rows import PICTURE_PART, Turn
@@ -21,12 +33,9 @@ from infrastructure.training.data.readers.rows import PICTURE_PART, Turn
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-QUESTIONS = ("What is the capital of France?", "Write 12 + 30 as a number.", "Say: так, 東京!")
 MAX_TOKENS = 64
 PICTURE_SIDE = 48  # pixels
-PLAIN_TOLERANCE = 1e-3  # of the same weights, in sums of another order
-TOLERANCES = {16: 0.05, 8: 0.2, 4: 0.6}
-HALF = (torch.bfloat16, torch.float16)
+TOLERANCES = {16: HALF_TOLERANCE, 8: 0.2, 4: 0.6}
 
 LogitsOf = Callable[[torch.Tensor], torch.Tensor]
 
@@ -39,11 +48,13 @@ class Reference:
         prompts: token ids, (1, tokens) each.
         logits: (tokens, vocabulary) of each prompt, fp32.
         tolerance: of the same weights in the same format.
+        expected: what it answers; None: it writes no text.
     """
 
     prompts: list[torch.Tensor]
     logits: list[torch.Tensor]
     tolerance: float
+    expected: Expected | None = None
 
     @classmethod
     def of(
@@ -51,13 +62,23 @@ class Reference:
         model: torch.nn.Module,
         tokenizer: "PreTrainedTokenizerBase | None",
         pictures: PictureTokens | None = None,
+        end_ids: Sequence[int] = (),
     ) -> "Reference":
-        """Measure a model; it is in evaluation mode afterwards."""
+        """Measure a model; it is in evaluation mode afterwards.
+
+        Args:
+            end_ids: what ends its answers.
+        """
         model.eval()
         prompts = prompts_of(model, tokenizer, pictures)
         weights = next(p for p in model.parameters() if p.is_floating_point())
         tolerance = TOLERANCES[16] if weights.dtype in HALF else PLAIN_TOLERANCE
-        return cls(prompts, [logits_of(model, pictures)(ids) for ids in prompts], tolerance)
+        expected = None
+        if tokenizer is not None and hasattr(model, "generate") and end_ids:
+            trained = Trained(model, tokenizer, fixed_questions(tokenizer), end_ids)
+            expected = Expected.of(trained)
+        logits = [logits_of(model, pictures)(ids) for ids in prompts]
+        return cls(prompts, logits, tolerance, expected)
 
 
 @dataclass(frozen=True)
@@ -68,6 +89,8 @@ class Comparison:
         by: what read it.
         distance: the largest over the questions.
         same_choice: share of tokens after which both would write the same one.
+        same_answers: of `NUM_QUESTIONS`, as plain transformers gives them, token for token with
+            their ends; None: it cannot be asked.
         same_prompt: whether its tokenizer writes the questions to the same tokens; None: the format
             brings no tokenizer.
     """
@@ -76,6 +99,7 @@ class Comparison:
     distance: float
     same_choice: float
     same_prompt: bool | None = None
+    same_answers: int | None = None
 
     def facts(self) -> dict[str, object]:
         """As they are written beside the model."""
@@ -84,14 +108,19 @@ class Comparison:
             "logits_distance": float(f"{self.distance:.2g}"),
             "same_choice": round(self.same_choice, 4),
             "same_prompt": self.same_prompt,
+            "same_answers": self.same_answers,
         }
 
     def words(self) -> str:
         """For a person."""
         prompt = {True: "the same prompts", False: "other prompts", None: "no tokenizer"}
+        same = (
+            "" if self.same_answers is None else f", {self.same_answers} of {NUM_QUESTIONS} answers"
+        )
         return (
             f"read back by {self.by}: logits {self.distance:.2g} away,"
-            f" {100 * self.same_choice:.0f} % of next tokens the same, {prompt[self.same_prompt]}"
+            f" {100 * self.same_choice:.0f} % of next tokens the same{same},"
+            f" {prompt[self.same_prompt]}"
         )
 
 
@@ -108,13 +137,18 @@ class Comparer:
     made: list[Comparison] = field(default_factory=list)
 
     def __call__(
-        self, by: str, logits: LogitsOf, prompts: Sequence[torch.Tensor] | None = None
+        self,
+        by: str,
+        logits: LogitsOf,
+        prompts: Sequence[torch.Tensor] | None = None,
+        folder: Path | None = None,
     ) -> Comparison:
         """Compare what `logits` gives, and refuse what is not the model.
 
         Args:
             by: what reads the export.
             prompts: as the export's own tokenizer writes the questions; None: it has none.
+            folder: where plain transformers reads it and asks; None: it does not read this format.
         """
         distances, choices = [], []
         for ids, expected in zip(self.reference.prompts, self.reference.logits, strict=True):
@@ -139,15 +173,11 @@ class Comparer:
                 f"the export writes prompts otherwise than the training did ({by}); nothing was"
                 " kept"
             )
+        if folder is not None and self.reference.expected is not None:
+            same = self.reference.expected.compare(folder, tolerance)
+            compared = replace(compared, same_answers=same)
         self.made.append(compared)
         return compared
-
-
-def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    """Of logits (tokens, vocabulary): a constant added to all of a token's changes nothing."""
-    centred = expected - expected.mean(-1, keepdim=True)
-    difference = actual - actual.mean(-1, keepdim=True) - centred
-    return float(difference.norm() / centred.norm().clamp_min(1e-12))
 
 
 def prompts_of(

@@ -121,7 +121,7 @@ def _compare_as_loaded(work: Work, folder: Path) -> None:
     prompts = (
         None if loaded.tokenizer is None else prompts_of(loaded.model, loaded.tokenizer, seeing)
     )
-    work.compare(by, logits_of(loaded.model, seeing), prompts)
+    work.compare(by, logits_of(loaded.model, seeing), prompts, folder)
 
 
 def _write_small(work: Work, folder: Path) -> None:
@@ -145,7 +145,8 @@ def _write_small(work: Work, folder: Path) -> None:
         save_tokenizer(work.tokenizer, folder)
     with without_progress_bars():
         again = kind.from_pretrained(folder, device_map="cpu").eval()
-    work.compare("transformers and bitsandbytes", logits_of(again), _prompts_in(folder, again))
+    prompts = _prompts_in(folder, again)
+    work.compare("transformers and bitsandbytes", logits_of(again), prompts, folder)
 
 
 def _output_layer(model: Any) -> list[str]:

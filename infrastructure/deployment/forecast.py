@@ -62,7 +62,7 @@ SMALL_FILES_BYTES = 200_000  # report, settings, logs
 STEP_BYTES = 800  # of its metrics: as JSON, in the table, for TensorBoard
 REMEDIES = (
     "give data.max_length a smaller value, set training.gradient_checkpointing or"
-    " model.lora_config, or take a machine with more memory"
+    " model.lora_config, or"
 )
 NO_PIECES = (
     "at which the training will stop, with its finished steps saved: lower training.batch_size and"
@@ -263,7 +263,7 @@ class RunForecast:
             needed, there = format_bytes(costs.peak_of(1)), format_bytes(costs.limit_bytes)
             raise DoesNotFitError(
                 f"this training does not fit into the memory: one example takes {needed}, and there"
-                f" are {there}: {REMEDIES}"
+                f" are {there}: {REMEDIES} {trainer.memory_budget.way_out(trainer.device)}"
             )
         if size < state.micro_batch_size:
             state.micro_batch_size = size

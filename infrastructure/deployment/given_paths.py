@@ -8,15 +8,16 @@ import shlex
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from infrastructure.backup.backends import open_place
+from infrastructure.backup.backends import open_place, require_backend
 from infrastructure.backup.run_backup import (
     last_place,
     place_options,
     refuse_unreachable_place,
 )
-from infrastructure.config.auto import attention_for
+from infrastructure.config.auto import attention_for, is_lora_folder
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.elsewhere import PREFERENCES
+from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.process_wide import no_such_gpu, wants_gpus_by_number
 from infrastructure.config.registries import ADAPTERS, REGISTERED_MODELS
 from infrastructure.config.sections.data_config import DataConfig
@@ -71,12 +72,14 @@ from infrastructure.training.models.refusals import (
     refuse_flash_attention,
     refuse_longer_examples,
     refuse_odd_width_of_embedded,
+    refuse_quantized_base,
     refuse_quantized_weights_that_train,
     refuse_without_effect,
 )
 from infrastructure.training.models.saved_model import (
     REGISTERED_MANIFEST,
     check_folder,
+    is_quantized,
     is_there,
     look_into,
     refuse_odd_rows,
@@ -102,6 +105,7 @@ def check_given(config: DeploymentConfig, accept: Collection[str] = ()) -> None:
     with no_empty_folder_left(output_dir):
         writable(output_dir)
     if config.backup.place is not None:
+        require_backend(config.backup.place)
         url = open_place(config.backup.place).url  # which connects to nothing
         places = (last_place(RunDirectory(run).checkpoints) for run in runs_in(output_dir))
         if url not in places:  # else that run may be finished, and is shown without its place
@@ -193,6 +197,7 @@ def check_paths(config: DeploymentConfig) -> None:
             _refuse_name_of_run(config)
             with naming_runs(Path(config.output_dir)):
                 refuse_missing_on_hub(config.model.name, config.model.revision)
+    _refuse_lora_without(config)
     sources = _files_here(config.data)
     check_method(config)
     check_device(config)
@@ -206,6 +211,17 @@ def check_paths(config: DeploymentConfig) -> None:
         _check_settings(config, path)
     if config.training.method == SFT:  # of another method, its own rows have been looked at
         _check_rows(sources, config)
+
+
+def _refuse_lora_without(config: DeploymentConfig) -> None:
+    """Refuse a LoRA as the model of a training that is to have none."""
+    model, key = config.model, "model.lora_config"
+    is_given = config.source(key).layer is not Layer.DEFAULT
+    if model.lora_config is None and is_given and is_lora_folder(model.name):
+        raise ValueError(
+            f"{key} is none, and model {model.name} is a LoRA, which would train on as it is: leave"
+            " that out, or merge it first (temper export RUN FOLDER --as merged) and give FOLDER"
+        )
 
 
 def _refuse_checkpoint(config: DeploymentConfig) -> None:
@@ -258,6 +274,8 @@ def _check_settings(config: DeploymentConfig, path: Path) -> None:
         is_lora = is_lora or (path / FINAL / "adapter_config.json").is_file()
         trains_lora = is_lora or model.lora_config is not None
         refuse_quantized_weights_that_train(model, trains_lora=trains_lora)
+        if path.is_dir() and not trains_lora and is_quantized(path):
+            refuse_quantized_base(model.name)
     positions = num_positions(config, may_fetch=True)
     if positions is not None:
         refuse_longer_examples(config.data.max_length, positions, model.name)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import BY_REWARD
 from infrastructure.core.console import Report
@@ -13,6 +15,7 @@ from infrastructure.core.errors import CopyNotConfirmedError
 from infrastructure.core.kept_traceback import TRACEBACK_FILE, traceback_kept_in
 from infrastructure.deployment.method_forecast import MethodForecast
 from infrastructure.deployment.run_record import record_rows_of
+from infrastructure.evaluation.plain_reading import NUM_QUESTIONS, Trained, check_saved
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.monitoring.drawing.quantity_names import HELD_OUT, RANKING
 from infrastructure.run.advice import advice_at_end
@@ -21,6 +24,7 @@ from infrastructure.run.directory import RunDirectory, RunStatus
 from infrastructure.run.finalize import read_summary
 from infrastructure.run.record_types import Summary
 from infrastructure.run.summary_text import closing_lines, cost_lines
+from infrastructure.training.checkpoints.best_weights import take_best
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.hf_bridge import TemperCallback
@@ -143,6 +147,16 @@ class MethodTraining:
                 "forecast": forecast.compared() if self.measured.is_finished else [],
             }
 
+        def read_back(model: Any, folder: Path) -> None:
+            questions, precision = training.questions(NUM_QUESTIONS), training.precision
+            trained = Trained(
+                model, training.tokenizer, questions, training.end_token_ids, precision.autocast
+            )
+            for note in check_saved(folder, trained):
+                self.report(note)
+
+        callback.run.check_saved = read_back
+        callback.run.before_saving = self.measured.take_best
         callback.run.describe_model = training.describe_model
         callback.run.more_of_summary = more_of_summary
         callback.run.how_to_begin_anew = self.how_to_begin_anew
@@ -184,6 +198,7 @@ class _Measured(Observer):
         self.after: dict[str, object] = {}
         self.measured_on: str | None = None
         self.resumed_step = 0
+        self.final_step: int | None = None
         self.changed_after: int | None = None  # the step after which other rows were held out
 
     def train_start(self, state: TrainingState) -> None:
@@ -200,6 +215,13 @@ class _Measured(Observer):
         else:
             self.after = spell_numbers(numbers)
 
+    def take_best(self, model: torch.nn.Module) -> None:
+        """Give the trained model the best weights, where that is asked for."""
+        if self.state is None or not self.config.training.ends_with_best:
+            return
+        step = take_best(model, self.run.checkpoints, self.state.step)
+        self.final_step = None if step == self.state.step else step
+
     @property
     def is_finished(self) -> bool:
         """Whether the training has come to its end, and in order."""
@@ -211,6 +233,8 @@ class _Measured(Observer):
         measured: Summary = {"before": self.before, "after": self.after} if self.after else {}
         if self.changed_after is not None:
             measured["held_out_changed_after"] = self.changed_after
+        if self.final_step is not None:
+            measured["final_step"] = self.final_step
         return measured | self._advice()
 
     def _advice(self) -> Summary:
@@ -223,7 +247,7 @@ class _Measured(Observer):
         advice = advice_at_end(
             self.run,
             training.best_metric,
-            state.step,
+            self.final_step or state.step,
             state.position.epoch,
             *both,
             best_is_greater=training.best_is_greater,

@@ -17,11 +17,11 @@ from infrastructure.backup.repair.run_files_repair import (
 from infrastructure.backup.repair.run_repair import Outcome, Repair
 from infrastructure.backup.run_backup import place_options
 from infrastructure.config.sections.backup_config import BackupConfig
-from infrastructure.core.checksums import SUMS, damaged_files, parse_sums, read_record, sums_text
+from infrastructure.core.checksums import SUMS, damaged_files, parse_sums, sums_text
 from infrastructure.core.errors import CheckpointError, DamagedFileError, TemperError
 from infrastructure.core.files import atomic_write, whole_directory
 from infrastructure.core.lock import Lock
-from infrastructure.deployment.export import export_checkpoint
+from infrastructure.deployment.export import export_checkpoint, final_step, version_of_model
 from infrastructure.monitoring.report.report import write_report
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.directory import RunDirectory
@@ -32,7 +32,6 @@ from infrastructure.run.repair import (
     repair_run,
     write_seal,
 )
-from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 
 REMADE = ".final-made-anew"
 
@@ -158,10 +157,9 @@ def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
     damage = f"{', '.join(f'final/{name}' for name in names) or what} was damaged"
     folder = run.path / REMADE
     try:
-        steps = read_record(run.summary_file).get("steps")
-        checkpoint = CheckpointManager(run.checkpoints).newest()
+        steps, checkpoint = final_step(run), version_of_model(run)
         if step_of(checkpoint) != steps:
-            raise CheckpointError(f"the newest checkpoint is not that of step {steps}")
+            raise CheckpointError(f"there is no checkpoint of step {steps} any more")
         shutil.rmtree(folder, ignore_errors=True)
         export_checkpoint(run, checkpoint, folder)
         expected = parse_sums((run.final / SUMS).read_text()) if names else {}

@@ -22,10 +22,10 @@ from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.given_paths import check_given, check_measured, check_model
 from infrastructure.deployment.model_repair import repair_finished, repair_model
 from infrastructure.deployment.resuming import RunToResume, find_to_resume
+from infrastructure.deployment.version_model import named_model, use_versions
 from infrastructure.evaluation.evaluate import Evaluation, measure_model, measured_answers
 from infrastructure.evaluation.lm_eval_tasks import measure_tasks
 from infrastructure.evaluation.request import Request, TaskRequest, refuse_flags_without_effect
-from infrastructure.monitoring.records.run_list import run_or_model
 from infrastructure.run.record_types import Summary
 from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.distributed.members import others_dismissed
@@ -64,6 +64,7 @@ def train(
     with _in_words_of_python():
         config = load_config(config_file, keywords=named | _by_key(settings))
         take_effect(config)
+        use_versions(config)
         make_ready(config)
         check_given(config, accept)
         return train_configured(config, accept)
@@ -207,8 +208,8 @@ def evaluate(
         config = load_config(keywords=named | _by_key(settings))
         take_effect(config)
         output_dir = Path(config.output_dir)
-        config.model.name = run_or_model(config.model.name, output_dir)
-        other = None if against is None else run_or_model(str(against), output_dir)
+        config.model.name = named_model(config.model.name, output_dir)
+        other = None if against is None else named_model(str(against), output_dir)
         refuse_flags_without_effect(config)
         request = Request(other, None if measures is None else tuple(measures), max_tokens)
         check_measured(config, other)

@@ -409,12 +409,6 @@ def _rows_words(data: Mapping[str, object]) -> str:
     return f"{_number(data, 'num_train')} learnt, {_number(data, 'num_evaluation')} held out"
 
 
-def finished_step(run: RunDirectory) -> int | None:
-    """How many steps the model in `final/` has learnt; None: the run is not finished."""
-    steps = _summary(run).get("steps") if run.is_finished() else None
-    return steps if isinstance(steps, int) else None
-
-
 def _summary(run: RunDirectory) -> JsonObject:
     try:
         return read_record(run.summary_file)

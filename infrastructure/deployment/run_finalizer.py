@@ -1,6 +1,7 @@
 """How a run ends: finished, stopped or failed; with a summary, a report and no helper left."""
 
 import gc
+import shutil
 import time
 from dataclasses import dataclass, field
 
@@ -9,10 +10,12 @@ import torch
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.agent import left_to_agent
 from infrastructure.core.console import Count, Report
+from infrastructure.core.errors import CheckpointError
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.deployment.forecast import RunForecast
 from infrastructure.deployment.run_record import summarise
-from infrastructure.evaluation.held_out import HeldOut, measure
+from infrastructure.evaluation.held_out import HeldOut, measure, trained_model
+from infrastructure.evaluation.plain_reading import check_saved
 from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.run.advice import advice_at_end
 from infrastructure.run.cost import cost_of
@@ -22,6 +25,7 @@ from infrastructure.run.record_types import Summary
 from infrastructure.run.replication import RunReplication
 from infrastructure.run.summary_text import closing_lines, cost_lines
 from infrastructure.run.timings import Stages
+from infrastructure.training.checkpoints.best_weights import take_best
 from infrastructure.training.core.state import StopReason
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.models.model_path import EMBEDDED
@@ -53,6 +57,7 @@ class RunFinalizer:
     started: float = field(default_factory=time.monotonic)
     _seconds: float | None = None
     _summary: Summary | None = None
+    _final_step: int | None = None
     _last_lines: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -61,7 +66,9 @@ class RunFinalizer:
     def finish(self) -> Summary:
         """Save the trained model, measure it, wait for its copies."""
         with self.stages.stage("save"):
+            self._final_step = self._take_best()
             self.trainer.adapter.save(self.run.final)
+            self._read_back()
             for problem in save_stacks_and_rack(self.trainer, self.run.path):
                 self.report(f"note: {problem}")
         self.report("Measuring the trained model")
@@ -77,6 +84,31 @@ class RunFinalizer:
         if (unsafe := self.copies.problem()) is not None:
             self._last_lines.append(unsafe)
         return summary
+
+    def _take_best(self) -> int | None:
+        """The step whose model is saved, where that is the best one and not the last."""
+        trainer, state = self.trainer, self.trainer.state
+        assert state is not None
+        if trainer.adapter.on_disk or not trainer.training_config.ends_with_best:
+            return None
+        step = take_best(trainer.initialize_model(), self.run.checkpoints, state.step)
+        return None if step == state.step else step
+
+    def _read_back(self) -> None:
+        """Have plain transformers answer with the saved model as the trained one does.
+
+        Raises:
+            CheckpointError: it does not, and is removed: the last version holds what was trained.
+        """
+        trained = trained_model(self.trainer)
+        if trained is None:
+            return
+        try:
+            for note in check_saved(self.run.final, trained):
+                self.report(note)
+        except CheckpointError:
+            shutil.rmtree(self.run.final)
+            raise
 
     def stopped(self, error: BaseException | None = None) -> Summary:
         """There is more to train: say why it stopped, how to go on, and what is safe."""
@@ -143,7 +175,7 @@ class RunFinalizer:
         advice = advice_at_end(
             self.run,
             self.trainer.training_config.best_metric,
-            state.step,
+            self._final_step or state.step,
             state.position.epoch,
             self.before.table_row(),
             after.table_row(),
@@ -163,6 +195,7 @@ class RunFinalizer:
         seconds = self._stop_the_clock()
         self._summary = {
             **summarise(self.run, self.trainer, seconds, self.before, after, error),
+            **({} if self._final_step is None else {"final_step": self._final_step}),
             **self._advice(after),
             "forecast": self.forecast.compared(seconds) if after is not None else [],
             **self._cost(),

@@ -13,11 +13,15 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 
+NUM_SHARES = 100
+
+
 class TrialObserver(Observer):
     """Reports each held-out number to Optuna, and stops the training where its pruner says so.
 
-    Evaluations are counted, not steps: trials with batches of other sizes are compared after the
-    same share of their training.
+    Trials are compared after the same share of their training, however long it is: what counts at a
+    share, in percent, is the newest evaluation up to there. A trial that has none yet is compared
+    with nobody.
 
     Args:
         folder: of the sweep.
@@ -26,7 +30,7 @@ class TrialObserver(Observer):
 
     def __init__(self, folder: Path, number: int, goal: Goal) -> None:
         self.folder, self.number, self.goal = folder, number, goal
-        self.num_evaluations = 0
+        self._newest: tuple[int, float] | None = None  # share and value of the last evaluation
         self._trial: Trial | None = None
 
     @property
@@ -43,22 +47,26 @@ class TrialObserver(Observer):
         value = state.evaluation.get(self.goal.metric)
         if value is None or state.step == 0:  # measured before the first step
             return
-        self.num_evaluations += 1
+        share = NUM_SHARES * state.step // state.total_steps
         known = self.trial.study.get_trials(deepcopy=False)[self.number].intermediate_values
-        if self.num_evaluations not in known:  # a run that went back measures the same once more
-            self.trial.report(value, self.num_evaluations)
+        for passed in range(self._newest[0] if self._newest else share, share + 1):
+            until_now = value if passed == share or self._newest is None else self._newest[1]
+            if passed not in known:  # a run that went back measures the same once more
+                self.trial.report(until_now, passed)
+        self._newest = (share, value)
         if state.step < state.total_steps and self.trial.should_prune():
-            self.trial.set_user_attr(PRUNED, self.num_evaluations)
+            self.trial.set_user_attr(PRUNED, share)
             state.interrupt(
-                f"pruned: {self.goal.title} {format_number(value)} at evaluation"
-                f" {self.num_evaluations} is behind the other trials"
+                f"pruned: {self.goal.title} {format_number(value)} after {share} % of its training"
+                " is behind the other trials"
             )
 
     def state_dict(self) -> dict[str, object]:
-        return {"num_evaluations": self.num_evaluations}
+        return {"newest": self._newest}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self.num_evaluations = saved["num_evaluations"]
+        newest = saved["newest"]
+        self._newest = None if newest is None else (int(newest[0]), float(newest[1]))
 
 
 def trial_observer(given: Mapping[str, Any]) -> TrialObserver:

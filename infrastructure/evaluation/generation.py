@@ -4,7 +4,8 @@ Greedy decoding, so that the same model gives the same answers. For models that 
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ import torch
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.store.examples import GenerationPrompt
+from infrastructure.training.models.answer_end import known_ends
+from infrastructure.training.models.model_inputs import inner_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,6 +25,7 @@ ANSWER_MARGIN_TOKENS = 8
 LOOKED_AT_EVERY = 4  # tokens of an answer that has to be exact
 # Of a batch of short prompts: a step of few tokens takes as long as one of more.
 BATCH_TOKENS = 3072
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 UNSURE_CHARACTERS = 4  # at the end of what is written so far: the next token may change them
 
 
@@ -62,6 +66,7 @@ def generate_answers(
     does not stop is cut there and counted as wrong.
 
     Args:
+        stop_token_ids: what ends an answer, besides what the model's own settings say.
         batch_size: questions in a batch; more of them where all are short and have no pictures.
         max_tokens: the longest answer instead.
         poll: is called between two batches, and may raise.
@@ -72,6 +77,7 @@ def generate_answers(
             there. The first one is whole, to be shown.
     """
     questions = list(questions)
+    stop_token_ids = sorted({*stop_token_ids, *known_ends(model)})
     by_length = sorted(range(len(questions)), key=lambda i: len(questions[i].prompt_ids))
     answers: dict[int, Answer] = {}
     was_training = model.training
@@ -125,9 +131,45 @@ def _generate_batch(
     pictures: PictureTokens | None,
     is_judged: bool,
 ) -> list[Answer]:
+    judging: dict[str, Any] = {}
+    if is_judged:
+        width = max(len(question.prompt_ids) for question in questions)
+        judging["stopping_criteria"] = [WrongAnswers(tokenizer, questions, width, lengths)]
+    output, width = generate_greedily(
+        model, tokenizer, questions, lengths, pictures, stop_token_ids, **judging
+    )
+    rows = [(row, before_stop(row, stop_token_ids)) for row in output[:, width:].tolist()]
+    texts = tokenizer.batch_decode([written for _, written in rows], skip_special_tokens=True)
+    return [
+        Answer(question, text, is_cut=len(written) == len(row))
+        for question, text, (row, written) in zip(questions, texts, rows, strict=True)
+    ]
+
+
+@torch.no_grad()
+def generate_greedily(
+    model: Any,
+    tokenizer: "PreTrainedTokenizerBase",
+    questions: Sequence[GenerationPrompt],
+    lengths: Sequence[int],
+    pictures: PictureTokens | None,
+    end_ids: list[int] | None = None,
+    **more: Any,
+) -> tuple[Any, int]:
+    """Let the model write greedily after each question, all at once.
+
+    Args:
+        lengths: the most tokens of each answer.
+        end_ids: what ends an answer; None: what the model's own generation configuration says.
+        more: for `generate`.
+
+    Returns:
+        What `generate` gives, and the number of columns that are the prompts.
+    """
     device = next(model.parameters()).device
     width = max(len(question.prompt_ids) for question in questions)
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stop_token_ids[0]
+    own = tokenizer.pad_token_id
+    pad = own if own is not None or end_ids is None else end_ids[0]
     ids = torch.full((len(questions), width), pad, dtype=torch.long)
     mask = torch.zeros_like(ids)
     for row, question in enumerate(questions):  # padded on the left: all prompts end together
@@ -138,23 +180,39 @@ def _generate_batch(
     if pictures is not None:
         inputs = pictures.inputs(ids, [p for question in questions for p in question.pictures])
         given = {name: value.to(device) for name, value in inputs.items()}
-    if is_judged:
-        given["stopping_criteria"] = [WrongAnswers(tokenizer, questions, width, lengths)]
-    output = model.generate(
-        input_ids=ids.to(device),
-        attention_mask=mask.to(device),
-        max_new_tokens=max(lengths),  # where nothing ends it before
-        do_sample=False,
-        pad_token_id=pad,
-        eos_token_id=stop_token_ids,
-        **given,
-    )
-    rows = [(row, before_stop(row, stop_token_ids)) for row in output[:, width:].tolist()]
-    texts = tokenizer.batch_decode([written for _, written in rows], skip_special_tokens=True)
-    return [
-        Answer(question, text, is_cut=len(written) == len(row))
-        for question, text, (row, written) in zip(questions, texts, rows, strict=True)
-    ]
+    if end_ids is not None:
+        given["eos_token_id"] = end_ids
+    with greedy(model):
+        output = model.generate(
+            input_ids=ids.to(device),
+            attention_mask=mask.to(device),
+            max_new_tokens=max(lengths),  # where nothing ends it before
+            do_sample=False,
+            pad_token_id=pad,
+            **given,
+            **more,
+        )
+    return output, width
+
+
+@contextmanager
+def greedy(model: Any) -> Iterator[None]:
+    """Inside, `model.generate` takes the likeliest token each time, whatever the model's generation
+    configuration says: penalties, forbidden words, beams and the like would make two models answer
+    on unequal terms. Its special tokens stay."""
+    inner: Any = inner_model(model)
+    own = getattr(inner, "generation_config", None)
+    if own is None:
+        yield
+        return
+    plain = type(own)()
+    for name in SPECIAL_TOKENS:
+        setattr(plain, name, getattr(own, name, None))
+    inner.generation_config = plain
+    try:
+        yield
+    finally:
+        inner.generation_config = own
 
 
 class WrongAnswers:

@@ -13,6 +13,7 @@ from infrastructure.evaluation.generation import (
     exact_match_by_task,
     generate_answers,
 )
+from infrastructure.evaluation.plain_reading import NUM_QUESTIONS, Trained, fixed_questions
 from infrastructure.evaluation.text_scores import scores_by_name
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
 from infrastructure.training.core.preserve import preserve
@@ -21,6 +22,7 @@ from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.data.store.examples import GenerationPrompt
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Observer
+from infrastructure.training.models.model_inputs import inner_model
 
 # Long answers take long to write: this many expected tokens are enough for a measurement.
 MAX_ANSWER_TOKENS = 8000
@@ -167,6 +169,28 @@ def can_answer(trainer: EnhancedTrainer) -> bool:
     model, data = trainer.initialize_model(), trainer.initialize_data()
     has_tokenizer = trainer.adapter.tokenizer is not None
     return isinstance(data, DataPipeline) and hasattr(model, "generate") and has_tokenizer
+
+
+def trained_model(trainer: EnhancedTrainer) -> Trained | None:
+    """What the saved model is compared with; None: it writes no text, or is on the disk alone."""
+    if trainer.adapter.on_disk or not can_answer(trainer):
+        return None
+    model, data = trainer.initialize_model(), trainer.initialize_data()
+    tokenizer = trainer.adapter.tokenizer
+    assert isinstance(data, DataPipeline)
+    assert tokenizer is not None
+    if not hasattr(inner_model(model), "generation_config"):
+        return None
+    held_out = data.questions(NUM_QUESTIONS)
+    questions = [question for question in held_out if question.prompt_ids]
+    return Trained(
+        model,
+        tokenizer,
+        questions or fixed_questions(tokenizer),
+        data.stop_token_ids,
+        trainer.precision.autocast,
+        data.pictures,
+    )
 
 
 def affordable(questions: list[GenerationPrompt]) -> list[GenerationPrompt]:

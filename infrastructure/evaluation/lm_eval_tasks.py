@@ -21,6 +21,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.files import write_json, write_text
 from infrastructure.core.lookup import look_up
 from infrastructure.evaluation.evaluation_tables import last_name
+from infrastructure.evaluation.generation import greedy
 from infrastructure.evaluation.intervals import Interval, Z, paired_difference
 from infrastructure.evaluation.request import TaskRequest
 from infrastructure.monitoring.drawing.formatting import format_number
@@ -140,15 +141,16 @@ def _run(
         size = "auto"
     model: Any = loaded.model
     uses_template = bool(loaded.tokenizer.chat_template)
-    results = lm_eval.simple_evaluate(
-        HFLM(pretrained=model, tokenizer=loaded.tokenizer, batch_size=size),
-        tasks=list(names),
-        task_manager=manager,
-        limit=request.limit,
-        num_fewshot=request.num_fewshot,
-        apply_chat_template=uses_template,
-        bootstrap_iters=1000,
-    )
+    with greedy(model):  # where a task samples, it says so itself
+        results = lm_eval.simple_evaluate(
+            HFLM(pretrained=model, tokenizer=loaded.tokenizer, batch_size=size),
+            tasks=list(names),
+            task_manager=manager,
+            limit=request.limit,
+            num_fewshot=request.num_fewshot,
+            apply_chat_template=uses_template,
+            bootstrap_iters=1000,
+        )
     assert results is not None
     samples: dict[str, Any] = results.get("samples", {})
     return TaskResults(name, list(_scores(results)), samples, uses_template)

@@ -109,7 +109,7 @@ class Answerer:
         )
         self._left_out: dict[str, str] = {}
         self._max_tokens, self._positions = max_tokens, positions_of(loaded.model)
-        self._ends = stop_token_ids(loaded.model, loaded.tokenizer, str(model))
+        self._ends = stop_token_ids(loaded.tokenizer, str(model))
         self._precision = _precision(Path(model), chosen_device)
 
     def answer(self, questions: Sequence[str], system: str | None = None) -> list[str]:
@@ -208,19 +208,10 @@ def _read(path: Path, background: str) -> "tuple[Picture, Image]":
         raise ValueError(str(error)) from error
 
 
-def stop_token_ids(model: Any, tokenizer: "PreTrainedTokenizerBase", name: str) -> list[int]:
-    """What ends an answer: of the tokenizer, the model's own settings, and the run it lies in."""
+def stop_token_ids(tokenizer: "PreTrainedTokenizerBase", name: str) -> list[int]:
+    """What ends an answer: of the tokenizer, and of the run that the model lies in."""
     ends = {tokenizer.eos_token, *_ends_in_run(name)}
-    token_ids = {number for number, token in special_tokens(tokenizer).items() if token in ends}
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    token_ids.update(
-        configured
-        if isinstance(configured, list)
-        else [configured]
-        if isinstance(configured, int)
-        else []
-    )
-    return sorted(token_ids)
+    return sorted(number for number, token in special_tokens(tokenizer).items() if token in ends)
 
 
 def _ends_in_run(name: str) -> list[str]:

@@ -61,6 +61,7 @@ class TrainingMetrics:
         model_flops_utilization: share of the arithmetic that the device can do, from 0 to 1.
         data_wait_percent: share of a step that is waiting for data.
         memory_bytes: peak memory of the process or the device.
+        num_tied_steps: steps in a row whose answers to each prompt all have the same rewards.
     """
 
     timestamp: float
@@ -76,6 +77,7 @@ class TrainingMetrics:
     model_flops_utilization: float | None = None
     data_wait_percent: float | None = None
     memory_bytes: float | None = None
+    num_tied_steps: float | None = None
 
     def values(self) -> dict[str, float]:
         """What was measured, by name; without time, step and epoch."""
@@ -123,6 +125,7 @@ class TrainingMonitor:
         given = thresholds or {}
         limits = given if isinstance(given, AlertThresholds) else AlertThresholds(**given)
         self.directory, self.interval_seconds, self.clock = directory, interval_seconds, clock
+        self._num_lost: dict[str, int] = {}  # alerts by sink, as they were reported
         self.sinks = [LogAlerts()] if sinks is None else list(sinks)
         self.probes, self.on_sample = dict(probes or {}), on_sample
         self.step = 0
@@ -169,11 +172,12 @@ class TrainingMonitor:
             logger.warning("the monitor does not answer; its last sample is missing")
             return
         self.sample()
+        for sink in self.sinks:
+            self._best_effort.attempt(f"the alert sink {sink.name}", sink.close)
+        self._report_lost(is_end=True)
         if self.directory is not None:
             path, summary = self.directory / SUMMARY_FILE, self.get_performance_summary()
             self._best_effort.attempt(f"writing {path.name}", lambda: write_json(path, summary))
-        for sink in self.sinks:
-            self._best_effort.attempt(f"the alert sink {sink.name}", sink.close)
         for file in self._files.values():
             self._best_effort.attempt(f"closing {file.path.name}", file.close)
         if self._gpus is not None:
@@ -214,13 +218,15 @@ class TrainingMonitor:
         Returns:
             `seconds` watched, `step`, `training` and `machine` (for each number its last, mean,
             min, max and p95, the 95th percentile of recent values), `gpus` (the same, with index
-            and name), `alerts` (`raised`: how many by rule; `open`: what is wrong now).
+            and name), `alerts` (`raised`: how many by rule; `open`: what is wrong now; `lost`: how
+            many did not get to a sink, if any did not).
         """
         with self._lock:
             started = self._started_at
             raised: dict[str, int] = {}
             for watch in self._watches:
                 raised |= watch.num_raised
+            lost = {"lost": dict(self._num_lost)} if self._num_lost else {}
             return {
                 "seconds": 0.0 if started is None else self.clock() - started,
                 "step": self.step,
@@ -230,7 +236,7 @@ class TrainingMonitor:
                     {"index": index, **table.to_dict()}
                     for index, table in sorted(self._by_gpu.items())
                 ],
-                "alerts": {"raised": raised, "open": self._open_incidents()},
+                "alerts": {"raised": raised, "open": self._open_incidents(), **lost},
             }
 
     def latest(self) -> tuple[Record, TrainingMetrics | None]:
@@ -303,6 +309,34 @@ class TrainingMonitor:
             self._write("alerts", alert.record())
             for sink in self.sinks if alert.state == "raised" else []:
                 self._best_effort.attempt(f"the alert sink {sink.name}", partial(sink.send, alert))
+        self._report_lost()
+
+    def _report_lost(self, *, is_end: bool = False) -> None:
+        """Make an alert of alerts that did not get to a sink: of the first, and at the end."""
+        for sink in self.sinks:
+            num_lost, why = getattr(sink, "lost", (0, ""))
+            num_known = self._num_lost.get(sink.name, 0)
+            if num_lost == num_known or (num_known and not is_end):
+                continue
+            self._num_lost[sink.name] = num_lost
+            text = f"{num_lost} of the alerts did not get to the {sink.name}: {why}; {ALERTS_FILE}"
+            alert = Alert(
+                time=self.clock(),
+                step=self.step,
+                rule="lost_alerts",
+                subject=sink.name,
+                state="raised",
+                severity="warning",
+                value=num_lost,
+                limit=0,
+                message=f"{text} holds them all",
+            )
+            self._write("alerts", alert.record())
+            for other in self.sinks:
+                if not hasattr(other, "lost"):
+                    self._best_effort.attempt(
+                        f"the alert sink {other.name}", partial(other.send, alert)
+                    )
 
     def _write_performance(self) -> None:
         _, metrics = self.latest()

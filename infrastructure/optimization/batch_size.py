@@ -73,6 +73,7 @@ class BatchSizeSearch:
         idle_bytes: memory between two steps, with gradients and optimizer.
         is_out_of_memory: whether an error means that.
         free_memory: called after memory ran out.
+        way_out: what makes room where not even one example fits.
         seconds: after so long no larger size is tried.
     """
 
@@ -82,6 +83,7 @@ class BatchSizeSearch:
     idle_bytes: int
     is_out_of_memory: Callable[[BaseException], bool]
     free_memory: Callable[[], None] = do_nothing
+    way_out: str = "take a machine with more memory"
     seconds: float = SECONDS
 
     def run(self, largest: int = LARGEST, beside: int | None = None) -> BatchChoice:
@@ -106,7 +108,9 @@ class BatchSizeSearch:
         if beside and beside not in self._speeds and not self._why_not(beside):
             self._speeds[beside] = max(self.speed_of(beside) for _ in range(FIRST_TRIES))
         if not self._speeds:
-            raise DoesNotFitError(f"one example of the longest does not fit: {reason}")
+            raise DoesNotFitError(
+                f"one example of the longest does not fit: {reason}: {self.way_out}"
+            )
         chosen = self._fastest(started, beside)
         trials = (Trial(s, self._peaks[s], speed) for s, speed in self._speeds.items())
         return BatchChoice(chosen, tuple(trials), reason)

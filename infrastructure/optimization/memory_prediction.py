@@ -90,6 +90,18 @@ class MemoryBudget:
         """What there is for this process at all: beyond it there is no memory, or no permission."""
         return replace(self, max_percent=100.0).size_bytes(device, num_processes)
 
+    def way_out(self, device: torch.device) -> str:
+        """Return what gives a training more memory: the setting that keeps it below what the
+        machine has, or another machine."""
+        on_gpu = device.type == "cuda"
+        limit = self.gpu_limit if on_gpu else self.cpu_limit
+        unlimited = replace(self, cpu_limit=None, gpu_limit=None)
+        if limit is None or self.limit_bytes(device) >= unlimited.limit_bytes(device):
+            return "take a machine with more memory"
+        of_gpu = "resources.gpu.memory_limit or memory.gpu_memory_fraction"
+        name = of_gpu if on_gpu else "memory.cpu_memory_limit"
+        return f"raise {name}, which allows {limit}"
+
     def size_bytes(self, device: torch.device, num_processes: int = 1) -> int:
         """The most that this process should hold on `device`, by what is free there now.
 

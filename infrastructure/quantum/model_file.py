@@ -140,9 +140,16 @@ def _read_json(path: Path) -> dimod.BinaryQuadraticModel:
         if not isinstance(entry, list) or len(entry) != 3:
             raise ValueError(f"{json.dumps(entry)} is no [variable, variable, number]")
         one, other, bias = entry
-        bqm.add_quadratic(one, other, _number(bias))
+        bqm.add_quadratic(_label(one, bqm), _label(other, bqm), _number(bias))
     bqm.offset += _number(values.get("offset", 0.0))
     return bqm
+
+
+def _label(label: Any, bqm: dimod.BinaryQuadraticModel) -> Any:
+    """The variable that a label means: keys of a JSON object are always text, so 0 is "0" where the
+    linear part has that."""
+    is_text = label not in bqm.variables and str(label) in bqm.variables
+    return str(label) if is_text else label
 
 
 def _vartype(name: object) -> str:

@@ -12,7 +12,6 @@ import math
 import re
 import secrets
 import sys
-import sysconfig
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -42,6 +41,7 @@ DEEPEST = 6  # objects inside objects
 MOST_SHOWN = 3  # leaves of one part that differ
 # Folders of code that a library writes anew for each of its versions.
 GENERATED = ("unsloth_compiled_cache",)
+INSTALLED = frozenset({"site-packages", "dist-packages", *GENERATED})
 # Of another library, they may have keys that were not there before; what both know is compared.
 OF_LIBRARIES = frozenset(
     {"model_config", "generation_config", "lora", "tokenizer", "processor", "chat_template"}
@@ -242,10 +242,7 @@ def _is_installed(module: str) -> bool:
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return False
-    path = Path(file).resolve()
-    installed = {"site-packages", "dist-packages", *GENERATED} & {*path.parts}
-    folders = (sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
-    return bool(installed) or any(path.is_relative_to(folder) for folder in folders)
+    return not INSTALLED.isdisjoint(Path(file).resolve().parts)
 
 
 def _functions_of(target: object) -> Iterator[tuple[str, types.FunctionType]]:

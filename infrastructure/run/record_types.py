@@ -134,6 +134,10 @@ class CopyFacts(TypedDict, total=False):
     confirmed_step: int
     saved_at: float
     confirmed_at: float
+    present_at: float
+    compared_at: float
+    compared_by: str
+    last_look: str
     in_flight_step: int
     in_flight_folder: str
     done_bytes: int
@@ -219,7 +223,6 @@ class Summary(TypedDict, total=False):
         system_prompt: of every row of the data; missing where they have none, or several.
         has_context: the rows say what their questions are about; missing where they do not.
         num_pairs: held-out pairs of a better and a worse answer that were ranked.
-        trainer_metrics: what `Trainer.train` gives back.
         went_on: where it went on after it had ended too early, the first time first.
         history: what changed under way, as in run.json; missing where nothing did.
         files: the seal: the hash of each file that nothing writes to any more.
@@ -230,6 +233,7 @@ class Summary(TypedDict, total=False):
     signal: str | None
     error: str | None
     steps: int
+    final_step: int  # whose model lies in final/, where that is not the last one
     total_steps: int
     tokens: int
     seconds: float
@@ -255,7 +259,6 @@ class Summary(TypedDict, total=False):
     cost: CostRecord
     backup: CopyFacts
     stages: list[StageRecord]
-    trainer_metrics: dict[str, float]
     went_on: list[Continuation]
     history: list[JsonObject]
     files: dict[str, str]

@@ -38,6 +38,7 @@ from infrastructure.run.record_types import CopyFacts
 # What a wait would not change: another machine has gone on, this place never says what is safe, or
 # nobody copies.
 NO_MORE = (FENCED, "doubtful", DOWN)
+QUIET_SECONDS = 2.0  # of waiting of which nobody need know
 LOOK_SECONDS = 1.0  # between two looks at how the copy stands
 REPORT_SECONDS = 30.0
 CONFIRM_FACTOR = 1.5  # links are not always as fast as they were
@@ -157,27 +158,32 @@ class RunReplication:
         """Wait until the newest version is confirmed, at most `seconds`; Ctrl-C ends the wait."""
         if self.has_place:
             with self._skipped_by_ctrl_c():
-                self._wait(seconds)
+                self._wait(seconds, self.backup.begin_last_look())
 
-    def _wait(self, seconds: float) -> BackupStatus:
-        """How the copy stands when the newest version is confirmed, or time is over."""
+    def _wait(self, seconds: float, look: str = "") -> BackupStatus:
+        """How the copy stands when the newest version is confirmed and the look of this token is
+        done, or time is over."""
         newest = self.backup.store.newest_healthy()
         self.backup.try_again()
         status = self.backup.status()
-        if newest is None or status.confirmed_name == newest or seconds <= 0:
+        if newest is None or seconds <= 0:
+            return status
+        deadline = reported_at = time.monotonic()
+        deadline += seconds
+        if status.confirmed_name == newest:  # a last look takes a moment
+            status = self.backup.finish(min(QUIET_SECONDS, seconds), look)
+        if _is_over(status, newest, look):
             return status
         self.report(
             f"Waiting for the backup, at most {age_words(seconds)}; Ctrl-C does not wait for it"
         )
         reported = ""
         with byte_bar("backup") as move_bar:
-            deadline = reported_at = time.monotonic()
-            deadline += seconds
-            while not status.is_settled(newest) and status.state not in NO_MORE:
+            while not _is_over(status, newest, look):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
-                status = self.backup.finish(min(LOOK_SECONDS, left))
+                status = self.backup.finish(min(LOOK_SECONDS, left), look)
                 move_bar(status.done_bytes, status.total_bytes)
                 is_news = status.error is not None and status.error != reported
                 if is_news or time.monotonic() - reported_at >= REPORT_SECONDS:
@@ -250,16 +256,23 @@ class RunReplication:
             self.report(f"Not waiting any longer; copying goes on by itself. {self.line()}")
 
 
+def _is_over(status: BackupStatus, newest: str, look: str) -> bool:
+    """Whether there is nothing to wait for any more."""
+    is_settled = status.is_settled(newest) and status.has_looked(look)
+    return is_settled or status.state in NO_MORE
+
+
 def versions_kept(training: TrainingConfig, total_steps: int) -> int:
     """How many versions rotation leaves on this machine at most."""
     return min(
-        training.keep_checkpoints + training.keep_best + _every(training, total_steps), total_steps
+        training.keep_checkpoints + training.num_best_kept + _every(training, total_steps),
+        total_steps,
     )
 
 
 def newest_kept(training: TrainingConfig, total_steps: int) -> int:
     """How many it leaves where the loss has fallen to the end, and the best are the newest."""
-    newest = max(training.keep_checkpoints, training.keep_best)
+    newest = max(training.keep_checkpoints, training.num_best_kept)
     return min(newest + _every(training, total_steps), total_steps)
 
 

@@ -60,6 +60,7 @@ def _result_lines(summary: Summary) -> list[str]:
     table = before_after_table(summary.get("before") or {}, summary.get("after") or {}, loss)
     lines = [
         *early,
+        *best_lines(summary),
         *changed_lines(summary),
         "",
         table or "Nothing is held out, so nothing was measured; see data.validation_split",
@@ -91,6 +92,12 @@ def early_lines(summary: Summary) -> list[str]:
         return []
     why = f": {reason}" if reason else ""
     return [f"Finished early, at step {steps:,} of {total:,}{why}"]
+
+
+def best_lines(summary: Summary) -> list[str]:
+    """That the trained model is not of the last step; none where it is."""
+    step = summary.get("final_step")
+    return [] if step is None else [f"The trained model is that of step {step:,}, the best one"]
 
 
 def _place_lines(run_path: Path, summary: Summary) -> list[str]:

@@ -66,7 +66,7 @@ from infrastructure.training.checkpoints.snapshot import (
     restore_snapshot,
 )
 from infrastructure.training.core.error_handlers import free_memory
-from infrastructure.training.core.precision import Precision, choose_device, choose_precision
+from infrastructure.training.core.precision import Precision, choose_precision, training_device
 from infrastructure.training.core.preserve import preserve
 from infrastructure.training.core.state import Phase, RecoveryKind, TrainingState
 from infrastructure.training.curriculum.curriculum_extension import CurriculumExtension
@@ -103,15 +103,16 @@ from infrastructure.training.model_adapters import (
 from infrastructure.training.model_adapters.base_adapter import DataSource, ModelAdapter
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from infrastructure.training.models.added_modules import added_modules
-from infrastructure.training.models.answer_end import teach_ends
 from infrastructure.training.models.model_inputs import is_sharded
 from infrastructure.training.models.packed_attention import attention_form
+from infrastructure.training.models.saving_check import prepare_saving
 from infrastructure.training.models.source import (
     starts_from_scratch,
 )
 from infrastructure.training.models.trainable_state import trainable_state, whole
 from infrastructure.training.models.weights_on_disk import put_back
 from infrastructure.training.observers.early_stopping import early_stopping
+from infrastructure.training.observers.standstill import Standstill
 from infrastructure.training.quantum.last_gradients import (
     TrainerGradients,
     last_gradients,
@@ -206,7 +207,7 @@ class EnhancedTrainer:
         self.data_config = data_config
         self.cache_config = cache_config or CacheConfig()
         self.quantum_config = quantum_config or QuantumConfig()
-        self.device = choose_device(device)
+        self.device = training_device(device)
         self.precision: Precision = choose_precision(training_config.mixed_precision, self.device)
         if self.precision.name == "fp32" and training_config.holds_half_weights:
             self.precision = choose_precision("bf16", self.device)  # or no operation takes them
@@ -234,7 +235,9 @@ class EnhancedTrainer:
             self.curriculum = CurriculumExtension(self)
             extensions.append(self.curriculum)
         self.configured_extensions = list(extensions)  # which every rank can build
-        self.hooks = ExtensionManager([*extensions, *hooks, *early_stopping(training_config)])
+        self.hooks = ExtensionManager(
+            [*extensions, *hooks, *early_stopping(training_config), Standstill()]
+        )
         self.ranks: Ranks | None = None
         self.group: Group = ALONE
         self.sharding: Sharding | None = None
@@ -444,7 +447,7 @@ class EnhancedTrainer:
             if sentence := next(alone, None):
                 raise ConfigurationError(sentence)
             model, data = self.initialize_model(), self.initialize_data()
-            teach_ends(model, getattr(data, "stop_token_ids", ()))
+            prepare_saving(model, getattr(data, "stop_token_ids", ()))
             self.state = TrainingState(
                 model,
                 micro_batch_size=self.planner.memory_limit().at_most(

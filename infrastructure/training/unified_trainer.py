@@ -19,7 +19,7 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig as TrainingConfig
 from infrastructure.core.json_text import JsonObject
-from infrastructure.training.core.precision import choose_device
+from infrastructure.training.core.precision import training_device
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.serving.example_order import epoch_order
 from infrastructure.training.data.store.examples import TokenizedExample
@@ -115,7 +115,8 @@ class UnifiedTrainer:
                 mapping with `input_ids` and `labels`. A `DataLoader` is read in the order of this
                 training's seed; any other iterable is read once, and kept.
             model_layers: a causal language model of transformers, whose layers are found by their
-                structure; or a list of layers, each given what the one before gave.
+                structure; or a list of layers, each given what the one before gave. Quantization is
+                of the linear layers inside them: one that is a linear layer itself stays as it is.
             embedding: of a list: from inputs to what the first layer is given; None: as they are.
             head: of a list: from what any layer gives to what the loss is given; None: as it is.
             loss: of a list: a mean over the batch; None: cross-entropy for targets that are whole
@@ -129,7 +130,7 @@ class UnifiedTrainer:
             ValueError: layers, data and loss do not fit together; says how.
             CheckpointError: `output_dir` holds another training.
         """
-        device = choose_device(self.device)
+        device = training_device(self.device)
         adapter: ModelAdapter
         if isinstance(model_layers, torch.nn.Module) and hasattr(model_layers, "config"):
             if any(part is not None for part in (embedding, head, loss)):

@@ -40,6 +40,8 @@ class Served:
         is_always_cut: the last of `cuts` holds for all that follow.
         pause_seconds: before each piece.
         shift_bytes: so much later than it was asked for a part begins.
+        ignores_if_range: a part is given, whatever version it was asked for of.
+        then: what lies there after the next answer.
         ends_by_closing: the answer has no length, and ends when the connection does.
     """
 
@@ -55,6 +57,8 @@ class Served:
     shift_bytes: int = 0
     ends_by_closing: bool = False
     is_chunked: bool = False
+    ignores_if_range: bool = False
+    then: "Served | None" = None
 
     def next_cut(self) -> int | None:
         if self.is_always_cut:
@@ -92,6 +96,9 @@ class Handler(BaseHTTPRequestHandler):
         wanted = self.headers.get("Range", "")
         self.server_of.requests.append((self.path, wanted))
         served = self._find()
+        if served.then is not None:
+            known = self.server_of.files
+            known.update({key: served.then for key, value in known.items() if value is served})
         start = self._start(served, wanted)
         if start is None:
             self._send_head(416, 0, {})
@@ -123,7 +130,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _start(self, served: Served, wanted: str) -> int | None:
         version = served.etag or served.headers.get("Last-Modified")
-        is_same = self.headers.get("If-Range", version) == version
+        is_same = served.ignores_if_range or self.headers.get("If-Range", version) == version
         if not wanted or not served.has_ranges or not is_same or served.status != 200:
             return 0
         start = int(wanted.removeprefix("bytes=").removesuffix("-")) + served.shift_bytes

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,20 @@ from tests.colab.file_server import LOGIN_PAGE, FileServer, Served
 ROWS = b'{"prompt": "1?", "completion": "1."}\n' * 400
 HASH = hashlib.sha256(ROWS).hexdigest()
 ADDRESS = "hf://datasets/me/chats/data/rows.jsonl"
+COMMIT = "a" * 40
 PATH = "/datasets/me/chats/resolve/main/data/rows.jsonl"
 
 
 def serve(file_server: FileServer, data: bytes, path: str = PATH) -> None:
-    facts = {"X-Repo-Commit": "a" * 40}
+    facts = {"X-Repo-Commit": COMMIT}
     etag = f'"{hashlib.sha256(data).hexdigest()}"'
-    file_server.files[path] = Served(data, headers=facts, etag=etag)
+    served = Served(data, headers=facts, etag=etag)
+    file_server.files[path] = file_server.files[pinned(path)] = served
+
+
+def pinned(path: str) -> str:
+    """The same file of the commit that is there now."""
+    return re.sub("/resolve/[^/]+/", f"/resolve/{COMMIT}/", path)
 
 
 def test_a_file_is_there_and_the_second_call_requests_nothing(

@@ -114,7 +114,7 @@ def test_no_question_is_refused_before_the_model_is_loaded(
 
 
 @pytest.mark.parametrize("words", [["ask"], ["train-eval"]])
-def test_a_checkpoint_is_no_model_yet(
+def test_a_version_that_is_not_there_is_no_model(
     words: list[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -126,7 +126,7 @@ def test_a_checkpoint_is_no_model_yet(
     (run / "run.json").write_text("{}")
     for name in ("one@best", "runs/one@12"):
         assert main([*words, name, "rows.jsonl"]) == 2
-        assert f"temper export {name} FOLDER, and name FOLDER" in capsys.readouterr().err
+        assert "run one has no checkpoint" in capsys.readouterr().err
     assert main([*words, "two@best", "rows.jsonl"]) == 2
     assert "there is no run 'two' in runs; give its path, as in runs/RUN@best" in (
         capsys.readouterr().err

@@ -97,6 +97,9 @@ def test_the_status_shows_what_is_safe(run: Path, place: Path, temper: Temper) -
         str(place),
     )
     assert output["possible_loss_seconds"] >= 0
+    times = [output[name] for name in ("saved_at", "compared_at", "present_at")]
+    assert times == sorted(times)
+    assert output["compared_by"] == "read-back"
 
 
 @pytest.mark.parametrize(

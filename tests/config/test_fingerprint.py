@@ -39,7 +39,7 @@ layerwise_lr_decay
 unfreeze_interval curriculum_stages curriculum_by curriculum_order curriculum_keeps_easier
 enabled_extensions memory.layer memory.slots memory.heads memory.width memory.store
 multimodal.vision_tower multimodal.projector_epochs multimodal.image_token
-extension_learning_rate train_extensions_only optimization_frequency mode block_size fusion_mode
+extension_learning_rate train_extensions_only optimization_frequency mode block_size
 best_metric best_metric_mode
 train_head with_top local_loss reconstruct_weight cache_activations cache_dtype end_to_end_scope
 progressive.target_stacks progressive.trunk_strategy progressive.new_stack_precision

@@ -93,6 +93,8 @@ def test_every_view_shows_what_is_safe_and_other_machines_learn_of_the_place(
     page = (run / "report.html").read_text()
     assert "Where your work is" in page
     assert "step 4, saved" in page
+    assert "seen there" in page
+    assert "(read-back)" in page
     assert Store(place / run.name).newest()[1] == []
     summary["backup"]["text"] = "as it stood then"
     (run / "summary.json").write_text(json.dumps(summary))
@@ -227,7 +229,7 @@ def test_a_disk_that_is_too_small_is_reported_before_the_first_step(
 def test_the_wait_at_the_end_can_be_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(self: Any, seconds: float | None = None) -> BackupStatus:
+    def interrupted(self: Any, *arguments: object) -> BackupStatus:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run_copies.RunBackup, "finish", interrupted)

@@ -37,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
     study = open_study(tmp_path, GOAL)
     for number in range(5):
         trial = study.ask(RATE)
-        trial.report(1.0 + number / 10, 1)
+        trial.report(1.0 + number / 10, 50)
         study.tell(trial, 1.0)
     study.ask(RATE)
     return tmp_path
@@ -53,22 +53,25 @@ def test_a_trial_that_is_behind_is_pruned_and_a_good_one_is_not(folder: Path) ->
     again.eval_end(evaluated(good, 5, 1.1))
     assert not good.is_interrupted
     study = open_study(folder, GOAL)
-    assert study.trials[5].intermediate_values == {1: 1.1}
+    assert study.trials[5].intermediate_values == {50: 1.1}
     study.tell(5, 1.1)
     study.ask(RATE)
     TrialObserver(folder, 6, GOAL).eval_end(evaluated(bad, 5, 3.0))
     assert bad.is_interrupted
-    assert "pruned: held-out loss 3 at evaluation 1" in str(bad.stop_message)
-    assert open_study(folder, GOAL).trials[6].user_attrs == {PRUNED: 1}
+    assert "pruned: held-out loss 3 after 50 % of its training" in str(bad.stop_message)
+    assert open_study(folder, GOAL).trials[6].user_attrs == {PRUNED: 50}
 
 
-def test_evaluations_are_counted_across_a_restart(folder: Path) -> None:
+def test_what_counts_at_a_share_is_known_across_a_restart(folder: Path) -> None:
     observer = TrialObserver(folder, 5, GOAL)
     observer.eval_end(evaluated(state(), 5, 1.0))
     other = TrialObserver(folder, 5, GOAL)
     other.load_state_dict(dict(observer.state_dict()))
     other.eval_end(evaluated(state(), 8, 0.9))
-    assert open_study(folder, GOAL).trials[5].intermediate_values == {1: 1.0, 2: 0.9}
+    assert open_study(folder, GOAL).trials[5].intermediate_values == {
+        **dict.fromkeys(range(50, 80), 1.0),
+        80: 0.9,
+    }
 
 
 def test_a_half_line_of_a_power_cut_is_taken_away(folder: Path) -> None:
@@ -111,3 +114,42 @@ def test_without_optuna_the_command_that_installs_it_is_named(
         MissingPackageError, match=r"temper sweep needs the package optuna: pip install optuna$"
     ):
         open_study(tmp_path, GOAL)
+
+
+def trained(folder: Path, number: int, num_steps: int, every: int) -> str:
+    """How a trial of so many steps ends whose loss is 10 before training and falls by 1 a step."""
+    trial = TrainingState(torch.nn.Linear(1, 1), total_steps=num_steps)
+    observer = TrialObserver(folder, number, GOAL)
+    for step in range(every, num_steps + 1, every):
+        trial.step, trial.evaluation = step, {"eval_loss": 10.0 * 0.9**step}
+        observer.eval_end(trial)
+        if trial.is_interrupted:
+            return "pruned"
+    open_study(folder, GOAL).tell(number, trial.evaluation["eval_loss"])
+    return "complete"
+
+
+def test_a_long_trial_is_not_pruned_for_being_evaluated_early(tmp_path: Path) -> None:
+    """Each is evaluated every 10 steps, that is after another share of its training."""
+    study = open_study(tmp_path, GOAL)
+    lengths = [10, 20, 30, 40, 50, 300]
+    for _ in lengths:
+        study.ask(RATE)
+    ends = [trained(tmp_path, n, steps, 10) for n, steps in enumerate(lengths)]
+    assert ends == ["complete"] * 6
+    study = open_study(tmp_path, GOAL)
+    assert study.best_trial.number == 5
+    long_one = study.trials[5].intermediate_values
+    assert (min(long_one), max(long_one), len(long_one)) == (3, 100, 98)
+    assert long_one[9] == pytest.approx(10.0 * 0.9**20)  # the newest one up to 9 %
+    assert long_one[10] == pytest.approx(10.0 * 0.9**30)
+
+
+def test_a_trial_that_is_behind_at_the_same_share_is_pruned(tmp_path: Path) -> None:
+    study = open_study(tmp_path, GOAL)
+    for _ in range(7):
+        study.ask(RATE)
+    ends = [trained(tmp_path, n, 40, 10) for n in range(5)]
+    assert ends == ["complete"] * 5
+    assert trained(tmp_path, 5, 20, 5) == "pruned"  # 10 * 0.9**10 at 50 %, and they 10 * 0.9**20
+    assert trained(tmp_path, 6, 80, 5) == "complete"

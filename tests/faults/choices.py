@@ -84,7 +84,6 @@ NEEDS: dict[str, dict[str, Any]] = {
     "training.mode=": {"training.block_size": 99},
     "training.end_to_end_scope": {"training.strategy": "end_to_end", **ONE_STACK},
     "training.strategy=progressive": ONE_STACK,
-    "training.fusion_mode": {"training.mode": "fused", "training.block_size": 99},
     "training.train_head": ONE_UNIT,
     "training.local_loss": ONE_UNIT,
     "training.time_step_masking=True": MASKED,

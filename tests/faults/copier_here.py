@@ -27,7 +27,7 @@ class CopierHere(CopierClient):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._requests: queue.SimpleQueue[Publication] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Publication | str] = queue.SimpleQueue()
 
     @property
     def is_started(self) -> bool:
@@ -48,6 +48,10 @@ class CopierHere(CopierClient):
 
     def publish(self, what: Publication) -> None:
         self._requests.put(what)
+        self.start()
+
+    def look_again(self, token: str) -> None:
+        self._requests.put(token)
         self.start()
 
     def close(self, seconds: float = 0.0) -> None:
@@ -73,7 +77,11 @@ class CopierHere(CopierClient):
         while not (self._is_over and self._requests.empty() and copier.is_done):
             time.sleep(min(LONGEST_WAIT_SECONDS, copier.tick()))
             while not self._requests.empty():
-                copier.publish(self._requests.get())
+                request = self._requests.get()
+                if isinstance(request, str):
+                    copier.look_again(request)
+                else:
+                    copier.publish(request)
             copier.nudge()
             file.show(copier.status())
         file.write(replace(copier.status(), state="finished"))

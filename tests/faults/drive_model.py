@@ -258,10 +258,12 @@ class ManifestFirst(Copier):
 
 class _ManifestFirstUpload(Upload):
     def steps(self) -> Iterator[float]:
+        self._before_manifest()
         yield from self._put_manifest()
         for pack in self.manifest.packs:
             if pack.hash not in self.link.sent:
                 self.objects._send(pack, is_seen=True)
+                self.link.sent[pack.hash].confirmed_at = self.link.clock()
                 yield 0.0
         self.is_confirmed = True
 

@@ -3,6 +3,7 @@
 Only threads that fell short have a test here; log.md says what became of each of the others.
 """
 
+import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,13 @@ from transformers import AddedToken
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.training.data.encoding.chat_format import TemplateFormat
-from infrastructure.training.data.encoding.token_survival import WHITE_SPACE, Survivals
+from infrastructure.training.data.encoding.token_survival import (
+    WHITE_SPACE,
+    Survivals,
+    TokenSurvival,
+)
 from infrastructure.training.data.readers.line_reader import Start
-from infrastructure.training.data.readers.rows import BadRow, Row
+from infrastructure.training.data.readers.rows import BadRow, Conversation, Row, Turn
 from infrastructure.training.data.readers.sources import discover
 from infrastructure.training.methods.method_data import MethodData, read_data
 from tests.training.data.builders import CHATML, byte_level_tokenizer, pipeline, write_jsonl
@@ -158,3 +163,198 @@ def test_h60_a_comma_separated_file_still_has_quotes(tmp_path: Path) -> None:
     path.write_text('question,answer\n"1 time" it rained,a\nq,a\n')
     (file,) = discover(str(path))
     assert [isinstance(row, BadRow) for row in file.rows()] == [True, False]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_h66_a_carriage_return_within_a_cell_is_part_of_it(
+    suffix: str, ending: str, tmp_path: Path
+) -> None:
+    path = tmp_path / f"rows.{suffix}"
+    separator = "\t" if suffix == "tsv" else ","
+    cells = [("q0", "a\rb"), ("q1", "plain"), ("é\r", "c"), ('"q3\rx"', "d")]
+    lines = [separator.join(row) for row in [("question\r", "answer"), *cells]]
+    path.write_bytes("".join(line + ending for line in lines).encode())
+    (file,) = discover(str(path))
+    rows = list(file.rows())
+    assert [tuple(row.values.values()) for row in rows if isinstance(row, Row)] == [
+        ("q0", "a\rb"),
+        ("q1", "plain"),
+        ("é\r", "c"),
+        ("q3\rx", "d"),
+    ]
+    first, second, *_ = rows
+    assert isinstance(first, Row)
+    assert isinstance(second, Row)
+    assert list(first.values) == ["question\r", "answer"]
+    assert next(file.rows(Start(second.offset, second.line))) == second
+
+
+def judged(folder: Path, labels: list[bool]) -> MethodData:
+    rows = [{"prompt": f"{n}?", "completion": f"a{n}", "label": it} for n, it in enumerate(labels)]
+    path = write_jsonl(folder / "judged.jsonl", rows)
+    config = DeploymentConfig(
+        data={"path": str(path), "validation_split": 0.0}, training={"method": "kto"}
+    )
+    return read_data(config, byte_level_tokenizer(CHATML), folder / "bad.jsonl")
+
+
+def test_h74_labels_of_one_kind_are_named(tmp_path: Path) -> None:
+    mixed = judged(tmp_path, [True, True, False, True, False, True])
+    assert mixed.num_good == 4
+    assert mixed.notes == []
+    for label in (True, False):
+        data = judged(tmp_path, [label] * 6)
+        assert (data.num_good, len(data.train), len(data.notes)) == (6 * label, 6, 1)
+
+
+@pytest.mark.parametrize(
+    ("marks", "learned"),
+    [
+        ({"loss": False}, "Right."),
+        ({"loss": True}, "Wrong.Right."),
+        ({"loss": None}, "Wrong.Right."),
+        ({"loss": 0}, "Wrong.Right."),  # a number that was measured
+        ({"loss": True, "weight": 0}, "Right."),
+    ],
+)
+def test_h82_the_loss_of_a_message_decides_whether_it_is_learned(
+    marks: dict[str, object], learned: str, tmp_path: Path
+) -> None:
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"{n}?"},
+                {"role": "assistant", "content": "Wrong.", **marks},
+                {"role": "user", "content": "Again."},
+                {"role": "assistant", "content": "Right."},
+            ]
+        }
+        for n in range(12)
+    ]
+    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    tokenizer = byte_level_tokenizer(CHATML)
+    with closing(pipeline(path, tmp_path / "cache", tokenizer, validation_split=0.0)) as data:
+        report = data.prepare()
+        (row, *_), *_ = data.train_batches(0, 0, 1)
+    text = tokenizer.decode(row.input_ids[row.supervised]).replace("<|im_end|>", "")
+    assert text.replace("\n", "") == learned
+    is_named = any("loss" in line for line in report.lines(is_verbose=False))
+    assert is_named == (marks["loss"] == 0 and not isinstance(marks["loss"], bool))
+
+
+FUNCTION = {"name": "weather", "arguments": {"city": "Rome"}}
+SCHEMA = {"name": "weather", "description": "Ask.", "parameters": {"type": "object"}}
+READS = {
+    "wrapped alone": ("call.function.name", "tool.function.name"),
+    "bare alone": ("call['name'] + ''", "tool['name'] + ''"),
+    "both": ("(call.function or call).name", "(tool.function or tool).name"),
+}
+
+
+@pytest.mark.parametrize("reads", READS)
+@pytest.mark.parametrize("is_wrapped", [True, False])
+def test_h87_a_template_gets_calls_and_tools_in_the_form_that_it_takes(
+    reads: str, is_wrapped: bool
+) -> None:
+    call, tool = READS[reads]
+    template = (
+        "{% for tool in tools or [] %}<tool>{{ " + tool + " }}</tool>{% endfor %}"
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+        "{% for call in m.tool_calls or [] %}<call>{{ " + call + " }}</call>{% endfor %}"
+        "<|im_end|>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    form = TemplateFormat(byte_level_tokenizer(template))
+    given = {"type": "function", "function": FUNCTION} if is_wrapped else FUNCTION
+    listed = {"type": "function", "function": SCHEMA} if is_wrapped else SCHEMA
+    turns = (Turn("user", "Go"), Turn("assistant", "", json.dumps({"tool_calls": [given]})))
+    inputs = json.dumps({"tools": [listed]})
+    text = form.text_of(Conversation(turns, inputs=inputs))
+    assert "<tool>weather</tool>" in text
+    assert "<call>weather</call>" in text
+    if reads == "both":  # nothing is changed without need
+        assert form.tools([listed]) == [listed]
+        assert form.message(turns[1])["tool_calls"] == [given]
+
+
+def lossy_tokenizer(text: str) -> Any:
+    """Metaspace BPE of the characters of a text and of no others."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Metaspace()
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator([text] * 3, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>", pad_token="</s>"
+    )
+
+
+@pytest.mark.parametrize("method", ["sft", "dpo", "kto", "grpo"])
+def test_h105_what_the_tokenizer_cannot_read_of_a_question_is_named(
+    method: str, tmp_path: Path
+) -> None:
+    """The line break that the plain format writes between question and answer is no user's."""
+    tokenizer = lossy_tokenizer("What is 0 1 2 3 4 5 6 7 8 9? It is so. Never.")
+    for odd, number in ((set[int](), 0), ({2, 7, 11}, 3)):
+        rows = [
+            {
+                "prompt": f"What is\n{n}?" if n in odd else f"What is {n}?",
+                **{
+                    "sft": {"completion": f"It is {n}."},
+                    "dpo": {"chosen": f"It is {n}.", "rejected": "Never."},
+                    "kto": {"completion": f"It is {n}.", "label": n % 2 == 0},
+                    "grpo": {"answer": f"It is {n}."},
+                }[method],
+            }
+            for n in range(14)
+        ]
+        path = write_jsonl(tmp_path / "rows.jsonl", rows)
+        if method == "sft":
+            cache = tmp_path / str(number)
+            with closing(pipeline(path, cache, tokenizer, validation_split=0.0)) as data:
+                notes = data.prepare().lines(is_verbose=False)
+        else:
+            settings = {"path": str(path), "validation_split": 0.0}
+            config = DeploymentConfig(data=settings, training={"method": method})
+            notes = read_data(config, tokenizer, tmp_path / "bad.jsonl").notes
+        found = [line for line in notes if "no tokens for" in line]
+        assert len(found) == bool(number)
+        assert all(line.startswith(f"{number} rows") and "'What is\\n2?'" in line for line in found)
+    assert TokenSurvival(byte_level_tokenizer(CHATML)).lost_of(["字\n"], "字\n", []) == ""
+
+
+def test_h115_where_no_row_is_left_the_reason_is_given(tmp_path: Path) -> None:
+    reason = r"12 wrong type \(rows.jsonl:1"
+    tokenizer = byte_level_tokenizer(CHATML)
+    pairs = [{"prompt": f"{n}?", "chosen": n + 0.5, "rejected": "no"} for n in range(12)]
+    path = write_jsonl(tmp_path / "rows.jsonl", pairs)
+    settings = {"path": str(path), "max_bad_rows_percent": 100}
+    config = DeploymentConfig(data=settings, training={"method": "dpo"})
+    with pytest.raises(ValueError, match=reason):
+        read_data(config, tokenizer, tmp_path / "bad.jsonl")
+    write_jsonl(path, [{"prompt": f"{n}?", "completion": n + 0.5} for n in range(12)])
+    with (
+        closing(pipeline(path, tmp_path / "cache", tokenizer, max_bad_rows_percent=100)) as data,
+        pytest.raises(ValueError, match=reason),
+    ):
+        data.prepare()
+
+
+def test_h112_an_answer_without_a_question_gets_the_column_for_whole_texts(tmp_path: Path) -> None:
+    answers = [{"messages": [{"role": "assistant", "content": f"Text {n}."}]} for n in range(12)]
+    path = write_jsonl(tmp_path / "rows.jsonl", answers)
+    tokenizer = byte_level_tokenizer(CHATML)
+    with (
+        closing(pipeline(path, tmp_path / "cache", tokenizer)) as data,
+        pytest.raises(ValueError, match="in a column text"),
+    ):
+        data.prepare()
+    write_jsonl(path, [{"text": f"Text {n}."} for n in range(12)])
+    with closing(pipeline(path, tmp_path / "cache", tokenizer, validation_split=0.0)) as data:
+        data.prepare()
+        (row, *_), *_ = data.train_batches(0, 0, 1)
+    assert "Text" in tokenizer.decode(row.input_ids)

@@ -595,6 +595,8 @@ CUTS_THOUGHTS = CHATML.replace("m['content'] }}", "m['content'].split('</think>'
 @pytest.mark.parametrize("method", ALL)
 def test_r2_text_left_out_of_a_prompt_is_counted(method: str, tmp_path: Path) -> None:
     rows = [row_for(method, question=f"{n}?", system="Be brief.") for n in range(3)]
+    if method == "kto":
+        rows[1]["label"] = False
     notes = read(tmp_path, byte_level_tokenizer(PASSES_SYSTEM_OVER), method, rows).notes
     assert [("3 rows" in note, "'Be brief.'" in note) for note in notes] == [(True, True)]
     assert read(tmp_path, byte_level_tokenizer(CHATML), method, rows).notes == []

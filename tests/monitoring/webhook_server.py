@@ -11,7 +11,8 @@ from typing import Any
 class WebhookServer(ThreadingHTTPServer):
     """Attributes:
     received: what was posted, in order, whatever was answered.
-    answers: status codes of the next answers; then 200.
+    answers: status codes of the next answers, with their headers; then 200.
+    paths: that were posted to.
     """
 
     daemon_threads = True
@@ -19,7 +20,8 @@ class WebhookServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.received: list[dict[str, Any]] = []
-        self.answers: list[int] = []
+        self.answers: list[int | tuple[int, dict[str, str]]] = []
+        self.paths: list[str] = []
 
     @property
     def url(self) -> str:
@@ -32,7 +34,12 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         assert self.headers["Content-Type"] == "application/json"
         self.server.received.append(json.loads(body))
-        self.send_response(self.server.answers.pop(0) if self.server.answers else 200)
+        self.server.paths.append(self.path)
+        answer = self.server.answers.pop(0) if self.server.answers else 200
+        code, headers = answer if isinstance(answer, tuple) else (answer, {})
+        self.send_response(code)
+        for name, value in headers.items():
+            self.send_header(name, value)
         self.send_header("Content-Length", "0")
         self.end_headers()
 

@@ -13,4 +13,11 @@ ARGUED: dict[str, str] = {
     "f98fd3cb9d861c0f": "about half a gigabyte is meant, as much as any machine has to spare",
     "7616e7ed9b6a4b13": "the same bytes come, by one copy more",
     "19ac11b42d24250b": "counted at the place before it is read for the first time",
+    "061f263da62caf02": "a mark of two characters stands for a text as one of one does",
+    "89e78e993182c040": "the turns that are equal are taken, from one list or from the other",
+    "bda44b3a51072ae6": "one level more is found when the text has been read",
+    "2d523a09d2ca3a7f": "the place of a row is written over",
+    "043467433f21ba39": "the place of a row is written over",
+    "b2f6cfc4db5eda7e": "texts that hold their prompt have one message",
+    "3c111a11f564e811": "no columns, one way or the other",
 }

@@ -2,7 +2,8 @@
 they are.
 
 What has no effect that a test could want is left alone: annotations, docstrings, the words of an
-error or of the log, assertions for the type checker, methods without a body.
+error or of the log, assertions for the type checker or of equal lengths (`zip` with `strict`, which
+the linter wants), methods without a body.
 """
 
 import ast
@@ -390,11 +391,12 @@ class _Finder:
             swapped = [plain[1], plain[0], *plain[2:]]
             new = ast.unparse(ast.Call(node.func, swapped, node.keywords))
             self._add("swap arguments", node, new)
-        for keyword in node.keywords:
+        keywords = [k for k in node.keywords if name != "zip" or k.arg != "strict"]
+        for keyword in keywords:
             rest = [k for k in node.keywords if k is not keyword]
             new = ast.unparse(ast.Call(node.func, node.args, rest))
             self._add("drop keyword", node, new)
-        self._expressions([node.func, *node.args, *(k.value for k in node.keywords)])
+        self._expressions([node.func, *node.args, *(k.value for k in keywords)])
 
     def _subscript(self, node: ast.Subscript) -> None:
         self._expression(node.value)

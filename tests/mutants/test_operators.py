@@ -28,7 +28,7 @@ def work(items: list[int], at_least: int = 2, *, lock: object = None) -> int:
     assert items is not None
     total = 0
     with lock, suppress(KeyError):
-        for item in items[1:]:
+        for item, _ in zip(items[1:], items, strict=True):
             if item > at_least and not item == 7:
                 total += item
             else:
@@ -78,10 +78,20 @@ def test_each_kind_of_defect_is_found() -> None:
 
 
 def test_words_types_and_what_only_a_checker_reads_are_left_alone() -> None:
-    left_alone = ("more than", "LIMIT + 1", "LIMIT + 2", "is not None", '"a" * 3', "words", "int")
+    left_alone = (
+        "more than",
+        "LIMIT + 1",
+        "True",
+        "LIMIT + 2",
+        "is not None",
+        '"a" * 3',
+        "words",
+        "int",
+    )
     changed = [old for operator, old, _ in found() if operator != "negate condition"]
     assert not [old for old in changed for part in left_alone if old == part]
     assert not [old for old in changed if old.startswith(("assert", "logger"))]
+    assert ("drop keyword", "zip") not in {(one, old[:3]) for one, old, _ in found()}
 
 
 def test_a_defect_changes_its_place_and_no_line_before_or_after_it() -> None:

@@ -2,13 +2,11 @@
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
 
 from infrastructure.backup.format.store import Store
-from infrastructure.monitoring.records.run_list import runs_in
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.run.directory import RunDirectory, default_name, find_run, is_called, plan_run
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
@@ -80,62 +78,6 @@ def test_a_new_run_is_planned_and_not_made(tmp_path: Path) -> None:
     assert not run.path.exists()
     assert is_called(run, "owner/name of model")
     assert not is_called(run, "another")
-
-
-@pytest.mark.parametrize(
-    "moments",
-    [
-        [1e9, 1e9, 1e9, 1e9],  # one instant
-        [1e9 + 86400, 1e9, 1e9 + 0.5, 1e9 - 40],  # the clock goes back a day
-        [1e9, 1e9 + 0.25, 1e9 + 7200, 1e9 + 7199],
-    ],
-)
-def test_f24_runs_are_in_the_order_in_which_they_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moments: list[float]
-) -> None:
-    made = []
-    for name, moment in zip("dcab", moments, strict=True):
-        monkeypatch.setattr(time, "time", lambda moment=moment: moment)
-        run = plan_run(tmp_path, name).path
-        run.mkdir()
-        (run / "run.json").write_text("{}")
-        made.append(run)
-        assert runs_in(tmp_path) == made
-        assert find_run(None, tmp_path)[0].path == run.resolve()
-    assert len(set(made)) == 4
-
-
-def test_f24_a_time_zone_that_moves_back_changes_no_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = []
-    for name, zone in (("b", "UTC-9"), ("c", "UTC+7"), ("a", "UTC")):
-        monkeypatch.setenv("TZ", zone)
-        time.tzset()
-        run = plan_run(tmp_path, name).path
-        run.mkdir()
-        (run / "run.json").write_text("{}")
-        made.append(run)
-    monkeypatch.undo()
-    time.tzset()
-    assert runs_in(tmp_path) == made
-
-
-@pytest.mark.parametrize(
-    ("newest", "following"),
-    [
-        ("20371231-235959-a-00ff", "20371231-235959-b-0100"),
-        ("20371231-235959-a-ffff", "20380101-000000-b-0000"),
-        ("20371231-235959-a", "20371231-235959-b-0001"),
-    ],
-)
-def test_f24_a_run_of_the_future_comes_before_a_new_one(
-    tmp_path: Path, newest: str, following: str
-) -> None:
-    (tmp_path / newest / "checkpoints/versions").mkdir(parents=True)  # it has lost its run.json
-    (tmp_path / "2039-notes").mkdir()
-    (tmp_path / "2039-notes/run.json").write_text("{}")
-    assert plan_run(tmp_path, "b").run_id == following
 
 
 def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:

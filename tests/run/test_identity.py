@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 from torch.utils.data import Dataset
 
+from infrastructure.run import identity
 from infrastructure.run.compatibility import Verdict
 from infrastructure.run.identity import (
     DEEPEST,
@@ -538,3 +539,67 @@ def test_what_cannot_be_compared_is_listed_once() -> None:
 
 def test_keys_are_as_long_as_the_hash_that_takes_them() -> None:
     assert len(bytes.fromhex(new_key())) == 32 == row_digest(new_key()).digest_size
+
+
+def test_of_a_class_of_a_notebook_its_own_plain_attributes_count() -> None:
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec("class Own:\n    'text'\n    x, _y, made, mixed = 1, 2, object(), [1, object()]", scope)
+    reader = ObjectReader()
+    assert cast(Any, reader.code_of(scope["Own"], "it"))["source"] == {"x": 1, "_y": 2}
+
+
+def test_a_variable_without_a_value_hides_no_other() -> None:
+    def made() -> Callable[[], object]:
+        def inner() -> object:
+            return a_first, b_second  # a closure lists its variables by name
+
+        b_second = 7
+        if not b_second:
+            a_first = 1
+        return inner
+
+    assert cast(Any, ObjectReader().read(made(), "it"))["closure"] == {"b_second": 7}
+
+
+@pytest.mark.parametrize(
+    ("value", "is_plain"),
+    [
+        *((None, True), ([1, None], True), ([1, object()], False), ((object(), 1), False)),
+        *(({"a": 1, "b": {2}}, True), ({"a": 1, "b": len}, False), (object(), False)),
+    ],
+)
+def test_a_value_is_plain_where_all_of_it_is(value: object, is_plain: bool) -> None:
+    assert identity._is_plain(value) is is_plain
+
+
+def test_what_has_no_name_is_called_by_its_class() -> None:
+    assert identity._qualname(SimpleNamespace()) == "SimpleNamespace"
+    assert identity._qualname(Path.exists) == "Path.exists"
+
+
+def test_values_inside_keep_their_sides() -> None:
+    was = {"lora": {"rope": {"theta": 1, "gone": 0}}}
+    now = {"lora": {"rope": {"theta": 2, "new": 0}}}
+    [found] = part_differences(was, now, same_libraries=False)
+    assert (found.was, found.current) == ({"rope": {"theta": 1}}, {"rope": {"theta": 2}})
+
+
+@pytest.mark.parametrize(
+    ("file", "is_one"),
+    [
+        *(("/a/site-packages/b/c.py", True), ("/a/dist-packages/c.py", True)),
+        *(("/a/unsloth_compiled_cache/c.py", True), ("/a/packages/c.py", False), (None, False)),
+    ],
+)
+def test_a_module_is_installed_where_packages_lie(
+    file: str | None, is_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "one_of_these", cast(Any, SimpleNamespace(__file__=file)))
+    identity._is_installed.cache_clear()
+    assert identity._is_installed("one_of_these") is is_one
+    assert identity._is_installed("one_of_none") is False
+    assert identity._is_installed("email.header") is True
+    monkeypatch.setitem(sys.modules, "__main__", cast(Any, SimpleNamespace(__file__=file)))
+    identity._is_installed.cache_clear()
+    assert identity._is_installed("__main__") is False
+    identity._is_installed.cache_clear()

@@ -457,7 +457,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "bf16": {"progressive": {"new_stack_precision": "bf16"}},
     "masked": {"time_step_masking": True},
     "stackwise": {"strategy": "end_to_end", "end_to_end_scope": "stackwise"},
-    "fused": {"mode": "fused", "block_size": 2, "fusion_mode": "trainable"},
+    "fused": {"mode": "fused", "block_size": 2},
 }
 
 

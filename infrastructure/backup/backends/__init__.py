@@ -100,9 +100,16 @@ def require_backend(text: str) -> None:
     """Look at the backend of a place that another process will open, too.
 
     Raises:
-        ValueError: it cannot be used, or that process could not import it.
+        ValueError: it cannot be used, or that process could not import it, or would find nothing
+            there.
     """
-    BACKENDS.require_shareable(backend_of(text))
+    name = backend_of(text)
+    if name == FSSPEC and text.lower().startswith("memory:"):
+        raise ValueError(
+            f"backup.place {redact_urls(text)} lies in the memory of one process and ends with it:"
+            " name a folder on another disk, or a URL of a store"
+        )
+    BACKENDS.require_shareable(name)
 
 
 def backend_of(text: str) -> str:

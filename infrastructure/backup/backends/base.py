@@ -6,6 +6,7 @@ reads a place as it reads a disk.
 
 import abc
 import contextlib
+import enum
 import errno
 import hashlib
 import secrets
@@ -65,6 +66,15 @@ class Content:
             if known == name:
                 return value
         raise ValueError(f"the content has no {name}: name it in the `hashes` of the place")
+
+
+class Evidence(enum.StrEnum):
+    """How the bytes of a file at a place were compared, from the strongest to the weakest."""
+
+    CHECKSUM = "service checksum"  # the service computes it
+    READ_BACK = "read-back"
+    MOUNT = "mount cache"  # read through a mount, which may show what it keeps on this machine
+    BACKEND = "storage backend"  # it says yes, and does not say how
 
 
 def _digest(name: str) -> Digest:
@@ -160,11 +170,12 @@ class Place(FileOperations, abc.ABC):
                     self.remove(FOLDER / name)
 
     @abc.abstractmethod
-    def confirm(self, path: Path, content: Content) -> bool:
+    def confirm(self, path: Path, content: Content) -> bool | Evidence:
         """Whether the bytes of `path` are known to lie where this machine's death cannot reach.
 
         Returns:
-            False: not yet, ask again later.
+            False: not yet, ask again later. Otherwise how they were compared; True is taken for
+            `Evidence.BACKEND`.
 
         Raises:
             StorageError: it holds other bytes, or is gone: write it again.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from infrastructure.backup.backends.base import Content, require_content
+from infrastructure.backup.backends.base import Content, Evidence, require_content
 from infrastructure.backup.backends.hub import HubPlace
 from infrastructure.backup.format.file_operations import Buffer
 from infrastructure.core.errors import StorageError
@@ -40,7 +40,7 @@ class BucketPlace(HubPlace):
         self._written: dict[str, tuple[Content, str]] = {}  # and their names in Xet
         self._removed: set[str] = set()
 
-    def confirm(self, path: Path, content: Content) -> bool:
+    def confirm(self, path: Path, content: Content) -> Evidence:
         try:
             info = self._file(path)
         except FileNotFoundError as error:
@@ -48,13 +48,14 @@ class BucketPlace(HubPlace):
         written, name = self._written.get(self.at(path), (None, ""))
         if written is None:
             require_content(self, path, content)
-        elif (written.sha256, name, info.size) != (
+            return Evidence.READ_BACK
+        if (written.sha256, name, info.size) != (
             content.sha256,
             info.xet_hash,
             content.size_bytes,
         ):
             raise StorageError(f"{self.shown(path)} does not hold what was written to it")
-        return True
+        return Evidence.CHECKSUM
 
     def size(self, path: Path) -> int:
         return int(self._file(path).size)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from infrastructure.backup.backends.base import Content, require_content
+from infrastructure.backup.backends.base import Content, Evidence, require_content
 from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.backends.mounts import MOUNTS, mount_of
 from infrastructure.backup.format.file_operations import Buffer, FileOperations
@@ -87,7 +87,7 @@ class DrivePlace(FolderPlace):
         self._seen: set[Path] = set()
         self._read_back: set[tuple[Path, Content]] = set()
 
-    def confirm(self, path: Path, content: Content) -> bool:
+    def confirm(self, path: Path, content: Content) -> bool | Evidence:
         self.require_identity()
         try:
             size_bytes = self.size(path)
@@ -104,7 +104,7 @@ class DrivePlace(FolderPlace):
             require_content(self, path, content)
             self._read_back.add((path, content))
         self.require_identity()  # else it may have been read below a mount that went away
-        return True
+        return Evidence.MOUNT
 
     def sweep(self, directory: Path) -> None:
         """Nothing: files are written under their own names, and nothing is probed."""

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from infrastructure.backup.backends.base import Content, Place, require_content
-from infrastructure.backup.backends.mounts import MOUNTS, mount_of
+from infrastructure.backup.backends.base import Content, Evidence, Place, require_content
+from infrastructure.backup.backends.mounts import MOUNTS, Mount, mount_of
 from infrastructure.backup.format.file_operations import Buffer, FileOperations
 from infrastructure.backup.format.hashing import available_hash
 from infrastructure.core.files import paths_below, remove_if_unlocked
@@ -70,18 +70,24 @@ class FolderPlace(Place):
             code = errno.EROFS if is_read_only else errno.EACCES
             raise OSError(code, os.strerror(code))
 
-    def confirm(self, path: Path, content: Content) -> bool:
+    def confirm(self, path: Path, content: Content) -> bool | Evidence:
         self.require_identity()
         require_content(self, path, content)
         self.require_identity()  # else it may have been read below a mount that went away
-        return True
+        mount = self._program
+        return Evidence.READ_BACK if mount is None else Evidence.MOUNT
 
     def advice(self, error: OSError) -> str:
         return ADVICE.get(error.errno or 0, f"see whether you can write into {self.url}")
 
-    def caution(self, run_directory: Path) -> str | None:
+    @property
+    def _program(self) -> Mount | None:
+        """The mount of a program that it lies on; None: of a kernel's file system."""
         mount = mount_of(self.root, self.mounts)
-        if mount is not None and mount.is_fuse:
+        return mount if mount is not None and mount.is_fuse else None
+
+    def caution(self, run_directory: Path) -> str | None:
+        if (mount := self._program) is not None:
             return (
                 f"{self.url} is mounted by a program ({mount.kind}), which may keep files on this"
                 " machine for a while: no reading back shows whether they are safe"

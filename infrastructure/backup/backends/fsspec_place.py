@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from infrastructure.backup.backends.base import Content, Place, require_content
+from infrastructure.backup.backends.base import Content, Evidence, Place, require_content
 from infrastructure.backup.backends.remote_errors import as_os_errors
 from infrastructure.backup.format.file_operations import CHUNK_BYTES, Buffer
 from infrastructure.config.registries import BACKENDS
@@ -97,24 +97,19 @@ class FsspecPlace(Place):
         with as_os_errors(self.url):
             return fsspec.core.url_to_fs(self._address)[0]
 
-    def confirm(self, path: Path, content: Content) -> bool:
+    def confirm(self, path: Path, content: Content) -> Evidence:
         self.require_identity()
         try:
             info = self._call(path, self._info)
         except FileNotFoundError as error:
             raise StorageError(f"{self.shown(path)} is gone") from error
         if info.get("size") == content.size_bytes and _has_checksum(info, content):
-            return True
+            return Evidence.CHECKSUM
         require_content(self, path, content)
-        return True
+        return Evidence.READ_BACK
 
     def advice(self, error: OSError) -> str:
         return ADVICE.get(error.errno or 0, super().advice(error))
-
-    def caution(self, run_directory: Path) -> str | None:
-        if self.url.startswith("memory:"):
-            return f"{self.url} is gone when this process ends"
-        return None
 
     def read(self, path: Path) -> Iterator[bytes]:
         at = self.at(path)

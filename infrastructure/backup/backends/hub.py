@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from infrastructure.backup.backends.base import Content, Place, require_content
+from infrastructure.backup.backends.base import Content, Evidence, Place, require_content
 from infrastructure.backup.backends.remote_errors import as_os_errors, status_of
 from infrastructure.backup.format.file_operations import CHUNK_BYTES, Buffer
 from infrastructure.core.errors import StorageError
@@ -93,7 +93,7 @@ class HubPlace(Place):
         utils = require("huggingface_hub.utils", f"the place {self.url}")
         (utils.enable_progress_bars if is_shown else utils.disable_progress_bars)()
 
-    def confirm(self, path: Path, content: Content) -> bool:
+    def confirm(self, path: Path, content: Content) -> Evidence:
         self.commit()
         try:
             info = self._info(path)
@@ -101,9 +101,10 @@ class HubPlace(Place):
             raise StorageError(f"{self.shown(path)} is gone") from error
         if info.lfs is None:
             require_content(self, path, content)
-        elif (info.lfs.sha256, info.lfs.size) != (content.sha256, content.size_bytes):
+            return Evidence.READ_BACK
+        if (info.lfs.sha256, info.lfs.size) != (content.sha256, content.size_bytes):
             raise StorageError(f"{self.shown(path)} does not hold what was written to it")
-        return True
+        return Evidence.CHECKSUM
 
     def advice(self, error: OSError) -> str:
         return ADVICE.get(error.errno or 0, super().advice(error))

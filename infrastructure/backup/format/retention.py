@@ -40,7 +40,7 @@ class Retention:
 
 def retention_of(training: "TrainingConfig") -> Retention:
     """What rotation leaves on this machine."""
-    return Retention(training.keep_checkpoints, training.keep_best, training.keep_every)
+    return Retention(training.keep_checkpoints, training.num_best_kept, training.keep_every)
 
 
 def versions_to_keep(store: Store, retention: Retention) -> set[str]:

@@ -20,7 +20,13 @@ from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication.folder_upload import Publication, PublishedFolder
 from infrastructure.backup.replication.remote_pruning import GRACE_SECONDS, PlacePruning
-from infrastructure.backup.replication.remote_session import RemoteSession
+from infrastructure.backup.replication.remote_session import (
+    RemoteSession,
+    Seen,
+    UploadedFile,
+    seen_of,
+)
+from infrastructure.backup.replication.second_looks import SecondLooks
 from infrastructure.backup.replication.status import FENCED, RETRYING, BackupStatus
 from infrastructure.backup.replication.upload import Upload
 from infrastructure.core.callbacks import do_nothing
@@ -29,6 +35,7 @@ from infrastructure.core.redact import redact, redact_urls
 
 IDLE_SECONDS = 1.0  # between two looks at the local store
 NUM_FIRST_LOOKS, FIRST_LOOK_SECONDS = 4, 0.05
+AT_THE_END = "end"  # token of the copier's own last look
 LOOK_SECONDS = 60.0  # between two looks for versions of another machine
 FIRST_RETRY_SECONDS, LONGEST_RETRY_SECONDS = 1.0, 300.0
 
@@ -67,7 +74,7 @@ class Copier:
         self.pruning = PlacePruning(link, retention, grace_seconds)
         self._record = record
         self._publications: dict[str, PublishedFolder | Publication] = {}  # still to be done
-        self._published: dict[str, str] = {}
+        self._published: dict[str, PublishedFolder] = {}
         self._refused_folders: dict[str, str] = {}
         self._publishing: PublishedFolder | None = None
         self._on_piece, self._on_fault, self._now, self._draw = on_piece, on_fault, now, draw
@@ -80,7 +87,12 @@ class Copier:
         self._sent: set[str] = set()
         self._newest_sent = ""  # of the healthy ones
         self._upload: Upload | None = None
-        self._confirmed: tuple[str, Manifest, float] | None = None
+        self._confirmed_at: dict[str, float] = {}  # of versions, by `now`
+        self._looks = SecondLooks(link)
+        self._last_look: str | None = None  # token of the requested one that is not done yet
+        self._done_look = ""
+        self._offset = float("-inf")
+        self._is_looked_at = False  # completely, since the last version was copied
         self._stranger: str | None = None
         self._error: tuple[str, str | None] | None = None
         self._num_failures = self._done_at_failure = 0
@@ -100,7 +112,8 @@ class Copier:
             wait = next(self._work)
         except StopIteration:
             self._error, self._num_failures = None, 0
-            wait = 0.0 if self._pending() else IDLE_SECONDS
+            is_waited_for = self._pending() or self._last_look is not None
+            wait = 0.0 if is_waited_for else IDLE_SECONDS
             self._begin_again(wait)
         except FencedError as stranger:
             self._stranger = str(stranger)
@@ -139,16 +152,62 @@ class Copier:
         for token, other in list(self._publications.items()):
             if what_of(other).name == what.name:
                 del self._publications[token]
+        for token, folder in list(self._published.items()):
+            if folder.what.name == what.name and what.replaces:
+                del self._published[token]
         self._publications[what.token] = what
         self.nudge()
 
+    def look_again(self, token: str) -> None:
+        """Look at every file of the newest version as soon as nothing is left to copy, and copy
+        again what the destination has lost; `status` shows the token then."""
+        self._last_look = token
+        self.nudge()
+
+    def look_at_the_end(self) -> None:
+        """Do `look_again`, unless that was done since the last version was copied."""
+        if not self._is_looked_at:
+            self.look_again(AT_THE_END)
+
+    @property
+    def has_looked(self) -> bool:
+        """Whether every requested look is done, or never will be."""
+        return self._last_look is None or self._stranger is not None
+
+    def _holding(self) -> dict[str, Seen]:
+        """Return the confirmed versions whose files were all there at the last look."""
+        known = {
+            name: seen_of(self.link.files_of(name, manifest))
+            for name, manifest in self.pruning.confirmed.items()
+        }
+        return {name: seen for name, seen in known.items() if seen is not None}
+
+    def _newest_holding(self, holding: Collection[str]) -> str | None:
+        confirmed = self.pruning.confirmed
+        return max((name for name in holding if confirmed[name].healthy), default=None)
+
+    def _files(self, *names: str | None) -> list[UploadedFile]:
+        """Return the files of confirmed versions, each once."""
+        files = (
+            file
+            for name in names
+            if name is not None
+            for file in self.link.files_of(name, self.pruning.confirmed[name])
+        )
+        return [*{file.path: file for file in files if file is not None}.values()]
+
     def status(self) -> BackupStatus:
         """How it stands."""
-        name, manifest, confirmed_at = self._confirmed or (None, None, None)
+        holding = self._holding()
+        name = self._newest_holding(holding)
+        manifest = self.pruning.confirmed[name] if name else None
+        confirmed_at = self._confirmed_at.get(name or "")
+        seen, offset = holding[name] if name else None, self._clock_offset()
         newest = next((n for n, m in self._local_manifests.items() if m.healthy), None)
         upload, folder = self._upload, self._publishing
         on_its_way = upload or folder
-        error, advice = self._error or (self._damage(), None)
+        refused = self._refused_name(name or "")
+        error, advice = self._error or (self._damage(refused) or self._loss(holding), None)
         if self._stranger is not None:
             error = f"version {self._stranger[:12]} at the place was written by another training"
             advice = (
@@ -162,19 +221,35 @@ class Copier:
             confirmed_step=manifest.step if manifest else None,
             saved_at=manifest.created_at(confirmed_at) if manifest else None,
             confirmed_at=confirmed_at,
+            present_at=seen.present_at + offset if seen else None,
+            compared_at=seen.compared_at + offset if seen else None,
+            compared_by=seen.evidence.value if seen else None,
+            last_look=self._done_look,
             in_flight_step=upload.manifest.step if upload else None,
             in_flight_folder=folder.what.name if folder else None,
             done_bytes=on_its_way.done_bytes if on_its_way else 0,
             total_bytes=on_its_way.total_bytes if on_its_way else 0,
-            published_folders=dict(self._published),
+            published_folders={
+                token: f"{self.link.place.url}/{folder.target}"
+                for token, folder in self._published.items()
+                if seen_of(folder.seen.values()) is not None
+            },
             newest_name=newest,
             newest_step=self._local_manifests[newest].step if newest else None,
-            refused_name=self._refused_name(),
+            refused_name=refused,
             error=error,
             num_failures=self._num_failures if self._error else 0,
             advice=advice,
             changed_at=self._now(),
         )
+
+    def _clock_offset(self) -> float:
+        """Return what leads from the link's clock to times since 1970. It stays the same unless the
+        clock is set, so that a status in which nothing has changed stays the same, too."""
+        offset = self._now() - self.link.clock()
+        if abs(offset - self._offset) > 1.0:
+            self._offset = offset
+        return self._offset
 
     def _state(self) -> str:
         if self._stranger is not None:
@@ -192,19 +267,49 @@ class Copier:
             self._look_there()
         elif not self.link.place.is_slow:
             self.link.place.require_identity()  # what goes away is told at once
+        self._look_once_more()
         yield from self._prune()
         if self._upload is None:
             self._take_newest()
         if self._upload is None:
             yield from self._publish()
+            yield from self._look_at_the_end()
             self._phase = "idle"
             return
         self._phase = "copying"
         for wait in self._upload.steps():
             self._worked()
+            self._look_once_more()
             self._phase = "confirming" if wait else "copying"
             yield wait
         self._arrived(self._upload)
+
+    def _look_once_more(self) -> None:
+        """Look at the file of kept versions and folders that is due, if one is."""
+        self._looks.one([*self._files(*self.pruning.confirmed), *self._published_files()])
+        self._publish_lost()
+
+    def _publish_lost(self) -> None:
+        """Queue the folders again that have lost a file at the destination."""
+        for token, folder in self._published.items():
+            if token not in self._publications and seen_of(folder.seen.values()) is None:
+                self._publications[token] = folder
+
+    def _published_files(self) -> list[UploadedFile]:
+        return [file for folder in self._published.values() for file in folder.seen.values()]
+
+    def _look_at_the_end(self) -> Iterator[float]:
+        """Do the requested look, unless something has to be copied first."""
+        token = self._last_look
+        if token is None or self._pending() or self._publications:
+            return
+        self.link.place.require_identity()
+        healthy = [name for name, manifest in self.pruning.confirmed.items() if manifest.healthy]
+        files = [*self._files(max(healthy, default=None)), *self._published_files()]
+        yield from self._looks.last(files)
+        self._publish_lost()
+        if not (self._pending() or self._publications) and token == self._last_look:
+            self._done_look, self._last_look, self._is_looked_at = token, None, True
 
     def _begin(self) -> Iterator[float]:
         """See which place this is, and what is there already: what that names is never written
@@ -249,8 +354,9 @@ class Copier:
                         return
             except (CheckpointError, ValueError) as error:  # it is not there any more, or changed
                 self._refused_folders[token] = f"{what_of(what).name}/ is not copied: {error}"
+                self._published.pop(token, None)
             else:
-                self._published[token] = f"{self.link.place.url}/{folder.target}"
+                self._published[token] = folder
             finally:
                 self._publishing = None
             self._publications.pop(token, None)
@@ -262,7 +368,7 @@ class Copier:
         parent = Path(self.link.run_id)
         link, publication = self.link, what_of(what)
         try:
-            folder = PublishedFolder(link.place, parent, publication, link.bandwidth)
+            folder = PublishedFolder(link.place, parent, publication, link.bandwidth, link.clock)
         except OSError as error:
             raise CheckpointError(str(error)) from error
         if token in self._publications:
@@ -303,17 +409,27 @@ class Copier:
             if name in self.local.versions():
                 self._refused[name] = str(error)
 
-    def _damage(self) -> str | None:
-        """What is told of a damaged version, until a newer one is confirmed."""
+    def _damage(self, name: str | None) -> str | None:
+        """What is told of the damaged version `name`, until a newer one is confirmed."""
         if self._local_error is not None:
             return self._local_error
         if self._refused_folders:
             return next(iter(self._refused_folders.values()))
-        name = self._refused_name()
         return name and f"version {name[:12]} is not copied: {self._refused[name]}"
 
-    def _refused_name(self) -> str | None:
-        confirmed = self._confirmed[0] if self._confirmed else ""
+    def _loss(self, holding: Collection[str]) -> str | None:
+        """Return a sentence on the newest confirmed version that has lost a file since."""
+        for name in sorted(self.pruning.confirmed.keys() - {*holding}, reverse=True):
+            files = self.link.files_of(name, self.pruning.confirmed[name])
+            problems = [file.problem for file in files if file is not None and file.problem]
+            why = redact(problems[0]) if problems else "one of its files is missing or different"
+            here = "it is copied again"
+            if name not in self._local_manifests:
+                here = "this machine does not hold it any more, so it cannot be copied again"
+            return f"version {name[:12]} is not whole at the destination any more: {why}; {here}"
+        return None
+
+    def _refused_name(self, confirmed: str) -> str | None:
         return max((name for name in self._refused if name > confirmed), default=None)
 
     def _look_there(self) -> list[str]:
@@ -342,9 +458,14 @@ class Copier:
 
     def _pending(self) -> list[str]:
         """Versions that would be copied next, the first one first."""
-        over = self._refused.keys() | self.pruning.confirmed.keys() | self._sent
-        over -= {self._newest_sent} - self.pruning.confirmed.keys()  # asked for again
-        names = [n for n in self._local_manifests if n >= self._newest_sent and n not in over]
+        confirmed = self.pruning.confirmed.keys()
+        again = ({self._newest_sent} | confirmed) - self._holding().keys()
+        over = self._refused.keys() | confirmed | self._sent
+        names = [
+            n
+            for n in self._local_manifests
+            if (n in again and n not in self._refused) or (n >= self._newest_sent and n not in over)
+        ]
         known = self._local_manifests
         return sorted(names, key=lambda n: (n not in self._sent, known[n].healthy, n), reverse=True)
 
@@ -379,8 +500,8 @@ class Copier:
             return
         self.link.named.add(upload.name)
         self.pruning.confirmed[upload.name] = upload.manifest
-        if upload.manifest.healthy:
-            self._confirmed = (upload.name, upload.manifest, self._now())
+        self._confirmed_at[upload.name] = self._now()
+        self._is_looked_at = False
         self._pruned_at = float("-inf")
 
     def close(self) -> None:
@@ -398,6 +519,7 @@ class Copier:
         self._pruned_at = now  # where a place refuses to remove, copying goes on meanwhile
         listed = self._look_there()
         on_its_way = [p.hash for p in self._upload.manifest.packs] if self._upload else []
+        self.pruning.doubted = self.pruning.confirmed.keys() - self._holding().keys()
         yield from self.pruning.steps(listed, on_its_way, self._late)
 
     def _worked(self) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 from dataclasses import asdict
 
-from infrastructure.backup.replication.copier_process import CopierSettings
+from infrastructure.backup.replication.copier_process import LOOK, CopierSettings
 from infrastructure.backup.replication.folder_upload import Publication
 from infrastructure.core.helper_process import HelperProcess
 from infrastructure.core.redact import redact_urls
@@ -45,6 +45,7 @@ class CopierClient:
         self._has_failed = False  # the last one, which was counted
         self._started_at = self._may_start_at = float("-inf")
         self._publications: dict[str, Publication] = {}  # the last of each name
+        self._look: str | None = None  # the last that was asked for
 
     @property
     def is_started(self) -> bool:
@@ -89,6 +90,8 @@ class CopierClient:
         self._send(json.dumps(asdict(self.settings)))
         for what in self._publications.values():
             self._send(what.to_line())
+        if self._look is not None:
+            self._send(LOOK + self._look)
 
     def try_again(self) -> None:
         """Start one that cannot run once more without waiting any longer."""
@@ -100,6 +103,14 @@ class CopierClient:
         """Let it look at once."""
         self.start()
         self._send("")
+
+    def look_again(self, token: str) -> None:
+        """Let it look again at all of the newest version, when nothing is left to copy."""
+        self._look = token
+        if self.process_id is None:
+            self.start()
+        else:
+            self._send(LOOK + token)
 
     def publish(self, what: Publication) -> None:
         """Let it copy a finished folder; one that is started again is told again."""

@@ -1,7 +1,8 @@
 """The helper that copies versions to a place, started with `python -m`.
 
 Its settings are the first line of its standard input, where no other user of the machine sees them.
-Of the further lines an empty one asks it to look at once, another one is a folder to be published.
+Of the further lines an empty one asks it to look at once, one that begins with `LOOK` to look again
+at all of the newest version when nothing is left to copy, another one is a folder to be published.
 When its input ends, so did the training, however: the newest version and the folders are copied
 still, for a bounded time. Nice, so that it takes only what is left.
 """
@@ -44,6 +45,7 @@ NICENESS = 10  # of a machine whose cores are all busy it still gets a tenth; at
 POLL_SECONDS = 0.5
 STATUS_SECONDS = 1.0  # between two writes of a status that only counts on
 BUSY = ("copying", "confirming")
+LOOK = "look "
 INPUT = 0
 RECORD_FILE = "place.json"
 
@@ -146,10 +148,15 @@ def serve(
         file.show(copier.status())
         if ended_at is None:
             data = _input_within(wait)
-            ended_at = time.monotonic() if data == b"" else None
+            if data == b"":
+                ended_at = time.monotonic()
+                copier.look_at_the_end()
             *lines, begun = (begun + (data or b"")).split(b"\n")
             for line in filter(None, lines):
-                copier.publish(Publication.from_line(line))
+                if line.startswith(LOOK.encode()):
+                    copier.look_again(line.decode().removeprefix(LOOK))
+                else:
+                    copier.publish(Publication.from_line(line))
             if lines:
                 copier.nudge()
             continue
@@ -157,7 +164,7 @@ def serve(
         if copier.has_failed and is_succeeded():
             copier.close()
             return
-        if is_done or time.monotonic() - ended_at > finish_seconds:
+        if (is_done and copier.has_looked) or time.monotonic() - ended_at > finish_seconds:
             status = copier.status()
             is_safe = status.is_safe and is_done and status.state != FENCED
             file.write(replace(status, state=FINISHED if is_safe else LEFT))

@@ -5,7 +5,8 @@ A SHA256SUMS file goes last, so the folder is whole when that is there and says 
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -13,6 +14,7 @@ from typing import Any, Self
 from infrastructure.backup.backends.base import Content, Place
 from infrastructure.backup.replication.bandwidth import Bandwidth, Paced
 from infrastructure.backup.replication.object_reader import OpenFile, Progress
+from infrastructure.backup.replication.remote_session import UploadedFile
 from infrastructure.core.checksums import SUMS, parse_sums, write_sums
 from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
 from infrastructure.core.files import whole_directory
@@ -56,6 +58,7 @@ class PublishedFolder:
 
     Attributes:
         target: where it is, or will be; None before that is known.
+        seen: its files at the place, as they were confirmed.
 
     Raises:
         ValueError: the folder is empty or missing.
@@ -68,8 +71,10 @@ class PublishedFolder:
         parent: Path,
         what: Publication,
         bandwidth: Bandwidth | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.place, self.parent, self.what = place, parent, what
+        self.place, self.parent, self.what, self.clock = place, parent, what, clock
+        self.seen: dict[Path, UploadedFile] = {}
         self.folder, self.bandwidth = Path(what.folder), bandwidth
         self.target: Path | None = None
         self._contents = {
@@ -92,7 +97,7 @@ class PublishedFolder:
         self.place.make_directory(self.parent)
         self.target = target = self._target()
         wait, waiting = FIRST_WAIT_SECONDS, dict(self._contents)
-        self.done_bytes = 0
+        self.done_bytes, self.seen = 0, {}
         while waiting:
             for path, content in list(waiting.items()):
                 if self._put_file(target, path, content):
@@ -146,7 +151,7 @@ class PublishedFolder:
     def _put(self, at: Path, buffers: OpenFile | list[bytes], content: Content) -> bool:
         """Write a file unless it is there or on its way; whether it is confirmed."""
         try:
-            if self.place.confirm(at, content):
+            if self._is_confirmed(at, content):
                 return True
             if self.place.size(at) == content.size_bytes:
                 return False  # on its way
@@ -154,7 +159,14 @@ class PublishedFolder:
             pass
         take = self.bandwidth.take if self.bandwidth else _unbounded
         self.place.write(at, Paced(buffers, take))
-        return self.place.confirm(at, content)
+        return self._is_confirmed(at, content)
+
+    def _is_confirmed(self, at: Path, content: Content) -> bool:
+        file = UploadedFile(at, content, self.clock())
+        if not file.is_confirmed_by(self.place, self.clock()):
+            return False
+        self.seen[at] = file
+        return True
 
     def _relative(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()

@@ -33,6 +33,7 @@ class PlacePruning:
         retention: what stays, counted over confirmed versions only.
         grace_seconds: how long an object must have been without a name.
         confirmed: versions that were confirmed in this session.
+        doubted: those of them that the place has lost a file of since; no other goes for them.
         unnamed_since: objects that no manifest names, and when that was seen first.
     """
 
@@ -41,6 +42,7 @@ class PlacePruning:
     grace_seconds: float
     confirmed: dict[str, Manifest] = field(default_factory=dict)
     unnamed_since: dict[str, float] = field(default_factory=dict)
+    doubted: Collection[str] = ()
     _read: dict[str, Manifest] = field(default_factory=dict)
     _unreadable_since: dict[str, float] = field(default_factory=dict)
     _swept_at: float | None = None
@@ -91,7 +93,8 @@ class PlacePruning:
             self._unreadable_since.setdefault(name, self.link.clock())
 
     def _kept(self, names: set[str]) -> set[str]:
-        good = sorted((n for n, m in self.confirmed.items() if m.healthy), reverse=True)
+        sure = {n: m for n, m in self.confirmed.items() if n not in self.doubted}
+        good = sorted((n for n, m in sure.items() if m.healthy), reverse=True)
         if len(good) < self.retention.keep_last:
             return names
         oldest = good[self.retention.keep_last - 1]
@@ -103,7 +106,7 @@ class PlacePruning:
             if name in names and now - since < self.grace_seconds
         }
         newer = {name for name in names if name >= oldest}
-        return newer | unclear | {*self._special(readable), *self._special(self.confirmed)}
+        return newer | unclear | {*self._special(readable), *self._special(sure)}
 
     def _special(self, manifests: dict[str, Manifest]) -> Iterator[str]:
         """The best, each n-th, and the newest emergency version."""

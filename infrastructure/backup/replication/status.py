@@ -54,6 +54,10 @@ class BackupStatus:
         state: one of `STATES`.
         confirmed_name, confirmed_step: the newest version that is safe there.
         saved_at, confirmed_at: when that version was written here, and known to be safe there.
+        present_at: when each of its files was last seen there; the oldest of these times.
+        compared_at, compared_by: when the bytes of each were last compared, and by what; the oldest
+            and the weakest.
+        last_look: token of the last look at all of that version which is done.
         in_flight_step: the version that is on its way.
         in_flight_folder: the finished folder that is on its way, such as "final".
         done_bytes, total_bytes: of the version or the folder on its way.
@@ -73,6 +77,10 @@ class BackupStatus:
     confirmed_step: int | None = None
     saved_at: float | None = None
     confirmed_at: float | None = None
+    present_at: float | None = None
+    compared_at: float | None = None
+    compared_by: str | None = None
+    last_look: str = ""
     in_flight_step: int | None = None
     in_flight_folder: str | None = None
     done_bytes: int = 0
@@ -106,6 +114,21 @@ class BackupStatus:
             return ""
         goes_on = "; copying then goes on by itself" if self.state == RETRYING else ""
         return f" ({self.advice}{goes_on})"
+
+    def seen(self, now: float) -> str | None:
+        """Describe what was seen of the confirmed version, how and when: `all its files
+        were there 5 s ago; their bytes were compared 2 min ago (read-back)`."""
+        if self.present_at is None or self.compared_at is None or self.compared_by is None:
+            return None
+        present, compared = (age_words(now - at) for at in (self.present_at, self.compared_at))
+        return (
+            f"all its files were there {present} ago; their bytes were compared {compared} ago"
+            f" ({self.compared_by})"
+        )
+
+    def has_looked(self, token: str) -> bool:
+        """Whether the look of this token ("": none) is done, or nobody will do it."""
+        return token in ("", self.last_look) or self.state in (OFF, FENCED, DOWN)
 
     def is_settled(self, name: str | None) -> bool:
         """Whether nothing is to be waited for of a version: it is confirmed, or never copied."""

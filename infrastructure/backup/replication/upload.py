@@ -4,6 +4,7 @@ What is on its way holds its files open, so rotation may remove them meanwhile. 
 compared with its name while it is read: a damaged object is never copied whole.
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -94,7 +95,7 @@ class ObjectUpload:
         for pack in self.packs:  # questions before writing: some places gather what is written
             if pack.hash in self._elsewhere:
                 self._require_there(pack)
-            elif pack.hash not in self.link.sent and self._is_seen(pack):
+            elif self._is_unknown(pack) and self._is_seen(pack):
                 seen.add(pack.hash)
             yield 0.0
         for pack in packs:
@@ -108,6 +109,21 @@ class ObjectUpload:
                 self._forget_unconfirmed(packs)
                 break
             yield from self._confirm_all(packs)
+
+    def _is_unknown(self, pack: Pack) -> bool:
+        """Whether this session knows nothing of an object at the place. One that was confirmed for
+        an earlier version is looked for again: this version needs it now."""
+        sent = self.link.sent.get(pack.hash)
+        if sent is None:
+            return True
+        if sent.confirmed_at is not None:
+            with contextlib.suppress(StorageError):  # which `sent.problem` says
+                if not self.link.still_has(sent, reads=False):  # it may come back by itself
+                    sent.written_at, sent.confirmed_at = self.link.clock(), None
+        if sent.problem is None:
+            return False
+        del self.link.sent[pack.hash]
+        return True
 
     def _require_there(self, pack: Pack) -> None:
         if not self._is_seen(pack):
@@ -234,18 +250,21 @@ class ObjectUpload:
             packed = compress(_joined(forms[0][1]))
             if len(packed) < pack.size_bytes:
                 forms = [*forms, self._packed(pack, packed)]
-        others = [form for form in forms if form[0].path != now.path and self._stays_missing(form)]
+        others = [
+            form for form in forms if form[0].path != now.path and self.stays_missing(form[0].path)
+        ]
         these = [form for form in forms if form[0].path == now.path]
         if pack.hash in self.link.named:
-            these = [form for form in these if self._stays_missing(form)]
+            these = [form for form in these if self.stays_missing(form[0].path)]
         for sent, buffers in [*these, *others]:
             self.write(sent, buffers)
             self.link.sent[pack.hash] = sent
             return
         now.written_at = self.link.clock()
 
-    def _stays_missing(self, form: Form) -> bool:
-        return all(self.size(form[0].path) is None for _ in range(NUM_LOOKS))
+    def stays_missing(self, path: Path) -> bool:
+        """Whether a file is not to be seen however often one looks."""
+        return all(self.size(path) is None for _ in range(NUM_LOOKS))
 
     def _forms(self, pack: Pack) -> list[Form]:
         """The object plain and, where that is wanted and smaller, compressed; the last is written.
@@ -364,6 +383,7 @@ class Upload:
         while not self._is_manifest_confirmed(sent) and not self.objects.is_hopeless():
             yield wait
             wait = min(2 * wait, LONGEST_WAIT_SECONDS)
+            sent = self._send_manifest()
         self.is_confirmed = sent.confirmed_at is not None and self.objects.are_confirmed
         self.link.is_doubtful = sent.confirmed_at is None
 
@@ -375,14 +395,20 @@ class Upload:
             raise
 
     def _send_manifest(self) -> UploadedFile:
-        """Write the manifest; one that may be in use there is asked for only."""
+        """Write the manifest, again where it got lost; one that may be in use there is asked for
+        only."""
         self.link.place.require_identity()
         path = self.link.store.manifest_path(self.name)
         sent = self.link.sent.get(self.name) or self.objects.sent(path, [self._manifest_bytes])
-        if self.name in self.link.named and not self.link.is_surely_wrong(path):
-            is_needed = False
+        is_wrong = self.link.is_surely_wrong(path)
+        is_late = self.link.clock() - sent.written_at > self.objects.patience
+        if self.name in self.link.named and not is_wrong:
+            is_lost = is_late or self.link.num_wrong[path] > 0
+            is_needed = is_lost and self.objects.stays_missing(path)
+        elif is_wrong:
+            is_needed = True
         elif self.name in self.link.sent:
-            is_needed = self.link.clock() - sent.written_at > self.objects.patience
+            is_needed = is_late
         else:
             is_needed = self.objects.size(path) != sent.content.size_bytes
         if is_needed:

@@ -14,6 +14,7 @@ from typing import Any
 
 from infrastructure.config.aliases import canonical
 from infrastructure.config.base import ConfigSection, ConfigurationError
+from infrastructure.config.elsewhere import SAME, as_keys, plain_name
 from infrastructure.config.field_help import format_value
 from infrastructure.config.merging.presets import NO_PRESET, PRESET, PRESETS
 from infrastructure.config.schema import Schema
@@ -103,9 +104,15 @@ def _open(
     if not isinstance(value, Mapping):
         raise ConfigurationError(
             f"{section.rstrip('_')} is a section with keys of its own, not {format_value(value)} "
-            f"({source.place})"
+            f"({source.place}){_meant(section)}"
         )
     return value, Setting(section, True, source) if section in schema.fields else None
+
+
+def _meant(section: str) -> str:
+    """What somebody means who gives a section a value, where other tools call a setting so."""
+    name = plain_name(section.rstrip("_"))
+    return f"; it is {as_keys(SAME[name])} here" if name in SAME else ""
 
 
 def _truth_of(section: str, value: bool | str | None, source: Source) -> bool:

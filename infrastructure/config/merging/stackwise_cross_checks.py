@@ -78,7 +78,17 @@ def _trunks(data: DataConfig, training: TrainingConfig) -> Iterator[str]:
             "training.cache_activations needs all examples beforehand, and data.streaming reads"
             " them while it goes on: switch one of them off"
         )
-    quantizes = training.quantization_enabled or training.backbone_quantized
+    quantizes = training.trunk_is_quantized
+    if training.quantization_enabled and training.backbone_quantized is False:
+        yield (
+            "training.quantization_enabled stores the finished layers quantised, and"
+            " training.backbone_quantized false keeps them as they are: leave one of them out"
+        )
+    if training.qlora_progressive_enabled is False and training.qlora_strategy == "progressive":
+        yield (
+            "training.qlora_strategy progressive adds matrices with each new stack, and"
+            " training.qlora_progressive_enabled false adds none: leave one of them out"
+        )
     if quantizes and not in_turn and not training.qlora_enabled:
         yield (
             "training.quantization_enabled freezes the layers, and nothing would train: give"
@@ -104,7 +114,7 @@ def _losses(training: TrainingConfig) -> Iterator[str]:
                 "training.local_loss reconstruct is for units with losses of their own, and"
                 " training.end_to_end_scope rackwise has one loss: give stackwise"
             )
-        if training.with_top or training.trunk_trains or training.mode == "fused":
+        if training.with_top or training.trunk_trains:
             yield (
                 "training.local_loss reconstruct trains a unit without the layers around it:"
                 " leave out training.with_top, training.mode fused and growth once"

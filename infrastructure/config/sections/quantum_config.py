@@ -90,9 +90,13 @@ class QuantumConfig(ConfigSection):
     rank_budget: Annotated[ShareAboveZero, _RANKS] = Field(
         default=0.5, description="Share of the LoRA components that stays, from 0 to 1."
     )
-    max_overhead_percent: Annotated[
-        float, Gt(0), Le(AT_ANY_COST), Allowed("a percentage above 0, such as 2")
-    ] = Field(default=1.0, description="Share of the training's time that quantum steps may take.")
+    max_overhead_percent: (
+        Annotated[float, Gt(0), Le(AT_ANY_COST), Allowed("a percentage above 0, such as 2")] | Auto
+    ) = Field(
+        default="auto",
+        description="Time for quantum steps in percent;"
+        " auto: 1, or 10 and none skipped with a frequency.",
+    )
     background: Annotated[bool, _SAMPLED] = Field(
         default=False,
         description="Solve in another process while the training goes on with the last answer.",

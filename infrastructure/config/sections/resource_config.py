@@ -112,6 +112,9 @@ class AlertThresholds(ConfigSection):
     data_wait_percent: Percent = Field(
         default=50.0, description="Share of a step spent waiting for data, in percent."
     )
+    tied_steps: Count = Field(
+        default=20, description="Steps in a row whose answers to each prompt are rewarded alike."
+    )
     disk_free: Megabytes = Field(
         default=1000, description="Free disk space below which there is an alert, in MB."
     )

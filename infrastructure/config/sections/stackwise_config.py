@@ -34,7 +34,6 @@ def _is_stackwise(config: Any) -> bool:
     return config.training.strategy_for(config.model) in STACKWISE
 
 
-_FUSED = UsedWhen(lambda config: config.training.mode == "fused", "training.mode is not fused")
 _IN_BLOCKS = UsedWhen(
     lambda config: config.training.mode in ("blockwise", "fused"), "training.mode has no blocks"
 )
@@ -76,7 +75,7 @@ _CACHED_STEPS = UsedWhen(
     "no activations of time steps are cached",
 )
 _QUANTIZED = UsedWhen(
-    lambda config: config.training.quantization_enabled or config.training.backbone_quantized,
+    lambda config: config.training.trunk_is_quantized,
     "training.quantization_enabled is off",
 )
 _QLORA_TRUNK = UsedWhen(
@@ -104,7 +103,7 @@ class QLoRA:
     alpha: float
     dropout: float
     lr: float | None
-    progressive_enabled: bool
+    progressive_enabled: bool | None
     strategy: str
 
 
@@ -137,12 +136,10 @@ class StackwiseFields(ConfigSection):
     """The fields of stack-wise training; `TrainingConfig` holds them flat."""
 
     mode: Literal["layerwise", "blockwise", "fused"] | None = Field(
-        default=None, description="What trains at a time: a layer, a block of layers, or all fused."
+        default=None,
+        description="What trains at a time: a layer, a block, or a block and all below (fused).",
     )
     block_size: Annotated[Count, _IN_BLOCKS] = Field(default=4, description="Layers of a block.")
-    fusion_mode: Annotated[Literal["frozen", "trainable"], _FUSED] = Field(
-        default="frozen", description="Fused training: whether the blocks below train, too."
-    )
     train_head: Annotated[Literal["first", "always"], _IN_TURN] = Field(
         default="first",
         description="Final norm and untied head train with the first unit, or with each.",
@@ -220,8 +217,8 @@ class StackwiseFields(ConfigSection):
         default="nf_fp8",
         description="How finished stacks are stored: nf_fp8, nf4, fp16, fp32 or a registered name.",
     )
-    backbone_quantized: bool = Field(
-        default=False, description="Keep the backbone quantised while training."
+    backbone_quantized: bool | None = Field(
+        default=None, description="Another name for quantization_enabled; none: as that is."
     )
     adapters_full_precision: Annotated[bool, _QLORA] = Field(
         default=True, description="Keep QLoRA matrices in full precision."
@@ -239,8 +236,10 @@ class StackwiseFields(ConfigSection):
     qlora_lr: Annotated[Positive | None, _QLORA] = Field(
         default=None, description="Learning rate of the QLoRA matrices; none: the training's."
     )
-    qlora_progressive_enabled: Annotated[bool, _QLORA_TRUNK] = Field(
-        default=False, description="Add QLoRA matrices to the trunk with each new stack."
+    qlora_progressive_enabled: Annotated[bool | None, _QLORA_TRUNK] = Field(
+        default=None,
+        description="Add QLoRA matrices to the trunk with each stack;"
+        " none: as qlora_strategy says.",
     )
     qlora_strategy: Annotated[Literal["simplified", "progressive", "variable"], _QLORA] = Field(
         default="simplified", description="How QLoRA ranks are chosen over the stacks."

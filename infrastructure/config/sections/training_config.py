@@ -388,7 +388,7 @@ class TrainingConfig(StackwiseFields):
         SAME_RESULT,
     ] = Field(
         default=["console", "jsonl", "csv", "tensorboard"],
-        description="Where metrics are written; trackio and wandb are packages.",
+        description="Where metrics go besides metrics.jsonl; trackio and wandb are packages.",
     )
     loss: Annotated[str, RegisteredName(LOSSES)] = Field(
         default="cross_entropy",
@@ -430,6 +430,17 @@ class TrainingConfig(StackwiseFields):
         return self.best_metric_mode == "max"
 
     @property
+    def ends_with_best(self) -> bool:
+        """Whether the trained model is that of the best checkpoint: where it stops early, or where
+        a metric is named that says which is best."""
+        return self.early_stopping_patience is not None or self.best_metric != LOSS
+
+    @property
+    def num_best_kept(self) -> int:
+        """Checkpoints that are best, kept besides."""
+        return max(self.keep_best, int(self.ends_with_best))
+
+    @property
     def best_needs_answers(self) -> bool:
         """Whether each evaluation answers prompts for it."""
         return MEASURES.get(self.best_metric) is Of.ROWS
@@ -455,7 +466,7 @@ class TrainingConfig(StackwiseFields):
             return self.strategy
         if self.mode is not None:  # a unit after the other
             return "progressive"
-        if self.qlora_enabled or self.quantization_enabled or self.backbone_quantized:
+        if self.qlora_enabled or self.trunk_is_quantized:
             return "end_to_end"
         finetunes = model.lora_config or self.layerwise_lr_decay < 1 or self.unfreeze_interval
         return "finetune" if finetunes else "standard"
@@ -479,7 +490,17 @@ class TrainingConfig(StackwiseFields):
     @property
     def trunk_trains(self) -> bool:
         """Whether what lies below a unit trains in full with it."""
-        return self.grows_once or (self.mode == "fused" and self.fusion_mode == "trainable")
+        return self.grows_once or self.mode == "fused"
+
+    @property
+    def trunk_is_quantized(self) -> bool:
+        """Whether finished layers are stored otherwise than they train."""
+        return self.quantization_enabled or self.backbone_quantized is True
+
+    @property
+    def trunk_is_adapted_again(self) -> bool:
+        """Whether the trunk is given further low-rank matrices with each new unit."""
+        return self.qlora_progressive_enabled is True or self.qlora_strategy == "progressive"
 
     @property
     def trunk_is_adapted(self) -> bool:
@@ -491,7 +512,7 @@ class TrainingConfig(StackwiseFields):
     def trunk_can_be_cached(self) -> bool:
         """Whether what lies below a unit is always the same, and not run with its gradients."""
         changes = self.trunk_trains or self.trunk_is_adapted
-        return self.trains_units_in_turn and self.mode != "fused" and not changes
+        return self.trains_units_in_turn and not changes
 
     def enables(self, name: str) -> bool:
         """Whether Temper's extension of that name is enabled; somebody's own of it is another."""

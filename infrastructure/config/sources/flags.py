@@ -16,7 +16,7 @@ from typing import Any, get_origin
 from infrastructure.config.base import ConfigurationError, kinds
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import allowed_values, choices, leaves, plain
-from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten
+from infrastructure.config.merging.precedence import Layer, Setting, Source, flatten, parse_truth
 from infrastructure.config.merging.presets import NO_PRESET, PRESET, PRESETS
 from infrastructure.config.schema import FieldSpec, Schema, schema_of
 from infrastructure.config.sections.stackwise_config import StackwiseFields
@@ -95,8 +95,15 @@ def all_flags() -> tuple[str, ...]:
 
 def as_flags(settings: Collection[str]) -> str:
     """Settings, `key` or `key=value`, as they are typed: `--lora --quantization 4bit`."""
-    pairs = [setting.partition("=") for setting in settings]
-    return " ".join(f"{flag_names(key)[0]} {value}".strip() for key, _, value in pairs)
+    fields = schema_of(DeploymentConfig).fields
+    words = []
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if value and is_truth(fields[key]):
+            words += flag_words({key: parse_truth(value)})
+        else:
+            words += [flag_names(key)[0], value]
+    return " ".join(filter(None, words))
 
 
 def flag_words(settings: Mapping[str, object]) -> list[str]:

@@ -78,16 +78,23 @@ UNITS = {"_celsius": " °C", "_watts": " W"}
 
 @dataclass
 class _ForwardClock:
-    """Reads the moments of a series so that none comes before the one that was read before it: a
-    clock that was set back goes on from where it was."""
+    """Moments that never fall, of a clock that may be set back: what is noted after that follows at
+    once on what was noted before, so that no chart runs backwards.
 
-    latest: float = -math.inf
-    _offset: float = 0.0
+    Attributes:
+        moment: the last one; None: there was none.
+    """
 
-    def read(self, moment: float) -> float:
-        self._offset = max(self._offset, self.latest - moment)
-        self.latest = moment + self._offset
-        return self.latest
+    moment: float | None = None
+    _shift: float = 0.0
+
+    def forward(self, moment: float) -> float:
+        moment += self._shift
+        if self.moment is not None and moment < self.moment:
+            self._shift += self.moment - moment
+            moment = self.moment
+        self.moment = moment
+        return moment
 
 
 @dataclass
@@ -106,14 +113,13 @@ class MachineHistory:
     numbers: dict[str, Statistics] = field(default_factory=dict)
     pauses: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_PAUSES))
     _interval: float = math.inf
-    _sample_clock: _ForwardClock = field(default_factory=_ForwardClock)
-    _step_clock: _ForwardClock = field(default_factory=_ForwardClock)
+    _samples: _ForwardClock = field(default_factory=_ForwardClock)
+    _performance: _ForwardClock = field(default_factory=_ForwardClock)
 
     def add(self, sample: Record) -> None:
-        """Take a sample of the machine; they come in the order of time, whatever the clock says."""
+        """Take a sample of the machine; they come in the order of time."""
         if is_number(sample.get("time")):
-            before = self._sample_clock.latest
-            moment = self._sample_clock.read(sample["time"])
+            before, moment = self._samples.moment, self._samples.forward(sample["time"])
             self._note_pause(before, moment)
             self.last = sample
             self._add(moment, _flat(sample))
@@ -124,10 +130,10 @@ class MachineHistory:
         if (share := values.get("model_flops_utilization")) is not None:
             values["model_flops_percent"] = 100 * share
         if "time" in values:
-            self._add(self._step_clock.read(values["time"]), values)
+            self._add(self._performance.forward(values["time"]), values)
 
-    def _note_pause(self, before: float, now: float) -> None:
-        if not math.isfinite(before) or now <= before:
+    def _note_pause(self, before: float | None, now: float) -> None:
+        if before is None or now <= before:
             return
         if now - before > max(PAUSE_SECONDS, PAUSE_INTERVALS * self._interval):
             self.pauses.append((before, now))

@@ -138,6 +138,11 @@ def split_version(name: str) -> tuple[str, str | None]:
     return (run, version) if version and at and "/" not in version else (name, None)
 
 
+def names_version(name: str) -> bool:
+    """Return whether a name is that of a version of a run, and of no folder. Looks at no run."""
+    return split_version(name)[1] is not None and not Path(name).expanduser().is_dir()
+
+
 def _is_model_or_run(path: Path) -> bool:
     """Whether something of a model lies there; a folder of data may be called as a run is."""
     if not path.is_dir():

@@ -108,6 +108,8 @@ class Backup(TypedDict):
     Attributes:
         place: None: the checkpoints lie on this machine only.
         saved_at, confirmed_at: unix times of what is safe.
+        present_at, compared_at, compared_by: when all of that was last seen there, and when and by
+            what its bytes were last compared.
         newest_step: of the newest checkpoint, safe or not.
         published: where the trained model lies.
         problem: why something is not safe.
@@ -118,6 +120,9 @@ class Backup(TypedDict):
     confirmed_step: int | None
     saved_at: float | None
     confirmed_at: float | None
+    present_at: float | None
+    compared_at: float | None
+    compared_by: str | None
     newest_step: int | None
     published: str | None
     problem: str | None
@@ -414,12 +419,18 @@ def _alert(record: Record) -> Alert:
 def _backup(facts: RunFacts, *, is_trained: bool) -> Backup:
     known = facts.copies
     step, newest = (known.get(f"{word}_step") for word in ("confirmed", "newest"))
-    saved, confirmed = (known.get(f"{word}_at") for word in ("saved", "confirmed"))
+    saved, confirmed, present, compared = (
+        moment if isinstance(moment := known.get(f"{word}_at"), int | float) else None
+        for word in ("saved", "confirmed", "present", "compared")
+    )
     return {
         "place": _text_or_none(known.get("place") or None),
         "confirmed_step": step if isinstance(step, int) else None,
-        "saved_at": saved if isinstance(saved, int | float) else None,
-        "confirmed_at": confirmed if isinstance(confirmed, int | float) else None,
+        "saved_at": saved,
+        "confirmed_at": confirmed,
+        "present_at": present,
+        "compared_at": compared,
+        "compared_by": _text_or_none(known.get("compared_by")),
         "newest_step": newest if isinstance(newest, int) else None,
         "published": _text_or_none(known.get("published")),
         "problem": _text_or_none(known.get("problem") or known.get("error")),

@@ -394,6 +394,10 @@ def safety(view: RunView) -> Markup:
     ]
     safe = "nothing is confirmed yet" if step is None else joined([f"step {step}", *moments])
     rows.append(("safe there", safe))
+    if known["present_at"] is not None and known["compared_at"] is not None:
+        compared = [", bytes compared ", moment(known["compared_at"])]
+        how = f" ({known['compared_by']})" if known["compared_by"] else ""
+        rows.append(("seen there", joined([moment(known["present_at"]), *compared, how])))
     if newest is not None and newest != step:
         rows.append(("on this machine only", f"step {newest}"))
     if known["published"] is not None:

@@ -120,4 +120,12 @@ def training_rules(limits: AlertThresholds) -> list[AlertRule]:
             "data.num_workers or data.prefetch_factor",
             num_samples=5,
         ),
+        AlertRule(
+            "tied_steps",
+            "num_tied_steps",
+            limits.tied_steps,
+            "for {value:.0f} steps all answers to each prompt have had the same rewards (limit"
+            " {limit:g}): nothing is learned from them; take prompts that are neither too easy nor"
+            " too hard, or rewards with more values",
+        ),
     ]

@@ -18,7 +18,7 @@ from infrastructure.core.registry import Registry
 from infrastructure.monitoring.watching.alerts import Alert, Severity
 from infrastructure.monitoring.watching.apprise_alerts import VARIABLE as APPRISE
 from infrastructure.monitoring.watching.apprise_alerts import AppriseAlerts
-from infrastructure.monitoring.watching.webhook import VARIABLE, WebhookAlerts
+from infrastructure.monitoring.watching.webhook import VARIABLE, WebhookAlerts, check_address
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,8 @@ COLOURS: dict[Severity, str] = {"info": "#3b6ea5", "warning": "#b7791f", "critic
 
 
 class AlertSink(Protocol):
-    """One that is told. Called from one thread; may raise, and is then not called again."""
+    """One that is told. Called from one thread; may raise, and is then not called again. One that
+    sends elsewhere may have `lost`: how many alerts did not get there, and why the last did not."""
 
     name: str
 
@@ -146,13 +147,13 @@ def make_alert_sinks(
 
 
 def check_alert_sinks(names: Iterable[str], environment: Mapping[str, str] = os.environ) -> None:
-    """Raise ValueError where the webhook is named and has no address, or a sink of somebody's own
-    cannot be used."""
+    """Raise ValueError where the webhook is named and has no address, or none that can be posted
+    to, or a sink of somebody's own cannot be used."""
     for name in names:
         if ALERT_SINKS.is_own(name) or name not in ALERT_SINKS.built_in:
             ALERT_SINKS.get(name)
         elif name == "webhook":
-            _secret(environment, name, VARIABLE)
+            check_address(_secret(environment, name, VARIABLE))
         elif name == "apprise":
             _secret(environment, name, APPRISE)
             refuse_missing("apprise", "the alert sink 'apprise'")

@@ -47,8 +47,13 @@ class AppriseAlerts:
             self._queue.put(alert)
 
     def close(self) -> None:
-        """Send what is waiting, for five seconds at most."""
+        """As `AlertQueue.close`."""
         self._queue.close()
+
+    @property
+    def lost(self) -> tuple[int, str]:
+        """How many alerts did not get there, and why the last did not."""
+        return self._queue.num_lost, self._queue.why_lost
 
     def _post(self, alert: Alert) -> str:
         try:

@@ -4,11 +4,14 @@ Sent by a thread of its own, so that a slow or dead address holds nobody up. The
 secret: it is never written and never shown.
 """
 
+import email.utils
 import http.client
 import json
 import time
 import urllib.error
 import urllib.request
+from email.message import Message
+from typing import IO
 from urllib.parse import urlsplit
 
 from infrastructure.monitoring.watching.alert_queue import AlertQueue
@@ -19,6 +22,57 @@ TIMEOUT_SECONDS = 10.0
 NUM_TRIES = 3
 FIRST_WAIT_SECONDS = 1.0  # doubled after each try
 LONGEST_WAIT_SECONDS = 30.0
+
+
+def check_address(url: str) -> str:
+    """The host of a webhook.
+
+    Raises:
+        ValueError: `url` is no web address, or cannot be posted to; the text does not show it.
+    """
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError:
+        host = None
+    if host is None or parts.scheme not in ("http", "https"):
+        raise ValueError(
+            f"{VARIABLE} is no web address: give the whole https://… that the service shows"
+        )
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise ValueError(
+            f"{VARIABLE} holds a letter that no web address has, such as a blank or one that is not"
+            " ASCII: copy the address from the service again (%C3%BC is ü; xn--… is such a host)"
+        )
+    if parts.username is not None:
+        raise ValueError(f"{VARIABLE} holds a user before an @: give the service's webhook address")
+    return host
+
+
+class _SameHostRedirects(urllib.request.HTTPRedirectHandler):
+    """Posts again where the same host sends the request elsewhere. urllib would get that page
+    without the alert; and another host is not to learn of it."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: Message,
+        newurl: str,
+    ) -> urllib.request.Request | None:
+        old, new = urlsplit(req.full_url), urlsplit(newurl)
+        is_same = (new.scheme, new.port) == (old.scheme, old.port)
+        is_upgrade = (old.scheme, new.scheme) == ("http", "https")
+        if new.hostname != old.hostname or not (is_same or is_upgrade):
+            return None  # the answer itself is the error
+        return urllib.request.Request(
+            newurl, data=req.data, headers=dict(req.headers), method="POST"
+        )
+
+
+_OPENER = urllib.request.build_opener(_SameHostRedirects)
 
 
 class WebhookAlerts:
@@ -38,12 +92,7 @@ class WebhookAlerts:
     def __init__(
         self, url: str, source: str = "", first_wait_seconds: float = FIRST_WAIT_SECONDS
     ) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(
-                f"{VARIABLE} is no web address: give the whole https://… that the service shows"
-            )
-        self._url, self._host, self.source = url, parts.hostname, source
+        self._url, self._host, self.source = url, check_address(url), source
         self.first_wait_seconds = first_wait_seconds
         self._queue = AlertQueue(self.name, self._post_patiently)
 
@@ -52,8 +101,13 @@ class WebhookAlerts:
         self._queue.put(alert)
 
     def close(self) -> None:
-        """Send what is waiting, for five seconds at most."""
+        """As `AlertQueue.close`."""
         self._queue.close()
+
+    @property
+    def lost(self) -> tuple[int, str]:
+        """How many alerts did not get there, and why the last did not."""
+        return self._queue.num_lost, self._queue.why_lost
 
     def _post_patiently(self, alert: Alert) -> str:
         """Why it did not get there, or nothing."""
@@ -63,15 +117,16 @@ class WebhookAlerts:
                 self._post(alert)
                 return ""
             except urllib.error.HTTPError as error:
-                why, retry_after = f"it answered {error.code}", error.headers.get("Retry-After", "")
+                why, may_retry = f"it answered {error.code}", error.code == 429 or error.code >= 500
+                if 300 <= error.code < 400:
+                    why += f", which sends to another host: put its new address into {VARIABLE}"
+                wait_seconds = _seconds_until(error.headers.get("Retry-After"), wait_seconds)
                 error.close()
-                may_retry = error.code == 429 or error.code >= 500
-                wait_seconds = float(retry_after) if retry_after.isdigit() else wait_seconds
             except (OSError, http.client.HTTPException) as error:
                 why, may_retry = f"it cannot be reached ({type(error).__name__})", True
             if not may_retry or not left:
                 return why
-            time.sleep(min(wait_seconds, LONGEST_WAIT_SECONDS))
+            self._queue.pause(min(wait_seconds, LONGEST_WAIT_SECONDS))
             wait_seconds *= 2
         return ""
 
@@ -82,8 +137,21 @@ class WebhookAlerts:
             headers={"Content-Type": "application/json", "User-Agent": "temper"},
             method="POST",
         )
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as answer:
+        with _OPENER.open(request, timeout=TIMEOUT_SECONDS) as answer:
             answer.read()
+
+
+def _seconds_until(retry_after: str | None, otherwise: float) -> float:
+    """What a server asks for, in seconds or as a date."""
+    if retry_after is None:
+        return otherwise
+    if retry_after.strip().isdigit():
+        return float(retry_after)
+    try:
+        moment = email.utils.parsedate_to_datetime(retry_after)
+    except ValueError:
+        return otherwise
+    return max(0.0, moment.timestamp() - time.time())
 
 
 def payload(alert: Alert, host: str, source: str) -> dict[str, object]:

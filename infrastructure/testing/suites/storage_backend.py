@@ -223,7 +223,7 @@ class StorageBackendSuite:
         elif seen[-1] not in (None, old):
             confirmed = False
             with contextlib.suppress(StorageError):
-                confirmed = place.confirm(path, Content.of(pieces, place.hashes))
+                confirmed = bool(place.confirm(path, Content.of(pieces, place.hashes)))
             assert not confirmed, "half a file is confirmed"
         seen.clear()
         place.write(path, _Pieces(pieces, look))
@@ -245,7 +245,7 @@ class StorageBackendSuite:
                 place.remove(FILE)
             place.close()
             try:
-                confirmed = self.look(tmp_path).confirm(FILE, content)
+                confirmed = bool(self.look(tmp_path).confirm(FILE, content))
             except StorageError:
                 continue
             assert not confirmed, f"a file that holds {damage!r} is confirmed as {content}"

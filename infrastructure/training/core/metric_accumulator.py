@@ -18,6 +18,7 @@ class MetricAccumulator:
         num_tokens: tokens, supervised or not.
         num_steps: optimizer steps.
         grad_norm: of the last step, before clipping.
+        learning_rate: that the last step used.
         seconds: time that they took.
     """
 
@@ -26,6 +27,7 @@ class MetricAccumulator:
     num_tokens: int = 0
     num_steps: int = 0
     grad_norm: Sum = 0.0
+    learning_rate: float = 0.0
     seconds: float = 0.0
 
     def add(self, step: "MetricAccumulator") -> None:
@@ -34,7 +36,7 @@ class MetricAccumulator:
         self.num_items += step.num_items
         self.num_tokens += step.num_tokens
         self.num_steps += 1
-        self.grad_norm = step.grad_norm
+        self.grad_norm, self.learning_rate = step.grad_norm, step.learning_rate
 
     @property
     def loss(self) -> float:
@@ -55,6 +57,7 @@ class MetricAccumulator:
             "num_tokens": self.num_tokens,
             "num_steps": self.num_steps,
             "grad_norm": _finite(float(self.grad_norm)),
+            "learning_rate": self.learning_rate,
             "seconds": self.seconds,
         }
 

@@ -79,3 +79,40 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device = {name}: there are only {torch.cuda.device_count()} GPUs here")
     return device
+
+
+def training_device(name: str) -> torch.device:
+    """As `choose_device`, for a training of Temper's own.
+
+    Raises:
+        ValueError: as there, or a default of torch is in the way; says which.
+    """
+    check_torch_defaults()
+    if (dtype := torch.get_default_dtype()) is not torch.float32:
+        raise ValueError(
+            f"torch.set_default_dtype({dtype}) is in effect in this process: call"
+            " torch.set_default_dtype(torch.float32) and run this again; how the arithmetic rounds"
+            " is what training.mixed_precision says"
+        )
+    return choose_device(name)
+
+
+def check_torch_defaults() -> None:
+    """Refuse what an earlier cell of a notebook may have left, and no training gets over.
+
+    Raises:
+        ValueError: says what it is, and how to undo it.
+    """
+    device = torch.get_default_device()
+    if device.type != "cpu":
+        raise ValueError(
+            f"torch.set_default_device({str(device)!r}) is in effect in this process, so that"
+            " tensors are made where nobody expects them: call torch.set_default_device(None) and"
+            " run this again"
+        )
+    if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
+        raise ValueError(
+            "gradients are switched off in this process (torch.set_grad_enabled(False),"
+            " torch.no_grad() or torch.inference_mode()): call torch.set_grad_enabled(True),"
+            " outside of such a block, and run this again"
+        )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from infrastructure.core.json_text import JsonObject
+from infrastructure.training.core.metric_accumulator import Sum
 
 
 @dataclass
@@ -99,6 +100,21 @@ class StopReason(StrEnum):
     SIGNAL = "signal"
     COMMAND = "command"  # temper stop, or a notebook's
     DEADLINE = "deadline"  # the session ends soon
+    NOTHING_LEARNED = "nothing_learned"  # steps change no weight any more
+
+
+@dataclass(frozen=True)
+class StepRewards:
+    """What the reward functions gave for the newest step.
+
+    Attributes:
+        num_without: steps in a row, up to this one, in which no function gave a finite number.
+        num_tied: steps in a row in which all answers to each prompt had the same rewards, so that
+            none of them is better than another.
+    """
+
+    num_without: int = 0
+    num_tied: int = 0
 
 
 @dataclass
@@ -109,6 +125,10 @@ class TrainingState:
         step: optimizer steps done.
         total_steps: optimizer steps of the whole training, all phases.
         loss: mean loss per supervised item of the last finished step; NaN is shown as NaN.
+        grad_norm: of the last step; 0 exactly if all of its gradients are. None: not known, or its
+            batch was passed over.
+        learning_rate: that the last step used.
+        rewards: of the last step; None: nothing is rewarded in this training.
         metrics: the last step's numbers (`learning_rate`, `grad_norm`, `tokens`, `seconds`, ...).
         evaluation: the last evaluation's numbers.
         best_metric: the one by which the best checkpoint is chosen; best_is_greater: how.
@@ -146,6 +166,9 @@ class TrainingState:
     batch: Sequence[object] = ()
     output: StepOutput | None = None
     loss: float = float("nan")
+    grad_norm: Sum | None = None
+    learning_rate: float = 0.0
+    rewards: StepRewards | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     evaluation: dict[str, float] = field(default_factory=dict)
     best_evaluation_loss: float = float("inf")

@@ -429,7 +429,7 @@ class DataPipeline:
         survivals = Survivals.from_json(report.survivals)
         survivals.check(report.rows_read, self.config.max_unlearnable_percent)
         if not report.num_train:
-            raise ValueError(f"{self.config.path}: no row is left to train on")
+            raise report.quarantine.none_left(str(self.config.path))
         return report
 
     def _make_source(

@@ -26,7 +26,6 @@ import torch.distributed.nn.functional
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.training.core.error_handlers import is_device_fault
-from infrastructure.training.distributed.members import HERE
 
 BUCKET_BYTES = 32 << 20
 IN_FLIGHT = 2  # buckets that are exchanged at a time
@@ -42,6 +41,7 @@ MADE_WITHIN = timedelta(minutes=1)
 LIMIT_SECONDS = 600.0
 BUSY_TIMES = 6.0  # so much longer may take what has no steps to count, such as loading a model
 MOST_SILENT_SECONDS = 30.0
+LEAST_JOINING_SECONDS = 120.0  # for a rank that imports packages still, whatever the limit is
 LONG_PAUSE_SECONDS = 5.0  # between two looks of one wait, which takes half a second
 # Who is asked to stop is often asked because another rank has died.
 SILENT_AT_STOP_SECONDS = 5.0
@@ -416,8 +416,8 @@ class JoinedGroup(Group):
     def pulse_of(self, rank: int) -> "Pulse":
         """What a rank has shown of itself last."""
         key = f"pulse/{rank}"
-        if not self._store.check([key]):  # it is not there yet: it imports packages, or never comes
-            return Pulse(0, 0, is_busy=self._store.check([f"{HERE}/{rank}"]))
+        if not self._store.check([key]):
+            return Pulse(0, 0, is_busy=True)  # it is not there yet
         beats, progress, is_busy = map(int, self._store.get(key).decode().split())
         return Pulse(beats, progress, bool(is_busy))
 
@@ -507,6 +507,11 @@ class _Watch:
             return BUSY_TIMES * self.limit
         return min(self.limit, self.group.most_silent_seconds)
 
+    @property
+    def _joins_within(self) -> float:
+        """For a rank that nobody has heard of yet."""
+        return max(self.limit, LEAST_JOINING_SECONDS)
+
     def look(self, ranks: Sequence[int] | None = None) -> None:
         """Raises:
         ProcessLostError: one of `ranks` (None: of all) has left, is silent, or does not come on.
@@ -539,14 +544,13 @@ class _Watch:
         if pulse.progress != seen.progress:
             seen.progress, seen.came_on_at = pulse.progress, now
         silent, stuck = now - seen.heard_at, now - seen.came_on_at
-        if stuck > self.limit and pulse == Pulse(0, 0, is_busy=False):
-            raise ProcessLostError(
-                f"{group.name_of(rank)} did not come within {stuck:.0f} seconds: start it, or give"
-                " it longer by --process-timeout"
-            )
-        if silent > self._most_silent_seconds:
+        if silent > self._most_silent_seconds or (not pulse.beats and silent > self._joins_within):
             raise ProcessLostError(
                 f"{group.name_of(rank)} is gone: no sign of life for {silent:.0f} seconds"
+                if pulse.beats
+                else f"{group.name_of(rank)} has not come in {silent:.0f} seconds: start it with"
+                " the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE; to wait longer, set"
+                " --process-timeout"
             )
         if stuck > self.limit * (BUSY_TIMES if pulse.is_busy else 1.0):
             raise ProcessLostError(

@@ -9,7 +9,7 @@ import secrets
 import socket
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -24,12 +24,11 @@ from infrastructure.core.shared_cores import THREADS_VARIABLE
 RANK_MODULE = "infrastructure.training.rank_process"
 SECRET_VARIABLE = "TEMPER_GROUP_SECRET"
 CALL, NOT_NEEDED = "rank 0", "not needed"
-HERE = "here"  # before the number of a rank: it has found the store
 LOOPBACK = "127.0.0.1"
 POLL_SECONDS = 0.05
 STORE_TIMEOUT = timedelta(minutes=5)
-CONNECT_SECONDS = 1.0  # of one look for rank 0's store
 AGENT_TIMEOUT = timedelta(seconds=30)  # no signal is handled meanwhile
+RANK_0_WITHIN = timedelta(minutes=30)
 
 
 @dataclass(frozen=True)
@@ -69,51 +68,41 @@ def by_launcher(launch: LaunchedProcess) -> Member:
     """The member that a launcher started.
 
     Raises:
-        ProcessLostError: the launcher is gone.
+        ProcessLostError: the launcher is gone, or rank 0 has not come.
     """
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        try:  # an agent's store is there before its ranks
-            store, rank, size = next(rendezvous("env://", timeout=AGENT_TIMEOUT))
-        except RuntimeError as error:
-            raise ProcessLostError("the process that started this training is gone") from error
-    else:
-        store, rank, size = _store_of_rank_0(launch), launch.rank, launch.size
-    member = Member(rank, size, launch.local_rank, dist.PrefixStore("temper", store))
-    member.store.set(f"{HERE}/{rank}", "")
-    return member
+    # An agent's store is there before its ranks.
+    has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    try:
+        store = next(rendezvous("env://", timeout=AGENT_TIMEOUT))[0] if has_agent else None
+        store = store or _store_of_rank_0(launch)
+    except RuntimeError as error:
+        raise ProcessLostError("the process that started this training is gone") from error
+    return Member(launch.rank, launch.size, launch.local_rank, dist.PrefixStore("temper", store))
 
 
 def _store_of_rank_0(launch: LaunchedProcess) -> dist.Store:
-    """Return the store that rank 0 holds where the launcher has none. torch's own rendezvous waits
-    for all ranks in a call that hears no signal: here, nobody waits in one.
-
-    Raises:
-        ProcessLostError: rank 0 did not come.
-    """
-    port = int(os.environ["MASTER_PORT"])
-    where = f"{launch.address}:{port}"
-    if launch.rank > 0:
-        patience, began = dist.default_pg_timeout.total_seconds(), time.monotonic()
-        while not _is_listening(launch.address, port):
-            if time.monotonic() - began > patience:
-                raise ProcessLostError(f"the process of rank 0 did not come to {where}")
-            time.sleep(POLL_SECONDS)
-    try:
-        return dist.TCPStore(
-            *(launch.address, port, launch.size, launch.rank == 0, STORE_TIMEOUT),
-            wait_for_workers=False,
-            multi_tenant=True,
-        )
-    except RuntimeError as error:
-        raise ProcessLostError(f"there is no store at {where}: {error}") from error
+    """The store that rank 0 holds when it needs the others. Waits for it in short rounds: inside
+    torch's own wait no signal would be handled, and rank 0 would wait for the others there, too."""
+    address, port = launch.address, int(os.environ["MASTER_PORT"])
+    deadline = time.monotonic() + RANK_0_WITHIN.total_seconds()
+    while launch.rank != 0 and not _listens(address, port):
+        if time.monotonic() > deadline:
+            raise ProcessLostError(
+                f"rank 0 has not come in {RANK_0_WITHIN.total_seconds() / 60:.0f} minutes: nothing"
+                f" listens at MASTER_ADDR={address}, MASTER_PORT={port}"
+            )
+        time.sleep(POLL_SECONDS)
+    return dist.TCPStore(
+        *(address, port, launch.size, launch.rank == 0, STORE_TIMEOUT),
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
 
 
-def _is_listening(address: str, port: int) -> bool:
-    try:
-        socket.create_connection((address, port), CONNECT_SECONDS).close()
-    except OSError:
-        return False
-    return True
+def _listens(address: str, port: int) -> bool:
+    with suppress(OSError), socket.create_connection((address, port), timeout=1.0):
+        return True
+    return False
 
 
 class StartedRanks:
@@ -138,8 +127,6 @@ class StartedRanks:
                 master_listen_fd=server.detach(),
             )
         self.member = Member(0, size, 0, dist.PrefixStore(secret, host))
-        for rank in range(1, size):  # whether one lives, this process sees itself
-            self.member.store.set(f"{HERE}/{rank}", "")
         environment = {SECRET_VARIABLE: secret}
         if num_threads is not None:
             environment[THREADS_VARIABLE] = str(num_threads)

@@ -1,7 +1,6 @@
 """One call of `Trainer.train` as a training of Temper, from its beginning to its end."""
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sized
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -10,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.config.fingerprint import result_settings
-from infrastructure.core.errors import CheckpointError, CopyNotConfirmedError, TemperError
+from infrastructure.core.errors import (
+    CheckpointError,
+    CopyNotConfirmedError,
+    NothingLearnedError,
+    TemperError,
+)
 from infrastructure.core.redact import redact_urls
 from infrastructure.run.compatibility import Difference, check_compatible, in_words
 from infrastructure.run.finalize import record_running, seal, summary_of, write_summary
@@ -25,10 +29,16 @@ from infrastructure.run.identity import what_cannot_be_compared
 from infrastructure.run.record_types import Summary
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
 from infrastructure.training.checkpoints.snapshot import Snapshot
-from infrastructure.training.core.state import TrainingState
+from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Hook, HookRunner
-from infrastructure.training.hf_bridge.finished_training import TRAINER_METRICS, FinishedTraining
+from infrastructure.training.hf_bridge.carried_state import (
+    CarriedState,
+    lost_state,
+    restore_callbacks,
+)
+from infrastructure.training.hf_bridge.finished_training import FinishedTraining
 from infrastructure.training.hf_bridge.observers import hooks_of
+from infrastructure.training.hf_bridge.reward_watch import reward_watch
 from infrastructure.training.hf_bridge.save_timing import SaveTiming
 from infrastructure.training.hf_bridge.trainer_events import HELD_OUT, TrainerEvents
 from infrastructure.training.hf_bridge.trainer_facts import (
@@ -46,6 +56,7 @@ from infrastructure.training.hf_bridge.trainer_state import (
     restore_counts,
     restore_model,
     restore_optimizer,
+    trainer_state_of,
 )
 from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 
@@ -95,7 +106,6 @@ class BridgedTraining:
     ) -> None:
         self.run, self.parts, self.state, self.hooks = run, parts, state, hooks
         self.saves, self.events, self.stack = saves, events, stack
-        self._started = time.monotonic()
 
     @property
     def first(self) -> Path | None:
@@ -122,6 +132,7 @@ class BridgedTraining:
         Raises:
             StorageError, OSError: this machine's disk refuses; what was committed before is safe.
             CopyNotConfirmedError: finished here, but its copy is not confirmed.
+            NothingLearnedError: steps change no weight any more; the last of them is saved.
         """
         try:
             self._save_all()
@@ -149,6 +160,8 @@ class BridgedTraining:
         else:
             self.hooks.fire(Event.PHASE_END, state)
             run.save_model(self.parts.model)
+        if state.stop_reason is StopReason.NOTHING_LEARNED:
+            raise NothingLearnedError(state.stop_message)
         status = self._close(is_finished=not is_stopped)
         more = "; run this again to go on" if is_stopped else ""
         if not is_stopped and not run.is_whole and run.files.final.is_dir():
@@ -176,12 +189,11 @@ class BridgedTraining:
     def _close(self, *, is_finished: bool = False, error: BaseException | None = None) -> str:
         """Write down how it ended, and end the hooks; the status."""
         state, files = self.state, self.run.files
-        seconds = time.monotonic() - self._started
+        seconds = self.events.carried.seconds
         summary: Summary = {
             **summary_of(files, state, seconds, is_finished=is_finished, error=error),
             "after": {k: v for k, v in state.evaluation.items() if k == HELD_OUT} or None,
             "backup": self.run.copies.facts(),
-            TRAINER_METRICS: self.events.last_metrics,
             **self.run.more_of_summary(),
         }
         if not self.events.has_logged:
@@ -230,6 +242,7 @@ def begin_training(
         facts = FactsReader(run, parts, trainer, was, resumed.before).read(
             getattr(loader, "dataset", None), processing_class, others
         )
+        carried = CarriedState(trainer, loader, parts.device)
         state = TrainingState(parts.model, parts.optimizer, step=parts.state.global_step)
         state.total_steps = parts.state.max_steps
         saved, history = _restored(run, parts, state, facts, resumed, saved_whole)
@@ -237,8 +250,11 @@ def begin_training(
         if is_trained or saved.get("finished") == state.total_steps:
             run.report(f"Run {run.name} was finished before: nothing is trained")
             return FinishedTraining(run, parts, resumed.checkpoint, stack.pop_all())
-        if resumed.checkpoint is not None:
+        if saved_whole is not None:
+            _restore_carried(run, trainer, carried, saved_whole)
             run.report(f"Run {run.name}: going on from step {state.step}{run.how_to_begin_anew}")
+        elif lost := lost_state(trainer):
+            run.report(f"note: no version holds {lost}: this training cannot be resumed")
         if processing_class is not None and not run.files.tokenizer.is_dir():
             run.save_tokenizer(processing_class)
         run.record(parts, _num_examples(facts))
@@ -246,14 +262,37 @@ def begin_training(
         hooks.load_state_dict(saved.get("hooks", {}))
         record_running(run.files, state.total_steps, state.step)
         settings = result_settings(run.config) if run.is_whole else None
-        snapshots = TrainerSnapshots(parts, files, facts, state, hooks, settings, history)
+        snapshots = TrainerSnapshots(parts, files, facts, carried, state, hooks, settings, history)
         saves = _save_timing(run, snapshots, resumed.checkpoint)
-        events = TrainerEvents(parts, loader, state, hooks, saves)
+        rewards = reward_watch(trainer, stack)
+        events = TrainerEvents(parts, loader, state, hooks, saves, carried, rewards)
         for line in [*run.notes(), *([] if was else what_cannot_be_compared(facts["unseen"]))]:
             run.report(line)
         if (beginning := _beginning(run)) is not None:
             run.report(beginning)
         return BridgedTraining(run, parts, state, hooks, saves, events, stack.pop_all())
+
+
+def _restore_carried(
+    run: TrainerRun, trainer: Any, carried: CarriedState, snapshot: Snapshot
+) -> None:
+    """Put back what the Trainer and its callbacks remember.
+
+    Raises:
+        CheckpointError: a part of it is in no version.
+    """
+    if snapshot.values["step"] and (lost := lost_state(trainer)):
+        raise CheckpointError(
+            f"run {run.name} cannot be resumed: no version holds {lost}; give this training another"
+            " name to begin again"
+        )
+    carried.restore(snapshot.tensors, snapshot.values["carried"])
+    restore_callbacks(trainer, trainer_state_of(snapshot)["stateful_callbacks"])
+    if snapshot.values["carried"]["awaits_evaluation"]:
+        run.report(
+            f"note: the evaluation after step {snapshot.values['step']} was broken off: the choice"
+            " of the best model does not know it"
+        )
 
 
 def _beginning(run: TrainerRun) -> str | None:

@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ from infrastructure.monitoring.logging_config import OUTPUT_FILE
 from infrastructure.monitoring.records.run_owner import take_announced_stop
 from infrastructure.run.compatibility import check_compatible
 from infrastructure.training.checkpoints.checkpoint_manager import load_values
+from infrastructure.training.core.precision import check_torch_defaults
 from infrastructure.training.core.state import StopReason
 from infrastructure.training.extensions.extension_hooks import Hook
 from infrastructure.training.hf_bridge.bridged_training import (
@@ -114,11 +115,12 @@ class TemperCallback:
         that verifies, from this machine or from `backup.place`; None: the training begins.
 
         Raises:
-            ValueError: a living process trains this run.
+            ValueError: a living process trains this run, or a default of torch is in the way.
             CheckpointError: there are versions, and all are damaged, or the Trainer that this was
                 added to has a LoRA of another shape.
             StorageError: the place does not answer, or this machine's disk refuses.
         """
+        check_torch_defaults()
         with ExitStack() as stack:
             self.run.enter(stack)
             self._resumed = self.run.newest()
@@ -151,6 +153,10 @@ class TemperCallback:
     ) -> None:
         """Everything of the training is there, and what it goes on from is loaded."""
         self._break_off(RuntimeError("the Trainer has begun again"))
+        call = TrainCall()
+        its_trainer = call.trainer if hasattr(call.trainer, "callback_handler") else None
+        if self._is_replaced(its_trainer):
+            return
         is_another_try = self._call is not None and self._call.is_tried_again()
         if is_another_try:
             self._resumed = self._begun_with()
@@ -158,8 +164,6 @@ class TemperCallback:
             args, state, parts["model"], parts["optimizer"], parts["lr_scheduler"]
         )
         resumed = ResumeRequest(self._resumed, self.accepted, is_another_try, self._before)
-        call = TrainCall()
-        its_trainer = call.trainer if hasattr(call.trainer, "callback_handler") else None
         loader, processing_class = parts.get("train_dataloader"), parts.get("processing_class")
         with ExitStack() as output:
             output.enter_context(lossy_output())
@@ -174,6 +178,24 @@ class TemperCallback:
         self._guard(call, training)
         if isinstance(training, BridgedTraining):
             training.begin()
+
+    def _is_replaced(self, trainer: Any) -> bool:
+        """Whether the Trainer has another callback of this run, which was added last: a cell of a
+        notebook that makes and adds one was run again. If this one was, it stands there once."""
+        if trainer is None:
+            return False
+        callbacks = trainer.callback_handler.callbacks
+        after = callbacks.index(self) + 1
+        later = [one for one in callbacks[after:] if self._is_of_this_run(one)]
+        if later and later[-1] is not self:
+            return True
+        callbacks[after:] = [one for one in callbacks[after:] if one not in later]
+        return False
+
+    def _is_of_this_run(self, callback: object) -> bool:
+        if not isinstance(callback, TemperCallback):
+            return False
+        return callback.run.directory == self.run.directory
 
     def _guard(self, call: TrainCall, training: BridgedTraining | FinishedTraining) -> None:
         """See how the call ends until `_guards` closes; take the signals until `_signals` does."""
@@ -270,12 +292,12 @@ class TemperCallback:
         args: object,
         state: object,
         control: "TrainerControl",
-        logs: Mapping[str, float] | None = None,
+        logs: MutableMapping[str, float] | None = None,
         **parts: object,
     ) -> None:
         """See `TrainerEvents.logged`."""
         if (events := self._events()) is not None:
-            events.logged(logs or {}, control)
+            events.logged({} if logs is None else logs, control)
 
     def on_evaluate(
         self,

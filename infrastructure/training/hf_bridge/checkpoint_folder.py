@@ -15,7 +15,8 @@ from infrastructure.backup.state.random_state import PYTHON_STATE_VERSION
 from infrastructure.core.exact_json import from_json
 from infrastructure.core.files import whole_directory
 from infrastructure.training.checkpoints.snapshot import Snapshot
-from infrastructure.training.hf_bridge.trainer_state import TRAINER_STATE, text_of
+from infrastructure.training.hf_bridge.best_model import BEST, write_best
+from infrastructure.training.hf_bridge.trainer_state import TRAINER_STATE, trainer_state_of
 
 DEFAULT_ADAPTER = "default"  # its files lie in the folder itself, others in one of their name
 
@@ -42,7 +43,12 @@ def write_checkpoint_folder(snapshot: Snapshot, folder: Path, tokenizer: Path) -
         if values["scaler"] is not None:
             torch.save(from_json(values["scaler"]), part / "scaler.pt")
         torch.save(random_states(snapshot.tensors["random"]), part / "rng_state.pth")
-        (part / TRAINER_STATE).write_text(text_of(snapshot.tensors["trainer"][TRAINER_STATE]))
+        state = trainer_state_of(snapshot)
+        if best := snapshot.tensors.get(BEST):
+            inside = Path(BEST) / f"checkpoint-{state['best_global_step']}"  # no adapter's folder
+            write_best(best, part / inside)
+            state["best_model_checkpoint"] = str(folder / inside)
+        (part / TRAINER_STATE).write_text(json.dumps(state))
     return folder
 
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from infrastructure.run.directory import RunStatus
 from infrastructure.run.finalize import (
@@ -17,8 +17,6 @@ from infrastructure.run.finalize import (
 from infrastructure.run.record_types import Summary
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
-
-TRAINER_METRICS: Final = "trainer_metrics"  # in summary.json: what `Trainer.train` gives back
 
 
 class FinishedTraining:
@@ -36,9 +34,10 @@ class FinishedTraining:
         self.run, self.parts, self.first, self.stack = run, parts, first, stack
 
     def metrics(self) -> dict[str, float]:
-        """What the training came to, as its Trainer logged then; empty: nobody knows."""
-        metrics = read_summary(self.run.files).get(TRAINER_METRICS)
-        return metrics if isinstance(metrics, dict) else {}
+        """What the training came to, as its Trainer logged then; empty: it never does."""
+        logs = reversed(self.parts.state.log_history)
+        last = next((entry for entry in logs if "train_runtime" in entry), {})
+        return {name: value for name, value in last.items() if name != "step"}
 
     def end(self) -> None:
         """Write what is not there, and have the place confirm all of it.

@@ -19,7 +19,7 @@ from infrastructure.training.hf_bridge.trainer_run import TrainerRun, precision_
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import Progress
-from infrastructure.training.metrics.sinks import make_sinks
+from infrastructure.training.metrics.sinks import sinks_of_run
 from infrastructure.training.observers.monitoring_setup import check_watching, monitoring_hooks
 from infrastructure.training.observers.run_observers import (
     CopiesObserver,
@@ -28,6 +28,7 @@ from infrastructure.training.observers.run_observers import (
     ProgressObserver,
     ReportObserver,
 )
+from infrastructure.training.observers.standstill import Standstill
 
 CONSOLE = "console"  # a Trainer prints its numbers itself
 
@@ -73,8 +74,9 @@ def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> Ho
         *extensions,
         *others,
         *monitoring_hooks(config, directory, None, precision, run.report, copies.probes()),
-        MetricsObserver(MetricsLogger(make_sinks(sinks, directory))),
+        MetricsObserver(MetricsLogger(sinks_of_run(sinks, directory))),
         ErrorsObserver(directory),
+        Standstill(),
         ReportObserver(directory),
     ]
     if copies.has_place:

@@ -8,8 +8,10 @@ what would have happened.
 """
 
 import math
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping, MutableMapping, Sized
 from typing import TYPE_CHECKING
+
+import torch
 
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.core.integers import ceil_div
@@ -17,9 +19,16 @@ from infrastructure.core.json_text import JsonValue
 from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
 from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner
+from infrastructure.training.hf_bridge.carried_state import CarriedState
 from infrastructure.training.hf_bridge.evaluated_rows import EvaluatedRows
+from infrastructure.training.hf_bridge.reward_watch import RewardWatch
 from infrastructure.training.hf_bridge.save_timing import SaveTiming
-from infrastructure.training.hf_bridge.trainer_metrics import StepClock, evaluation_of, numbers_of
+from infrastructure.training.hf_bridge.trainer_metrics import (
+    StepClock,
+    evaluation_of,
+    numbers_of,
+    over_all_processes,
+)
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.loop.loss_judge import memory_in_use_bytes
 
@@ -38,9 +47,10 @@ class TrainerEvents:
         loader: its data loader, which has no length if the data is a stream.
         state: the training as its hooks see it; kept up to date here.
         saves: its versions.
+        carried: what the Trainer remembers besides.
+        rewards: what its reward functions give; None: it has none.
 
     Attributes:
-        last_metrics: what the Trainer has logged of the whole training.
         has_logged: of a step, or more.
         is_updating: the weights of a step change, and it does not count yet.
     """
@@ -52,20 +62,23 @@ class TrainerEvents:
         state: TrainingState,
         hooks: HookRunner,
         saves: SaveTiming,
+        carried: CarriedState,
+        rewards: RewardWatch | None = None,
     ) -> None:
         self.parts, self.loader, self.state = parts, loader, state
-        self.hooks, self.saves = hooks, saves
+        self.hooks, self.saves, self.carried, self.rewards = hooks, saves, carried, rewards
         self.clock = StepClock()
-        self.last_metrics: dict[str, float] = {}
         self.has_logged = False
         self.is_updating = False
-        self._tokens_before = self._tokens_logged = state.num_tokens
+        self._tokens_logged = state.num_tokens
         self._is_open = False  # a step has ended, and its numbers are still to come
+        self._is_over = False  # the last version is on the disk
         self._logged_evaluation: dict[str, float] = {}
         self._evaluated_rows = EvaluatedRows(parts.device)
 
     def epoch_begins(self) -> None:
         """The order of an epoch is not drawn yet."""
+        self.carried.epoch_begins()
         self._save()
         state, steps = self.state, self._steps_per_epoch()
         state.position.epoch = int(self.parts.state.epoch or 0)
@@ -79,6 +92,8 @@ class TrainerEvents:
         self._close_step()
         self._save()
         self.state.batch = range(self.parts.global_batch_size)  # what a Trainer shows of its rows
+        if self.rewards is not None:
+            self.rewards.begin_step()
         self.clock.begin()
         self._fire(Event.STEP_START)
 
@@ -89,6 +104,8 @@ class TrainerEvents:
     def gradients_are_final(self) -> None:
         """Those of the last micro-batch too; they are clipped already."""
         self.is_updating = True
+        self.state.learning_rate = float(self.parts.optimizer.param_groups[0]["lr"])
+        self.state.grad_norm = _largest_gradient(self.parts.optimizer)
         self._fire(Event.AFTER_LOSS)
         self._fire(Event.AFTER_BACKWARD)
 
@@ -105,13 +122,12 @@ class TrainerEvents:
         if self.saves.schedule.deadline_is_near:
             state.interrupt(DEADLINE_IS_NEAR, StopReason.DEADLINE)
         state.metrics = {}
+        state.rewards = None if self.rewards is None else self.rewards.end_step()
         self._is_open = True
         if not control.should_log:
             self._close_step()
         self.saves.request_by_clock(state.step)
         self._take_over_saving(control)
-        if self.saves.due is not None and self.parts.needs_own_checkpoints:
-            control.should_save = True
 
     def _take_over_saving(self, control: "TrainerControl") -> None:
         """A version takes the place of a folder that the Trainer would write."""
@@ -124,11 +140,10 @@ class TrainerEvents:
         if self.state.stop_reason is not None:
             control.should_training_stop = True
 
-    def logged(self, logs: Mapping[str, float], control: "TrainerControl") -> None:
+    def logged(self, logs: MutableMapping[str, float], control: "TrainerControl") -> None:
         """The Trainer has logged; numbers of steps have a loss among them."""
         if "train_runtime" in logs:
-            self.last_metrics = dict(logs)
-            self._count_tokens(logs.get("num_tokens"))
+            self._training_is_over(logs)
         if any(name.startswith(EVALUATED) for name in logs):
             self._logged_evaluation = dict(logs)
         if not self._is_open or "loss" not in logs:
@@ -139,6 +154,8 @@ class TrainerEvents:
         self.has_logged = True
         state.loss = numbers["loss"]
         state.metrics = {**numbers, "seconds": seconds}
+        if "learning_rate" in numbers:  # a Trainer logs that of the step to come
+            state.metrics["learning_rate"] = state.learning_rate
         state.metrics["memory_bytes"] = float(memory_in_use_bytes(self.parts.device))
         if state.num_tokens:
             state.metrics["tokens"] = float(state.num_tokens)
@@ -148,10 +165,19 @@ class TrainerEvents:
         self._close_step()
         self._pass_on_stop(control)
 
+    def _training_is_over(self, logs: MutableMapping[str, float]) -> None:
+        """All of the last step is done, its evaluation and the choice of the best model too, and
+        that model is not loaded yet."""
+        of_the_run = over_all_processes(logs, self.carried.seconds_before)
+        logs.update(of_the_run)
+        self.parts.state.log_history[-1].update(of_the_run)
+        self._count_tokens(logs.get("num_tokens"))
+        self._save_last()
+
     def _count_tokens(self, counted: float | None) -> None:
-        """TRL has counted so many since this process began."""
+        """TRL has counted so many."""
         if counted is not None:
-            self.state.num_tokens = self._tokens_before + int(counted)
+            self.state.num_tokens = int(counted)
 
     def _close_step(self) -> None:
         if self._is_open:
@@ -178,8 +204,6 @@ class TrainerEvents:
         if math.isfinite(loss):
             state.best_evaluation_loss = min(state.best_evaluation_loss, loss)
         self._fire(Event.EVAL_END)
-        if self.saves.is_ending:
-            self._save()
         self._pass_on_stop(control)
 
     def own_checkpoint_saved(self) -> None:
@@ -197,19 +221,28 @@ class TrainerEvents:
             self._pass_on_stop(control)
         if not control.should_training_stop:
             return
-        self.saves.is_ending = True
-        self.saves.request(SaveKind.STOPPED if self.state.is_cut_short else SaveKind.SCHEDULED)
-        if self.state.is_cut_short:
-            control.should_evaluate = False
-        if not control.should_evaluate:
+        self.carried.steps_end(control.should_evaluate)
+        if self.state.is_interrupted:  # whoever does so may not wait for an evaluation
+            self.saves.is_ending = True
+            self.saves.request(SaveKind.STOPPED if self.state.is_cut_short else SaveKind.SCHEDULED)
             self._save()
 
     def end(self) -> None:
         """The training has come to its end; its last version is on the disk then."""
         self._close_step()
-        self.saves.is_ending = True
-        if not self.parts.needs_own_checkpoints:  # else other weights may have been loaded by now
-            self._save()
+        self._save_last()
+
+    def _save_last(self) -> None:
+        """Save what no version holds yet, before the best model takes the place of the last."""
+        if self._is_over:
+            return
+        self._is_over = self.saves.is_ending = True
+        if not self.state.is_cut_short:
+            self.saves.request(SaveKind.SCHEDULED)
+        elif self.carried.awaits_evaluation:  # which is done now
+            self.carried.awaits_evaluation = False
+            self.saves.request(SaveKind.STOPPED)
+        self._save()
         self.saves.finish(self.state)
 
     def _is_at_end_of_epoch(self) -> bool:
@@ -232,3 +265,11 @@ class TrainerEvents:
 
     def _fire(self, event: Event) -> None:
         self.hooks.fire(event, self.state)
+
+
+def _largest_gradient(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+    """The largest component of all gradients, which clipping leaves 0 where it is 0; None: there
+    are none, because an optimizer has used them up during the backward pass."""
+    held = (p.grad for group in optimizer.param_groups for p in group["params"])
+    gradients = [gradient for gradient in held if gradient is not None]
+    return torch.nn.utils.get_total_norm(gradients, math.inf) if gradients else None

@@ -114,6 +114,9 @@ IN_THE_CHECKPOINT = (
     *("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim"),
     "optim_args",
 )
+# What Temper fits to the length of a training of its own: compared as it was set, so that a longer
+# training is not refused for what follows from its length.
+FITTED = {"warmup_steps": "training.warmup_steps"}
 SCHEDULER, LORA = "lr_scheduler", "lora"
 OWN_CALLBACKS = "own_callbacks"  # most of them only watch, and which do more cannot be told
 FIXED = (*IN_THE_CHECKPOINT, OPTIMIZER, SCHEDULER)
@@ -282,6 +285,8 @@ class FactsReader:
             if name in HARMLESS or name in COMPARED_BY_CONTENT or not hasattr(args, name):
                 continue
             value = getattr(args, name)
+            if self.run.is_whole and name in FITTED:
+                value = self.run.config.value(FITTED[name])
             if isinstance(value, Mapping) and name.endswith("model_init_kwargs"):
                 value = {k: v for k, v in value.items() if k not in OF_LOADING}
             arguments[name] = self.reader.read(value, name)
@@ -448,7 +453,7 @@ def _is_part(value: Any) -> bool:
         return any(map(_is_part, value.values()))
     if is_ours(value) or is_ours(type(value)):
         return False
-    return isinstance(value, torch.nn.Module) or (callable(value) and not _is_metric(value))
+    return callable(value) and not _is_metric(value)
 
 
 def _is_metric(value: Any) -> bool:

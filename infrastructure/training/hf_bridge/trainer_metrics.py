@@ -60,3 +60,16 @@ def evaluation_of(metrics: Mapping[str, JsonValue]) -> dict[str, float]:
     speed = ("_runtime", "_per_second")
     numbers = numbers_of(metrics)
     return {name: value for name, value in numbers.items() if not name.endswith(speed)}
+
+
+def over_all_processes(logs: Mapping[str, float], seconds_before: float) -> dict[str, float]:
+    """What a Trainer logs of its speed at the end, over the processes before this one too.
+
+    Args:
+        seconds_before: that they trained.
+    """
+    seconds = logs["train_runtime"]
+    speeds = {n: logs[n] for n in logs if n.startswith("train_") and n.endswith("_per_second")}
+    whole = seconds + seconds_before
+    share = seconds / whole if whole else 1.0
+    return {"train_runtime": whole, **{name: speed * share for name, speed in speeds.items()}}

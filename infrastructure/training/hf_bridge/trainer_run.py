@@ -48,7 +48,8 @@ from infrastructure.training.hf_bridge.call_watchdog import LOOK_SECONDS
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from infrastructure.training.models.lora import count_parameters
 from infrastructure.training.models.progress_bars import without_progress_bars
-from infrastructure.training.models.saving import write_lora_card
+from infrastructure.training.models.router_logits import router_logits_off
+from infrastructure.training.models.saving import write_generation_config, write_lora_card
 from infrastructure.training.resume.fingerprint import installed_versions
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ class TrainerRun:
         copies: of them, at `backup.place`.
         describe_model: gives what run.json says of the model.
         more_of_summary: gives what summary.json says besides, when the training has ended.
+        before_saving: is given the trained model before it is written.
+        check_saved: is given the trained model and where it was saved; raises where they differ.
         how_to_begin_anew: said behind the step that it goes on from.
         name_to_accept: gives what a flag calls an argument of the Trainer that may differ.
         decided: what was measured and chosen before the training, by key.
@@ -115,6 +118,8 @@ class TrainerRun:
         self.copies = RunReplication(self.files, config, report)
         self.describe_model: Callable[[torch.nn.Module], JsonObject] = name_and_size
         self.more_of_summary: Callable[[], Summary] = no_more
+        self.before_saving: Callable[[torch.nn.Module], None] = nothing_before
+        self.check_saved: Callable[[torch.nn.Module, Path], None] = no_check
         self.how_to_begin_anew = ""
         self.name_to_accept: Callable[[str], str] = str
         self.decided: dict[str, DecidedSetting] = {}
@@ -247,19 +252,23 @@ class TrainerRun:
 
         Raises:
             OSError: the disk refuses.
+            CheckpointError: what was saved is not what was trained; it is not there then.
         """
         recover_directory(self.final)
         if not self._is_saved():
+            self.before_saving(model)
             with whole_directory(self.final) as part:
                 if self.files.tokenizer.is_dir():
                     shutil.copytree(self.files.tokenizer, part, dirs_exist_ok=True)
                 if (save_pretrained := getattr(model, "save_pretrained", None)) is not None:
-                    with without_progress_bars():
+                    with without_progress_bars(), router_logits_off(model):
                         save_pretrained(part, **_adapters_but_reference(model))
                     if (part / "adapter_config.json").is_file():
-                        write_lora_card(part)
+                        write_generation_config(model, part)
+                        write_lora_card(part, model)
                 else:
                     save_model(model, str(part / "model.safetensors"))
+                self.check_saved(model, part)
                 write_sums(part)
 
     def _is_saved(self) -> bool:
@@ -294,6 +303,14 @@ class TrainerRun:
         if problem is not None:
             self.report(problem)
             raise CopyNotConfirmedError(problem)
+
+
+def nothing_before(_model: torch.nn.Module) -> None:
+    """The model is saved as it is."""
+
+
+def no_check(_model: torch.nn.Module, _folder: Path) -> None:
+    """Nothing to compare the saved model with."""
 
 
 def no_more() -> Summary:

@@ -23,6 +23,8 @@ from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoi
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import HookRunner
+from infrastructure.training.hf_bridge.best_model import BEST, best_files
+from infrastructure.training.hf_bridge.carried_state import CarriedState, callback_states
 from infrastructure.training.models.trainable_state import load_trainable_state, trainable_state
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ class TrainerParts:
         """Whether the Trainer itself makes use of the folders that it saves."""
         args = self.args
         best = args.load_best_model_at_end or str(args.save_strategy) == "SaveStrategy.BEST"
-        return bool(best or args.push_to_hub or args.restore_callback_states_from_checkpoint)
+        return bool(best or args.push_to_hub)
 
     @property
     def global_batch_size(self) -> int:
@@ -149,7 +151,9 @@ def _adapter_config(config: "PeftConfig") -> JsonObject:
         return as_object(parse_json((Path(folder) / "adapter_config.json").read_text()))
 
 
-def take_snapshot(parts: TrainerParts, files: ModelFiles, values: Mapping[str, object]) -> Snapshot:
+def take_snapshot(
+    parts: TrainerParts, files: ModelFiles, carried: CarriedState, values: Mapping[str, object]
+) -> Snapshot:
     """The whole state of a Trainer's training, sharing memory with it.
 
     Args:
@@ -159,15 +163,22 @@ def take_snapshot(parts: TrainerParts, files: ModelFiles, values: Mapping[str, o
         ValueError: a part of the state is neither a tensor nor JSON.
     """
     tensors, optimizer = split_optimizer(parts.optimizer.state_dict())
-    state = json.dumps(dataclasses.asdict(parts.state), indent=2, sort_keys=True) + "\n"
+    trainer_state = dataclasses.asdict(parts.state)
+    callbacks = callback_states(carried.trainer)
+    if callbacks is not None:
+        trainer_state["stateful_callbacks"] = callbacks
+    state = json.dumps(trainer_state)
     scaler = None if parts.scaler is None else parts.scaler.state_dict()
     step = torch.tensor([parts.state.global_step])
+    groups, held = carried.take()
     return Snapshot(
         {
             "model": trainable_state(parts.model),
             "optimizer": tensors,
             "random": {**capture_random(parts.device), "step": step},
             "trainer": {TRAINER_STATE: _as_tensor(state)},
+            BEST: best_files(parts.state.best_model_checkpoint),
+            **groups,
         },
         {
             "writer": WRITER,
@@ -176,6 +187,7 @@ def take_snapshot(parts: TrainerParts, files: ModelFiles, values: Mapping[str, o
             "scheduler": to_json(parts.scheduler.state_dict(), "the learning-rate scheduler"),
             "scaler": to_json(scaler, "the gradient scaler"),
             "model": dataclasses.asdict(files),
+            "carried": held,
             **values,
         },
     )
@@ -187,6 +199,7 @@ class TrainerSnapshots:
 
     Attributes:
         facts: what decides its result; see `trainer_facts`.
+        carried: what the Trainer remembers besides.
         hooks: their states go along.
         settings: by which the same command finds the run, at its place too; None: its name does.
         history: what changed under way.
@@ -195,6 +208,7 @@ class TrainerSnapshots:
     parts: TrainerParts
     files: ModelFiles
     facts: Mapping[str, object]
+    carried: CarriedState
     state: TrainingState
     hooks: HookRunner
     settings: Mapping[str, object] | None = None
@@ -217,7 +231,7 @@ class TrainerSnapshots:
         }
         if self.settings is not None:
             values["identity"] = {"settings": self.settings}
-        return take_snapshot(self.parts, self.files, values)
+        return take_snapshot(self.parts, self.files, self.carried, values)
 
 
 def restore_counts(state: TrainingState, values: Mapping[str, Any]) -> None:
@@ -267,6 +281,12 @@ def restore_optimizer(parts: TrainerParts, snapshot: Snapshot) -> None:
     values, tensors = snapshot.values, snapshot.tensors.get("optimizer", {})
     parts.optimizer.load_state_dict(merge_optimizer(tensors, from_json(values["optimizer"])))
     restore_random(snapshot.tensors["random"], parts.device)
+
+
+def trainer_state_of(snapshot: Snapshot) -> dict[str, Any]:
+    """The `TrainerState` of a version."""
+    state: dict[str, Any] = json.loads(text_of(snapshot.tensors["trainer"][TRAINER_STATE]))
+    return state
 
 
 def has_finite_weights(snapshot: Snapshot) -> bool:

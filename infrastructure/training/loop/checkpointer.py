@@ -141,7 +141,7 @@ class Checkpointer:
         if self.manager is None and not is_sharded(state.model):
             return
         step = self.optimizer_step
-        step.losses.check_sums(state, step.learning_rate)
+        step.losses.check_sums(state)
         state.must_save = False
         started, self.is_saving = time.perf_counter(), True
         try:

@@ -22,7 +22,7 @@ from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.error_place import described
-from infrastructure.core.errors import ProcessLostError
+from infrastructure.core.errors import NothingLearnedError, ProcessLostError
 from infrastructure.optimization.compiling import is_compiled
 from infrastructure.training.checkpoints.save_schedule import DEADLINE_IS_NEAR
 from infrastructure.training.core.error_handlers import free_memory, release_traceback
@@ -74,6 +74,7 @@ class TrainingLoop:
         Raises:
             TrainingDivergedError: the loss is bad, and going back did not help.
             DeviceFailedError: the GPU failed.
+            NothingLearnedError: steps change no weight any more; the last of them is saved.
             BaseException: whatever went wrong, after the ERROR and TRAIN_END events.
         """
         step, hooks = self.optimizer_step, self.hooks
@@ -97,6 +98,9 @@ class TrainingLoop:
                 free_memory(step.device)
             self.is_ending = True
             self.checkpointer.finish(state)
+            if state.stop_reason is StopReason.NOTHING_LEARNED and step.group.is_first:
+                step.safe_point = None  # it is saved
+                raise NothingLearnedError(state.stop_message)
         except BaseException as raised:
             error = self.error_recovery.readable(state, raised)
             state.error = error
@@ -289,7 +293,7 @@ class TrainingLoop:
         self.checkpointer.announce(state)
 
     def _evaluate(self, state: TrainingState, evaluate: Callable[[], dict[str, float]]) -> None:
-        self.optimizer_step.losses.check_sums(state, self.optimizer_step.learning_rate)
+        self.optimizer_step.losses.check_sums(state)
         state.evaluation = self._evaluation_of_first(state, evaluate)
         state.evaluated_step = state.step
         loss = state.evaluation.get("eval_loss", math.inf)
@@ -348,7 +352,7 @@ class TrainingLoop:
         if decided["kind"] is not None:  # of a model that is spread each rank saves its part
             return SaveKind(decided["kind"])
         if decided["saves"] and not group.is_first:
-            step.losses.check_sums(state, step.learning_rate)
+            step.losses.check_sums(state)
         return kind
 
     def _compare(self, state: TrainingState, weights: str) -> None:
@@ -371,7 +375,7 @@ class TrainingLoop:
         return kind
 
     def _read_losses(self, state: TrainingState) -> None:
-        self.optimizer_step.losses.read(state, self.optimizer_step.learning_rate)
+        self.optimizer_step.losses.read(state)
 
     def _check_deadline(self, state: TrainingState) -> None:
         if self.optimizer_step.group.is_first and self.checkpointer.schedule.deadline_is_near:

@@ -73,7 +73,7 @@ class LossJudge:
         """What was summed may be no numbers, and nobody reads it any more."""
         self.sums = MetricAccumulator()
 
-    def read(self, state: TrainingState, learning_rate: float) -> None:
+    def read(self, state: TrainingState) -> None:
         """Read the sums from the device into `state.metrics`, and begin new ones; NaN stays NaN.
 
         Raises:
@@ -87,7 +87,7 @@ class LossJudge:
         state.loss = sums.loss
         state.metrics = {
             "loss": state.loss,
-            "learning_rate": learning_rate,
+            "learning_rate": sums.learning_rate,
             "grad_norm": float(sums.grad_norm),
             "tokens": float(state.num_tokens),
             "seconds": sums.seconds,
@@ -100,7 +100,7 @@ class LossJudge:
         """Refuse a loss that is bad, or take a note of it."""
         if not sums.is_finite(self.has_scaler):
             raise self._error(RecoveryKind.NOT_FINITE, state, sums)
-        if self.watch.observe(sums.loss):
+        if self.watch.observe(sums.loss, sums.num_items):
             spike = self._error(RecoveryKind.LOSS_SPIKE, state, sums)
             if self.recovery.loss_spike != "note":
                 raise spike
@@ -117,18 +117,18 @@ class LossJudge:
         if step is None or state.step > self.watch.until_step:
             return
         is_number = step.is_finite(self.has_scaler)
-        if not is_number or step.loss > self.watch.limit:
+        if not is_number or step.loss > self.watch.limit(step.num_items):
             kind = RecoveryKind.LOSS_SPIKE if is_number else RecoveryKind.NOT_FINITE
             raise self._error(kind, state, step)
 
-    def check_sums(self, state: TrainingState, learning_rate: float) -> None:
+    def check_sums(self, state: TrainingState) -> None:
         """Before evaluating or saving; where all is well, the next record covers as many steps.
 
         Raises:
             BadLossError: the steps since the last record have a bad loss.
         """
         if not self.is_finite:
-            self.read(state, learning_rate)
+            self.read(state)
 
     @property
     def is_finite(self) -> bool:

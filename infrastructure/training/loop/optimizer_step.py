@@ -261,7 +261,10 @@ class OptimizerStep:
 
     def _update(self, state: TrainingState, window: MetricAccumulator, num_tokens: int) -> None:
         self.safe_point = None  # from here on the weights are those of neither step
-        window.grad_norm = self._update_parameters(state)
+        window.learning_rate = state.learning_rate = (
+            self.learning_rate
+        )  # the schedule moves on below
+        window.grad_norm = state.grad_norm = self._update_parameters(state)
         self.hooks.weights_updated()
         window.num_tokens = num_tokens
         self.losses.add(window)
@@ -284,6 +287,7 @@ class OptimizerStep:
     def _pass_over(self, state: TrainingState) -> None:
         """A step without an update: the schedule and all rhythms go on as if there were one."""
         self.losses.pass_over()
+        state.grad_norm = None
         if self.group.is_first and not is_sharded(state.model):
             name_bad_rows(state, self.data, self.adapter, self.strategy, self.losses.watch)
         if self.scheduler is not None:

@@ -3,7 +3,7 @@
 Loads no torch: a wrong pairing is told in a second.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from infrastructure.config.base import ConfigurationError
@@ -28,6 +28,7 @@ from infrastructure.training.methods.settings_table import SETTINGS, Use, refuse
 from infrastructure.training.models.saved_model import EXTENSIONS_MANIFEST
 
 REGISTERED_MANIFEST = "temper_model.json"
+WITHOUT_BETA_NOTHING = ("dpo", "kto")
 # Arguments of TRL's that would change what Temper keeps safe.
 NOT_HERE = {
     "sync_ref_model": "the reference that moves is in no checkpoint, and a run that goes on would"
@@ -40,6 +41,27 @@ NOT_HERE = {
     "teacher_model_name_or_path": "training.teacher names it",
     "chat_template_path": "data.chat_template names it",
     "log_completions_hub_repo": "nothing is uploaded but to backup.place",
+}
+
+# (method, argument of TRL that has no effect alone): the argument and the values that it needs; ""
+# stands for every method.
+NEEDED: dict[tuple[str, str], tuple[str, tuple[object, ...]]] = {
+    ("dpo", "label_smoothing"): ("loss_type", ("robust", "exo_pair", "aot", "aot_unpaired")),
+    ("dpo", "discopop_tau"): ("loss_type", ("discopop",)),
+    ("dpo", "f_alpha_divergence_coef"): ("f_divergence_type", ("alpha_divergence",)),
+    ("grpo", "sapo_temperature_neg"): ("loss_type", ("sapo",)),
+    ("grpo", "sapo_temperature_pos"): ("loss_type", ("sapo",)),
+    **{
+        ("grpo", f"vespo_{name}"): ("loss_type", ("vespo",))
+        for name in ("k_pos", "lambda_pos", "k_neg", "lambda_neg")
+    },
+    **{
+        ("grpo", f"entropy_coef_{name}"): ("use_adaptive_entropy", (True,))
+        for name in ("min", "max", "delta")
+    },
+    ("", "precompute_ref_batch_size"): ("precompute_ref_log_probs", (True,)),
+    ("", "num_completions_to_print"): ("log_completions", (True,)),
+    ("", "log_unique_prompts"): ("log_completions", (True,)),
 }
 
 
@@ -108,6 +130,7 @@ def _is_here(config: DeploymentConfig) -> bool:
 def _contradictions(config: DeploymentConfig) -> Iterator[str]:
     """A sentence for each pair of settings that TRL would fail at, or learn nothing from."""
     training, method = config.training, config.training.method
+    yield from _without_effect(method, training.method_settings)
     size = training.batch_size
     if size == "auto":
         yield (
@@ -115,6 +138,11 @@ def _contradictions(config: DeploymentConfig) -> Iterator[str]:
             f" training.method = {method}: give a number, such as 4"
         )
         return
+    if method in WITHOUT_BETA_NOTHING and training.beta == 0:
+        yield (
+            f"training.beta = 0: the loss of {METHODS[method].title} depends on the weights by"
+            " training.beta alone, so nothing would be learned: give more than 0, such as 0.1"
+        )
     if method == "kto" and size == 1:
         yield (
             "training.batch_size = 1: KTO compares each answer with others of its batch: give 2 or"
@@ -174,6 +202,25 @@ def _method_settings(config: DeploymentConfig, known: frozenset[str]) -> Iterato
                 f"training.method_settings: {title}Config of TRL has no argument {name} of its"
                 f" own{hint}: leave it out"
             )
+
+
+def _without_effect(method: str, given: Mapping[str, object]) -> Iterator[str]:
+    """A sentence for each argument of TRL that another one has to bring into effect."""
+    for name in given:
+        needed = NEEDED.get((method, name)) or NEEDED.get(("", name))
+        if needed is None:
+            continue
+        other, values = needed
+        has = given.get(other)
+        if not {*map(str, has if isinstance(has, list) else [has])} & {*map(str, values)}:
+            words = " or ".join(map(format_value, values))
+            yield (
+                f"training.method_settings: {name} has no effect in {method} without {other} ="
+                f" {words}: leave it out, or give that too"
+            )
+    weights, losses = given.get("loss_weights"), given.get("loss_type")
+    if weights is not None and not (isinstance(losses, list) and len(losses) > 1):
+        yield "training.method_settings: loss_weights are of several losses: give loss_type a list"
 
 
 def _check_model(name: str, key: str, *, takes_lora: bool = False) -> None:

@@ -29,7 +29,7 @@ from infrastructure.training.data.encoding.row_accounting import (
     reasoning_forms,
 )
 from infrastructure.training.data.encoding.schema_detection import SAMPLE_ROWS
-from infrastructure.training.data.encoding.token_survival import LOST, Survivals
+from infrastructure.training.data.encoding.token_survival import LOST, UNCHANGED, Survivals
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder, num_common
 from infrastructure.training.data.preparation.data_report import rows_in_words
 from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
@@ -101,12 +101,21 @@ class MethodData:
         rows."""
         return np.array(self.numbers, dtype=np.uint64)
 
+    @property
+    def num_good(self) -> int:
+        """Rows that are trained on and whose answer is judged as good."""
+        return sum(row.get("label") is True for row in self.train)
+
     def lines(self) -> list[str]:
         """For people: what was read, and what becomes of it."""
         counts = f"{rows_in_words(self.num_read)} read: {self.shape.reason}"
         if self.unused and self.shape.kind is not RowKind.PROMPTS:  # rewards may read them
             counts += f"; not used: {', '.join(self.unused)}"
-        parts = [f"{len(self.train):,} are trained on", f"{len(self.held_out):,} held out"]
+        trained = f"{len(self.train):,} are trained on"
+        if self.shape.kind is RowKind.JUDGED:
+            num_good = self.num_good
+            trained += f" ({num_good:,} good, {len(self.train) - num_good:,} not)"
+        parts = [trained, f"{len(self.held_out):,} held out"]
         if self.quarantine.total:
             first = self.quarantine.examples[0]
             parts.append(f"{self.quarantine.total:,} set aside (first: {first})")
@@ -187,7 +196,7 @@ def read_data(
     writer.survivals.finish()
     writer.survivals.check(num_read, data.max_unlearnable_percent)
     if not train:
-        raise ValueError(f"{data.path}: no row is left to train on")
+        raise quarantine.none_left(str(data.path))
     result = MethodData(
         shape,
         [row.columns for row in train],
@@ -201,7 +210,7 @@ def read_data(
     )
     _fill_inputs([*result.train, *result.held_out])
     if shape.kind is RowKind.PROMPTS:
-        result.notes += _of_equal_columns(result)
+        _fill_columns([*result.train, *result.held_out])
     if about:
         result.notes.append(f"note: {about}")
     files = [*train_files, *held_out_files]
@@ -214,6 +223,7 @@ def read_data(
             "note: texts that hold their prompt themselves are learnt as they stand, without the"
             " chat template; give a column prompt to have it used"
         )
+    result.notes += _of_one_label(result)
     return result
 
 
@@ -237,6 +247,16 @@ def _written(
         elif isinstance(written, BadRow):
             quarantine.add([written])
     return rows, count
+
+
+def _of_one_label(data: MethodData) -> Iterator[str]:
+    """Name labels that are all the same: KTO has nothing to compare with."""
+    if data.shape.kind is RowKind.JUDGED and data.num_good in (0, len(data.train)):
+        kind, lacking = ("good", "bad") if data.num_good else ("bad", "good")
+        yield (
+            f"note: each answer that is trained on is {kind}, and KTO compares good with bad ones:"
+            f" add {lacking} ones, or give good ones to training.method = sft"
+        )
 
 
 def _split(rows: list[WrittenRow], share: float) -> tuple[list[WrittenRow], list[WrittenRow]]:
@@ -264,16 +284,12 @@ def _fill_inputs(rows: list[TrlRow]) -> None:
             row.setdefault(name, nothing)
 
 
-def _of_equal_columns(data: MethodData) -> Iterator[str]:
-    """Leave out columns that not every row has, or that hold values of several kinds."""
-    rows = [*data.train, *data.held_out]
-    names = {name for row in rows for name in row} - {"prompt"}
-    kept = {n for n in names if len({type(row.get(n)) for row in rows}) == 1}
+def _fill_columns(rows: list[TrlRow]) -> None:
+    """Give every row the columns that one of them has, with None where it has no value."""
+    names = dict.fromkeys(name for row in rows for name in row)
     for row in rows:
-        for name in names - kept:
-            row.pop(name, None)
-    if left_out := sorted(names - kept):
-        yield f"note: rewards are not given columns that differ in kind: {', '.join(left_out)}"
+        for name in names:
+            row.setdefault(name, None)
 
 
 class RowWriter:
@@ -348,8 +364,11 @@ class RowWriter:
         self.num_cut += not self.reserved and longest > self.max_length
         where = f"{place.source}:{place.line}"
         self.left_out.add(where, chain.from_iterable(one.missing for one in accounts.values()))
-        for survival in survivals:
-            self.survivals.add(where, survival)
+        read = [turn.text for turn in row.prompt]
+        unread = self.encoder.survival.lost_of(read, prompt_text, prompt)
+        for survival in survivals or [UNCHANGED]:
+            self.survivals.add(where, replace(survival, unread=unread))
+            unread = ""  # a row counts once
         first = row.prompt[0]
         self.system_prompts.add(first.text if first.role == "system" else "")
         columns = dict(row.values)
@@ -464,17 +483,23 @@ class RowWriter:
             columns[name] = [template.message(turn) for turn in turns]
         given: JsonObject = json.loads(row.inputs) if row.inputs else {}
         reads = METHODS[self.method].reads & given.keys()
-        return columns | {n: json.dumps(given[n]) if n == TOOLS else given[n] for n in reads}
+        for name in reads:
+            listed = name == TOOLS
+            columns[name] = json.dumps(template.tools(given[name])) if listed else given[name]
+        return columns
 
 
 def _plain_answers(row: MethodRow, names: Sequence[str]) -> dict[str, str]:
+    answers = {}
     for name in names:
-        if len(row.answers[name]) != 1 or row.answers[name][0].calls_tools:
+        answer, *more = row.answers[name]
+        if more or answer.calls_tools:
             raise FormatError(
                 "an answer of several messages, or of calls of tools, needs a chat template",
                 "the model has none: give one with data.chat_template",
             )
-    return {name: row.answers[name][0].text for name in names}
+        answers[name] = answer.text
+    return answers
 
 
 def _where_unlike(prompt: str, whole: str) -> str:

@@ -201,7 +201,8 @@ def _pair_shape(rows: Sequence[Row], config: DataConfig, chosen: str, rejected: 
         if better == worse:
             raise ShapeError(NO_PREFERENCE, f"{chosen!r} and {rejected!r} say the same")
         if not has_prompt and all(isinstance(value_of(values, n), str) for n in (chosen, rejected)):
-            return _split_texts(better[0].text, worse[0].text)
+            (first,), (second,) = better, worse
+            return _split_texts(first.text, second.text)
         together = zip(better, worse, strict=False)
         shared = [turn for turn, _ in takewhile(lambda two: two[0] == two[1], together)]
         if not shared and not has_prompt:

@@ -7,6 +7,7 @@ with a value for each completion, and gives a number for each (None: it says not
 import math
 import re
 from collections.abc import Callable, Sequence
+from functools import wraps
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from infrastructure.core.optional import require
 
 EXACT, FORMAT, SCHEMA = "exact_answer", "format", "json_schema"
 BUILT_IN = (EXACT, f"{FORMAT}=REGEX", f"{SCHEMA}=FILE")
+NUM_ALONE = 4  # rows that a function is called with besides, as a small batch of a training
 MARK = "####"  # before the answer itself, as in GSM8K
 
 Reward = Callable[..., Sequence[float | None]]
@@ -133,18 +135,39 @@ def needs_answers(names: Sequence[str]) -> bool:
     return EXACT in names
 
 
+def given_values(function: Reward, carried: frozenset[str]) -> Reward:
+    """Return the function such that it is given the values of columns that come as JSON text."""
+    if not carried:
+        return function
+
+    @wraps(function)
+    def reward(**given: Any) -> Sequence[float | None]:
+        read = {name: [*map(parse_json, given[name])] for name in carried & given.keys()}
+        return function(**{**given, **read})
+
+    return reward
+
+
 def try_rewards(names: Sequence[str], functions: Sequence[Reward], rows: list[Any]) -> None:
-    """Call each function once with the answers of some rows, as TRL will.
+    """Call each function with the answers of some rows, as TRL will: with all of them, and again
+    with the first ones alone.
 
     Raises:
-        ValueError: one fails, or does not give a number for each; says which, and what it gave.
+        ValueError: one fails, does not give a number for each, or says nothing of any answer; says
+            which, and what it gave.
     """
+    for tried in (rows, rows[:NUM_ALONE]):
+        _try(names, functions, tried)
+
+
+def _try(names: Sequence[str], functions: Sequence[Reward], rows: list[Any]) -> None:
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     prompts = columns.pop("prompt")
     is_chat = not isinstance(prompts[0], str)
     answers = columns.get("answer", [""] * len(rows))
     completions = [[{"role": "assistant", "content": a}] if is_chat else a for a in answers]
     given = {"prompts": prompts, "completions": completions, "completion_ids": [[0]] * len(rows)}
+    silent = []
     for name, function in zip(names, functions, strict=True):
         try:
             rewards = function(**given, **columns, trainer_state=None)
@@ -155,15 +178,27 @@ def try_rewards(names: Sequence[str], functions: Sequence[Reward], rows: list[An
                 f" {', '.join(columns) or 'of no other name'}, and **kwargs takes the rest"
             ) from error
         _check_numbers(name, rewards, len(rows))
+        silent += [name] if all(reward is None for reward in rewards) else []
+    if "answer" in columns and len(rows) > NUM_ALONE and silent == list(names):
+        raise ValueError(
+            f"training.rewards: {' and '.join(silent)} gave None for the answers of all {len(rows)}"
+            " rows that were tried, and nothing is learned from None: return a number for what is"
+            " right and another one for what is not"
+        )
 
 
 def _check_numbers(name: str, rewards: Any, count: int) -> None:
     if not isinstance(rewards, Sequence) or len(rewards) != count:
         raise ValueError(
-            f"training.rewards: {name} gives {type(rewards).__name__}, not a list with a number for"
+            f"training.rewards: {name} gives {_length_of(rewards)}, not a list with a number for"
             f" each of {count} completions"
         )
     for reward in rewards:
         is_number = isinstance(reward, Real) and math.isfinite(reward)
         if reward is not None and not is_number:
             raise ValueError(f"training.rewards: {name} gives {reward!r}, which is no number")
+
+
+def _length_of(rewards: Any) -> str:
+    name = type(rewards).__name__
+    return f"{name} of {len(rewards)}" if isinstance(rewards, Sequence) else name

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from infrastructure.config.auto import trains_lora
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.optimization.gpu_capability import AMPERE
 from infrastructure.training.core.precision import choose_precision
@@ -115,7 +116,7 @@ def learning_rate(config: DeploymentConfig, defaults: Defaults) -> float:
     """The peak; auto: TRL's default, ten times that for LoRA."""
     if config.training.learning_rate != "auto":
         return config.training.learning_rate
-    factor = 1 if config.model.lora_config is None else LORA_FACTOR
+    factor = LORA_FACTOR if trains_lora(config.model) else 1
     return defaults.learning_rate * factor
 
 

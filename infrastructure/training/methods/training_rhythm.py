@@ -1,16 +1,15 @@
 """What a Trainer is told between its steps where Temper's settings say it otherwise than its own
-arguments can: when to evaluate and to save, and where its order of prompts goes on.
+arguments can: when to evaluate and to save.
 
 Made and put before `TemperCallback`, which takes over what is due.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.core.integers import ceil_div
 
 if TYPE_CHECKING:
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import TrainerCallback, TrainerControl, TrainerState
 
 
 def training_rhythm(training: TrainingConfig, *, holds_out: bool) -> "TrainerCallback":
@@ -23,19 +22,6 @@ def training_rhythm(training: TrainingConfig, *, holds_out: bool) -> "TrainerCal
 
     class TrainingRhythm(TrainerCallback):
         """See the module."""
-
-        def on_train_begin(
-            self, args: "TrainingArguments", state: "TrainerState", control: object, **parts: Any
-        ) -> None:
-            """TRL's sampler of prompts draws the order of each epoch from one generator; where a
-            training goes on in a later epoch, those before are drawn too."""
-            loader: Any = parts.get("train_dataloader")
-            sampler: Any = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-            if type(sampler).__name__ != "RepeatSampler":
-                return
-            steps = max(1, ceil_div(len(loader), args.gradient_accumulation_steps))
-            for _ in range(state.global_step // steps):
-                next(iter(sampler), None)
 
         def on_step_end(
             self,

@@ -1,11 +1,13 @@
 """A trainer of TRL, made from a configuration and its rows; nothing is trained here."""
 
 import json
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +23,11 @@ from infrastructure.core.console_log import quiet_libraries
 from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import PIP_LINES, require
-from infrastructure.training.core.precision import choose_device
+from infrastructure.training.core.precision import Precision, training_device
 from infrastructure.training.core.product_choice import ProductChoice, measured_choice
+from infrastructure.training.data.encoding.tokenization import answer_end_ids
 from infrastructure.training.data.preparation.plan import read_chat_template, template_notes
+from infrastructure.training.data.store.examples import GenerationPrompt
 from infrastructure.training.methods.held_out_means import weigh_pairs
 from infrastructure.training.methods.method_data import MethodData, TrlRow, read_data
 from infrastructure.training.methods.method_table import (
@@ -33,7 +37,7 @@ from infrastructure.training.methods.method_table import (
     TrlMethod,
     installed_method,
 )
-from infrastructure.training.methods.rewards import reward_functions, try_rewards
+from infrastructure.training.methods.rewards import given_values, reward_functions, try_rewards
 from infrastructure.training.methods.trainer_arguments import (
     Defaults,
     arguments_of,
@@ -41,15 +45,18 @@ from infrastructure.training.methods.trainer_arguments import (
     num_generations,
 )
 from infrastructure.training.methods.training_rhythm import training_rhythm
+from infrastructure.training.models.answer_end import teach_trainer
 from infrastructure.training.models.fitting import (
     check_length,
     check_same_lora,
+    check_vocabulary,
     choose_dtype,
     describe,
 )
 from infrastructure.training.models.lora import (
     count_parameters,
     expert_parameters,
+    no_words_on_ties,
     peft_arguments,
 )
 from infrastructure.training.models.model_manager import (
@@ -59,7 +66,9 @@ from infrastructure.training.models.model_manager import (
 )
 from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.models.quantization import note_on_experts, quantization_config
+from infrastructure.training.models.router_logits import write_without_router_logits
 from infrastructure.training.models.saved_model import TOKENIZER_FILES, ModelSource, SourceKind
+from infrastructure.training.models.saving_check import prepare_saving
 from infrastructure.training.models.source import find_source
 from infrastructure.training.models.transformers_backend import (
     LoadOptions,
@@ -77,7 +86,7 @@ if TYPE_CHECKING:
 
 # Arguments by which several steps learn from one generation, which is in no checkpoint.
 REUSING = ("num_iterations", "steps_per_generation", "generation_batch_size")
-NUM_TRIED = 4  # rows that reward functions are tried with
+NUM_TRIED = 64  # rows that reward functions are tried with
 # Columns that TRL reads itself; rewards are given all others.
 READ_BY_TRL = frozenset({"prompt", "chosen", "rejected", "completion", TOOLS, OPTIONS})
 
@@ -96,7 +105,7 @@ class TrlTraining:
     def __post_init__(self) -> None:
         training = self.config.training
         self._hashed: Future[str | None] | None = None  # of the base's weights, once they are read
-        self.device = choose_device(self.config.device)
+        self.device = training_device(self.config.device)
         if self.device.type == "cuda" and torch.cuda.device_count() > 1:
             raise ValueError(
                 f"training.method = {training.method} trains on one GPU, and"
@@ -114,6 +123,7 @@ class TrlTraining:
         self.rewards = reward_functions(training.rewards) if training.method in BY_REWARD else []
         if self.rewards:
             try_rewards(training.rewards, self.rewards, self.data.train[:NUM_TRIED])
+        self.carried = carried_columns([*self.data.train, *self.data.held_out])
         self.arguments = self._checked_arguments()
 
     def lines(self) -> list[str]:
@@ -177,6 +187,9 @@ class TrlTraining:
         with offline_where_unreachable():
             values = load_config(self._base, self.options)
         check_length(values, self.config.data.max_length, self.config.model.name)
+        size = getattr(values.get_text_config(), "vocab_size", None)
+        if isinstance(size, int):
+            check_vocabulary(size, self.tokenizer, self.config.model.name)
         lora = self.config.model.lora_config
         if lora is not None and not self._goes_on_with_lora:
             layers = without_weights(values, self.options)
@@ -253,18 +266,22 @@ class TrlTraining:
                 model_init_kwargs=by_name,
                 **self._of_teacher(),
             ),
-            "train_dataset": self._dataset(datasets, self.data.train, say),
-            "eval_dataset": self._dataset(datasets, self.data.held_out, say),
+            "train_dataset": self._dataset(datasets, self.data.train),
+            "eval_dataset": self._dataset(datasets, self.data.held_out),
             "processing_class": self.tokenizer,
             "peft_config": self._lora(),
         }
         if self.rewards:
-            parts["reward_funcs"] = self.rewards
+            parts["reward_funcs"] = [given_values(one, self.carried) for one in self.rewards]
         if self.config.training.teacher is not None:
             parts["teacher_model"] = self._find(self.config.training.teacher).location
         with _quiet(), offline_where_unreachable(), without_progress_bars():
-            trainer = self.trainer_class(**parts)
+            trainer = _cut_by_own_length(self.trainer_class)(**parts)
         _draw_nothing(trainer)
+        write_without_router_logits(trainer.model)
+        for note in prepare_saving(trainer.model, self.end_token_ids):
+            say(note)
+        teach_trainer(trainer, self.end_token_ids)
         kind, names = self.options.quantization, expert_parameters(trainer.model)
         if kind is not None and names:
             there = trainer.model.named_parameters()
@@ -276,6 +293,32 @@ class TrlTraining:
         holds_out = bool(self.data.held_out)
         trainer.add_callback(training_rhythm(self.config.training, holds_out=holds_out))
         return trainer
+
+    @property
+    def precision(self) -> Precision:
+        """The format that the trainer computes in."""
+        name = "bf16" if self.arguments["bf16"] else "fp16" if self.arguments["fp16"] else "fp32"
+        return Precision(name, self.device.type)
+
+    @property
+    def end_token_ids(self) -> list[int]:
+        """What ends an answer."""
+        return answer_end_ids(self.tokenizer, self.config.data.max_length)
+
+    def questions(self, most: int) -> list[GenerationPrompt]:
+        """Prompts of the held-out rows, or of the others where none are held out, as TRL writes
+        them."""
+        rows = (self.data.held_out or self.data.train)[:most]
+        return [self._question(row["prompt"], row.get(OPTIONS) or {}) for row in rows]
+
+    def _question(self, prompt: Any, options: dict[str, Any]) -> GenerationPrompt:
+        if isinstance(prompt, str):
+            text, ids = prompt, self.tokenizer(prompt)["input_ids"]
+        else:
+            write = partial(self.tokenizer.apply_chat_template, add_generation_prompt=True)
+            text = str(write(prompt, tokenize=False, **options))
+            ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return GenerationPrompt(text, [*ids], "", self.config.training.max_completion_length)
 
     def choose_by_product(self) -> ProductChoice | None:
         """Compute in fp32 from the first step on, where this CPU multiplies more slowly in bf16.
@@ -318,32 +361,25 @@ class TrlTraining:
             f" {'bf16' if args.bf16 else 'fp16' if args.fp16 else 'fp32'} on {self.device}"
         )
 
-    def _dataset(
-        self, datasets: Any, rows: list[TrlRow], say: Callable[[str], None] = do_nothing
-    ) -> Any:
+    def _dataset(self, datasets: Any, rows: list[TrlRow]) -> Any:
         """Return the rows as a table that gives each of them back as it is.
 
         A table of one structure adds empty keys to messages, calls of tools, and options, which a
-        chat template takes for something. Objects that only rewards read are left out if the
-        installed datasets cannot hold them.
+        chat template takes for something. What only rewards read is carried as text.
 
         Raises:
             ValueError: the installed datasets has no such table.
         """
         if not rows:
             return None
-        if (table := _table(datasets, rows)) is not None:
+        carried = [
+            {n: json.dumps(v) if n in self.carried else v for n, v in row.items()} for row in rows
+        ]
+        if (table := _table(datasets, carried)) is not None:
             return table
-        nested = {n for row in rows for n, value in row.items() if isinstance(value, list | dict)}
-        update = f"the installed datasets {version('datasets')} would add empty ones: pip install"
-        update = f"{update} 'datasets>=4.7'"
-        if left_out := sorted(nested - READ_BY_TRL):
-            plain = [{n: v for n, v in row.items() if n not in left_out} for row in rows]
-            if (table := _table(datasets, plain)) is not None:
-                say(f"note: rewards are not given {', '.join(left_out)}: keys differ, and {update}")
-                return table
         raise ValueError(
-            f"the rows differ in what their messages, tools or options hold, and {update}"
+            "the rows differ in what their messages, tools or options hold, and the installed"
+            f" datasets {version('datasets')} would add empty ones: pip install 'datasets>=4.7'"
         )
 
     def _loading(self) -> dict[str, object]:
@@ -393,6 +429,35 @@ class TrlTraining:
         return peft.LoraConfig(
             task_type="SEQ_CLS" if has_head else "CAUSAL_LM", **self.lora_arguments
         )
+
+
+def _cut_by_own_length(trainer_class: Any) -> Any:
+    """The trainer, for which each answer of a pair is cut to `max_length` by its own length. TRL's
+    ORPO cuts both to what the longer one is beyond it, which may leave nothing of them."""
+    if not hasattr(trainer_class, "tokenize_row") or "build_tokenized_answer" not in vars(
+        trainer_class
+    ):
+        return trainer_class
+
+    def tokenize_row(self: Any, *arguments: Any, **named: Any) -> dict[str, Any]:
+        limit, self.max_length = self.max_length, sys.maxsize
+        try:
+            row = trainer_class.tokenize_row(self, *arguments, **named)
+        finally:
+            self.max_length = limit
+        return {name: values[:limit] for name, values in row.items()}
+
+    parts = {"tokenize_row": tokenize_row, "__module__": trainer_class.__module__}
+    return type(trainer_class.__name__, (trainer_class,), parts)
+
+
+def carried_columns(rows: list[TrlRow]) -> frozenset[str]:
+    """Return the columns that only rewards read and that a table would not give back as they are:
+    lists, objects, and values of several kinds or of none."""
+    names = {name for row in rows for name in row} - READ_BY_TRL
+    kinds = {name: {type(row[name]) for row in rows} for name in names}
+    plain = [{kind} for kind in (str, int, float, bool)]
+    return frozenset(name for name in names if kinds[name] not in plain)
 
 
 def _spelt(row: TrlRow) -> str:
@@ -445,7 +510,8 @@ def _quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
-            yield
+            with no_words_on_ties():
+                yield
     finally:
         if was_on:
             datasets.enable_progress_bars()

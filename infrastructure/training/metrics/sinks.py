@@ -56,6 +56,8 @@ CSV_COLUMNS += ["tokens", "tokens_per_second", "seconds", "memory_bytes"]
 CONSOLE_INTERVAL_SECONDS = 30.0
 EVALUATED_EVERY_SHARE = 0.05  # of the run: short epochs would fill the screen
 TENSORBOARD_FLUSH_SECONDS = 10
+EVENT_FILES = "events.out.tfevents.*"
+MERGED_EVENTS = "events.out.tfevents.0000000000.merged"  # its name comes before all others
 EVALUATION = "evaluation"
 
 
@@ -255,7 +257,9 @@ def _csv_line(values: Iterable[object]) -> bytes:
 
 
 class TensorBoardSink(Sink):
-    """TensorBoard event files in one folder; after a resume the later steps are purged.
+    """TensorBoard event files in one folder. If a run is resumed, what it had written up to there
+    is put into one file that is read before all others: TensorBoard takes files in the order of the
+    times in their names, which go back if a clock does.
 
     Numbers only. Events are written by a thread, at the latest every ten seconds: the newest may
     be lost by a kill, `metrics.jsonl` has them.
@@ -270,7 +274,6 @@ class TensorBoardSink(Sink):
         require("tensorboard", "the metrics sink 'tensorboard'")
         self.directory = directory
         self._writer: SummaryWriter | None = None
-        self._purge_step: int | None = None
 
     def write(self, record: Record) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -285,7 +288,9 @@ class TensorBoardSink(Sink):
 
     def truncate_after(self, step: int) -> None:
         self.close()
-        self._purge_step = step + 1
+        files = sorted(self.directory.glob(EVENT_FILES))
+        if files:
+            _keep_events(files, self.directory / MERGED_EVENTS, step)
 
     def close(self) -> None:
         writer, self._writer = self._writer, None
@@ -297,12 +302,34 @@ class TensorBoardSink(Sink):
             tensorboard = require("torch.utils.tensorboard", "the metrics sink 'tensorboard'")
             _show_no_tracebacks_of_its_thread()
             self._writer = tensorboard.SummaryWriter(
-                str(self.directory),
-                purge_step=self._purge_step,
-                flush_secs=TENSORBOARD_FLUSH_SECONDS,
+                str(self.directory), flush_secs=TENSORBOARD_FLUSH_SECONDS
             )
-            self._purge_step = None
         return self._writer
+
+
+def _keep_events(files: Iterable[Path], merged: Path, last_step: int) -> None:
+    """Put the events up to a step into one file, each once, and remove the others."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    others = [file for file in files if file != merged]
+    first = Event(file_version="brain.Event:2").SerializeToString()
+    kept: dict[tuple[int, tuple[str, ...]], bytes] = {}
+    for file in (merged, *others) if merged.exists() else others:
+        for content in RawEventFileLoader(str(file)).Load():
+            event = Event.FromString(content)
+            if event.HasField("summary") and event.step <= last_step:
+                kept[event.step, tuple(value.tag for value in event.summary.value)] = content
+    part = merged.with_name("part")
+    with part.open("wb") as stream:
+        writer = RecordWriter(stream)
+        for content in (first, *(kept[key] for key in sorted(kept))):
+            writer.write(content)
+        writer.flush()
+    part.replace(merged)
+    for file in others:
+        file.unlink()
 
 
 def _show_no_tracebacks_of_its_thread() -> None:
@@ -359,13 +386,25 @@ class TrackioSink(Sink):
         self._run_name = run_directory.name
         self._trackio: Any = require("trackio", "the metrics sink 'trackio'")
         self._is_open = False
+        self._first_new = self._highest = 0
 
     def write(self, record: Record) -> None:
         if not self._is_open:
             project = os.environ.get("TRACKIO_PROJECT", PROJECT)
-            self._trackio.init(project=project, name=self._run_name, resume="allow", embed=False)
+            run = self._trackio.init(
+                project=project, name=self._run_name, resume="allow", embed=False
+            )
+            self._first_new = getattr(run, "_next_step", 0)  # after those that it has
             self._is_open = True
-        self._trackio.log(tracked_numbers(record), step=int(record["step"]))
+        step = int(record["step"])
+        if step < self._first_new:  # it has this step already, and forgets none
+            return
+        self._highest = max(self._highest, step)
+        self._trackio.log(tracked_numbers(record), step=step)
+
+    def truncate_after(self, step: int) -> None:
+        if self._is_open:
+            self._first_new = self._highest + 1
 
     def close(self) -> None:
         if self._is_open:
@@ -468,3 +507,10 @@ def make_sinks(names: Iterable[str], run_directory: Path, loss: str | None = Non
         if isinstance(sink, ConsoleSink):
             sink.loss = loss
     return sinks
+
+
+def sinks_of_run(names: Iterable[str], run_directory: Path, loss: str | None = None) -> list[Sink]:
+    """Return the sinks of a run; metrics.jsonl is always one of them, because the report, the live
+    views and the advice read it. Arguments and errors as of `make_sinks`."""
+    names = list(names)
+    return make_sinks(names if "jsonl" in names else ["jsonl", *names], run_directory, loss)

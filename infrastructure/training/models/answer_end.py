@@ -5,7 +5,16 @@ from typing import Any
 
 import torch
 
+from infrastructure.training.models.model_inputs import inner_model
+
 GENERATION_FILE = "generation_config.json"  # a LoRA has one, too: the ends that it was taught
+
+
+def known_ends(model: torch.nn.Module) -> list[int]:
+    """Return the tokens that end an answer by the model's generation configuration."""
+    config: Any = getattr(inner_model(model), "generation_config", None)
+    known = getattr(config, "eos_token_id", None)
+    return [] if known is None else [known] if isinstance(known, int) else [*known]
 
 
 def teach_ends(model: torch.nn.Module, token_ids: Collection[int]) -> None:
@@ -19,12 +28,25 @@ def teach_ends(model: torch.nn.Module, token_ids: Collection[int]) -> None:
         model: of transformers or PEFT, compiled or not; any other module is left alone.
         token_ids: what ends an answer in the training data.
     """
-    plain: Any = getattr(model, "_orig_mod", model)
-    base = plain.get_base_model() if hasattr(plain, "peft_config") else plain
-    config = getattr(base, "generation_config", None)
+    config: Any = getattr(inner_model(model), "generation_config", None)
     if config is None:
         return
-    known = config.eos_token_id
-    before = known if isinstance(known, list) else [] if known is None else [known]
+    before = known_ends(model)
     if new := sorted({*token_ids} - {*before}):
         config.eos_token_id = [*before, *new]
+
+
+def teach_trainer(trainer: Any, token_ids: Collection[int]) -> None:
+    """Let a trainer of TRL that writes answers itself end them where `teach_ends` says."""
+    config = getattr(trainer, "generation_config", None)
+    if config is None:
+        return
+    if hasattr(trainer, "eos_token_ids"):
+        new = sorted({*token_ids} - {*trainer.eos_token_ids})
+        trainer.eos_token_ids = [*trainer.eos_token_ids, *new]
+        config.eos_token_id = trainer.eos_token_ids
+        if isinstance(given := getattr(trainer, "generation_kwargs", None), dict):
+            given["eos_token_id"] = trainer.eos_token_ids
+    elif others := sorted({*token_ids} - {trainer.eos_token_id}):
+        # TRL before 1.0 knows one end: that of the chat template, where it has one of its own
+        trainer.eos_token_id = config.eos_token_id = others[0]

@@ -10,7 +10,9 @@ in full.
 """
 
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +21,7 @@ import torch
 from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core.optional import require
 from infrastructure.training.core.flops import num_weights
-from infrastructure.training.models.model_inputs import language_model
+from infrastructure.training.models.model_inputs import inner_model, language_model
 
 HEAD_LAYER = 1_000_000
 # The attribute of a model that holds the matrices that PiSSA began with: what is saved is the
@@ -59,18 +61,47 @@ def apply_lora(
     """
     peft = require("peft", "model.lora_config")
     arguments = peft_arguments(model, lora_config, within, in_full)
-    tuned = peft.get_peft_model(
-        model,
-        peft.LoraConfig(task_type="CAUSAL_LM", **arguments),
-        # which version of a hub model these matrices belong to
-        revision=getattr(getattr(model, "config", None), "_commit_hash", None),
-    )
+    with no_words_on_ties():
+        tuned = peft.get_peft_model(
+            model,
+            peft.LoraConfig(task_type="CAUSAL_LM", **arguments),
+            # which version of a hub model these matrices belong to
+            revision=getattr(getattr(model, "config", None), "_commit_hash", None),
+        )
     if lora_config.init_lora_weights == "loftq":
         peft.replace_lora_weights_loftq(tuned, model_path=_folder_of(model))
     if lora_config.init_lora_weights == "pissa":
         start = peft.get_peft_model_state_dict(tuned)
         setattr(tuned, PISSA_START, {n: t.detach().clone() for n, t in start.items()})
     return tuned
+
+
+@contextmanager
+def no_words_on_ties() -> Iterator[None]:
+    """Inside, PEFT does not warn of a LoRA on a head that is the embedding, too: `merge_lora` sees
+    to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*tie_word_embeddings")
+        yield
+
+
+def merge_lora(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the base with its LoRA added to it.
+
+    A head that is the embedding, too, gets weights of its own first if LoRA is on it: the embedding
+    has none of that.
+    """
+    tuned: Any = model
+    base: Any = inner_model(model)
+    head: Any = base.get_output_embeddings()
+    plain, embeddings = getattr(head, "base_layer", head), base.get_input_embeddings()
+    embeddings = getattr(embeddings, "base_layer", embeddings)
+    if plain is not head and plain.weight is embeddings.weight:
+        plain.weight = torch.nn.Parameter(plain.weight.detach().clone(), requires_grad=False)
+        for config in {id(c): c for c in (base.config, base.config.get_text_config())}.values():
+            config.tie_word_embeddings = False
+    merged: torch.nn.Module = tuned.merge_and_unload(safe_merge=True)
+    return merged
 
 
 def peft_arguments(

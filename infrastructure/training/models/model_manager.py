@@ -51,6 +51,7 @@ from infrastructure.training.models.refusals import (
     refuse_without_effect,
 )
 from infrastructure.training.models.registry import MODELS
+from infrastructure.training.models.router_logits import write_without_router_logits
 from infrastructure.training.models.saved_model import (
     EXTENSIONS_MANIFEST,
     TOKENIZER_FILES,
@@ -61,6 +62,7 @@ from infrastructure.training.models.saved_model import (
     weights_sha256,
 )
 from infrastructure.training.models.saving import load_registered
+from infrastructure.training.models.saving_check import make_writable
 from infrastructure.training.models.source import (
     find_source,
     registered_name,
@@ -160,6 +162,7 @@ class ModelManager:
 
     Attributes:
         sees: it is a model of image and text; set it before anything is loaded.
+        dequantizes: see `LoadOptions`; set it before, too.
         on_disk: the weights stay on the disk, see `weights_on_disk`; set it before, too.
         known_tokenizer: the file of the one that `tokenizer_texts` give; None: nobody has made it
             before.
@@ -194,6 +197,7 @@ class ModelManager:
         self.tokenizer_directory = tokenizer_directory
         self.needs_mask_token = needs_mask_token
         self.sees = False
+        self.dequantizes = False
         self.on_disk = False
         self.known_tokenizer: Path | None = None
         self.vision: MultimodalConfig | None = None
@@ -226,6 +230,8 @@ class ModelManager:
         if self.config.quantization_aware is not None:
             quantization_aware.prepare(model, self.config.quantization_aware)
         self._attach_saved(source, model)
+        write_without_router_logits(model)
+        self._notes += make_writable(inner_model(model))
         description = {"kind": str(source.kind), **self._identity(source, model, hashed)}
         description = describe(model, self.config) | description
         return LoadedModel(model.train(), tokenizer, description, tuple(self._notes))
@@ -542,6 +548,7 @@ class ModelManager:
             trust_remote_code=self.config.trust_remote_code,
             revision=self.config.revision,
             sees=self.sees and self.vision is None,
+            dequantizes=self.dequantizes,
         )
 
     def _identity(

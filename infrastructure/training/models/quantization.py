@@ -7,6 +7,7 @@ in fp32 anyway. Runs on a CPU too, in a layout that can be trained (see `keep_tr
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -63,6 +64,16 @@ def layers_not_in_blocks(model: torch.nn.Module) -> list[str]:
         for name, layer in linear
         if layer.out_features % CPU_ROWS or layer.in_features % MIN_CPU_WIDTH
     ]
+
+
+def plain_weights(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model with plain fp32 layers that hold what quantising has left of its weights: it
+    computes the same, and can be merged and saved."""
+    plain: Any = model
+    plain = plain.dequantize()
+    plain._weight_conversions = None  # how its files became quantised layers, which are no more
+    whole: torch.nn.Module = plain.float()
+    return whole
 
 
 def note_on_experts(experts: Sequence[torch.Tensor], kind: str) -> str:

@@ -19,6 +19,14 @@ def refuse_quantized_weights_that_train(config: ModelConfig, *, trains_lora: boo
         )
 
 
+def refuse_quantized_base(name: str) -> None:
+    """Raise ValueError where weights that are quantised already are to be trained in full."""
+    raise ValueError(
+        f"model {name}: its weights are quantised already, and only what is not, a small part of"
+        " it, would train: give model.lora_config (--lora), or the same model with plain weights"
+    )
+
+
 def refuse_without_effect(key: str, name: str, reason: str) -> None:
     """Raise ValueError for a setting of a model that has no use for it."""
     raise ValueError(f"model.{key}: model {name!r} {reason}; leave it out")

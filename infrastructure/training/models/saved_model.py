@@ -209,6 +209,14 @@ def refuse_unknown_layers(folder: Path, names: Sequence[str]) -> None:
     )
 
 
+def is_quantized(folder: Path) -> bool:
+    """Return whether the weights of a saved model, or of the model of a run, lie in 4 or 8 bits of
+    bitsandbytes in its files."""
+    place = next((f for f in (folder, folder / FINAL) if (f / "config.json").is_file()), None)
+    how = None if place is None else read_json(place / "config.json").get("quantization_config")
+    return isinstance(how, dict) and bool(how.get("load_in_4bit") or how.get("load_in_8bit"))
+
+
 def refuse_odd_rows(folder: Path, group: int) -> None:
     """Refuse to round a saved model while it trains, where its layers certainly do not allow it.
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from safetensors.torch import load_model, save_file
@@ -25,8 +25,14 @@ from infrastructure.core.lookup import look_up
 from infrastructure.training.models.added_modules import added_modules, is_added, save_added
 from infrastructure.training.models.answer_end import GENERATION_FILE
 from infrastructure.training.models.lora import PISSA_START, count_parameters
+from infrastructure.training.models.model_inputs import inner_model
 from infrastructure.training.models.progress_bars import without_progress_bars
 from infrastructure.training.models.registry import MODELS
+from infrastructure.training.models.router_logits import (
+    ROUTER_LOGITS,
+    has_router_logits,
+    router_logits_off,
+)
 from infrastructure.training.models.saved_model import (
     REGISTERED_MANIFEST,
     read_json,
@@ -54,7 +60,7 @@ from transformers import {auto}{generation}
 
 folder = "."  # where this file lies
 base = {place}
-model = PeftModel.from_pretrained({auto}.from_pretrained(base), folder)
+model = PeftModel.from_pretrained({auto}.from_pretrained(base{loading}), folder)
 {ends}```
 """
 
@@ -108,6 +114,24 @@ def write_model(
         save_tokenizer(tokenizer, part, processor)
 
 
+def write_description(model: torch.nn.Module, folder: Path) -> None:
+    """Write what `save_model` writes beside the weights of a model of transformers or PEFT."""
+    inner: Any = inner_model(model)
+    if hasattr(model, "peft_config"):
+        for config in cast(Any, model).peft_config.values():
+            config.save_pretrained(folder)
+        write_generation_config(model, folder)
+    else:
+        _save_pretrained(inner, folder, state_dict={})
+
+
+def write_generation_config(model: torch.nn.Module, folder: Path) -> None:
+    """Write where an answer ends, which a LoRA alone would not bring along."""
+    generation: Any = getattr(inner_model(model), "generation_config", None)
+    if generation is not None:
+        generation.save_pretrained(folder)
+
+
 def save_whole(
     model: torch.nn.Module,
     tokenizer: "PreTrainedTokenizerBase | None",
@@ -152,13 +176,13 @@ def _save_pretrained(
 ) -> None:
     arguments: dict[str, object] = {} if state_dict is None else {"state_dict": state_dict}
     if hasattr(model, TRAINING_ONLY) or added_modules(model):
-        state = state_dict or model.state_dict()
+        state = model.state_dict() if state_dict is None else state_dict
         arguments["state_dict"] = {
             name: tensor
             for name, tensor in state.items()
             if f".{TRAINING_ONLY}." not in f".{name}" and not is_added(name)
         }
-    with without_progress_bars():
+    with without_progress_bars(), router_logits_off(model):
         model.save_pretrained(directory, **arguments)
 
 
@@ -171,8 +195,7 @@ def _save_lora(
             part, save_embedding_layers=False, path_initial_model_for_weight_conversion=start
         )
     base = model.get_base_model()
-    if (generation := getattr(base, "generation_config", None)) is not None:
-        generation.save_pretrained(part)
+    write_generation_config(model, part)
     if not base.name_or_path:
         _save_pretrained(base, part / BASE, state_dict=_without_lora(base))
         if tokenizer is not None:
@@ -180,7 +203,7 @@ def _save_lora(
         config = read_json(part / "adapter_config.json")
         config["base_model_name_or_path"] = f"./{BASE}"  # wherever the folder lies; no hub name
         write_json(part / "adapter_config.json", config)
-    write_lora_card(part, sees=processor is not None)
+    write_lora_card(part, base, sees=processor is not None)
 
 
 @contextmanager
@@ -205,9 +228,13 @@ def _start_of_pissa(model: Any) -> Iterator[str | None]:
             yield folder
 
 
-def write_lora_card(folder: Path, sees: bool = False) -> None:
+def write_lora_card(folder: Path, model: torch.nn.Module, sees: bool = False) -> None:
     """Write README.md beside a LoRA: how plain PEFT loads it on any machine, whatever became of
-    the one that it was trained on. Replaces PEFT's template, which nobody has filled in."""
+    the one that it was trained on. Replaces PEFT's template, which nobody has filled in.
+
+    Args:
+        model: the LoRA, or its base.
+    """
     base = str(read_json(folder / "adapter_config.json").get("base_model_name_or_path") or "?")
     is_path = base.startswith((".", "~", "?")) or Path(base).is_absolute() or Path(base).is_dir()
     is_of_hub = not is_path
@@ -228,6 +255,7 @@ def write_lora_card(folder: Path, sees: bool = False) -> None:
         where=where,
         place=place,
         auto=auto,
+        loading=f", {ROUTER_LOGITS}=False" if has_router_logits(model) else "",
         generation=", GenerationConfig" if knows_ends else "",
         ends=ends if knows_ends else "",
     )

@@ -16,12 +16,15 @@ from safetensors import SafetensorError
 
 from infrastructure.core.optional import require
 from infrastructure.training.models.answer_end import GENERATION_FILE, teach_ends
+from infrastructure.training.models.lora import no_words_on_ties
 from infrastructure.training.models.model_path import not_found
 from infrastructure.training.models.progress_bars import download_bars_in_a_terminal
 from infrastructure.training.models.quantization import (
     MIN_CPU_WIDTH,
     keep_trainable_layout,
+    plain_weights,
     quantization_config,
+    quantized_layers,
 )
 from infrastructure.training.models.refusals import refuse_flash_attention
 from infrastructure.training.models.saved_model import (
@@ -53,6 +56,7 @@ class LoadOptions:
         trust_remote_code: run Python code that comes with the model.
         revision: branch, tag or commit of a hub model.
         sees: it is a model of image and text.
+        dequantizes: it computes with what quantising leaves of its weights, in plain layers.
     """
 
     device: torch.device
@@ -62,6 +66,7 @@ class LoadOptions:
     trust_remote_code: bool = False
     revision: str | None = None
     sees: bool = False
+    dequantizes: bool = False
 
 
 def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module:
@@ -76,7 +81,7 @@ def load_causal_lm(source: ModelSource, options: LoadOptions) -> torch.nn.Module
         weight_files(source.folder)
     model, info = load_weights(auto_class(options), source, config, options)
     _refuse_made_up_weights(source, info["missing_keys"])
-    return model
+    return plain_weights(model) if options.dequantizes and quantized_layers(model) else model
 
 
 def load_weights(
@@ -130,7 +135,8 @@ def _check_quantizable(config: "PreTrainedConfig", options: LoadOptions) -> None
             " another way; leave model.quantization out"
         )
     width = getattr(config.get_text_config(), "hidden_size", MIN_CPU_WIDTH)
-    if options.device.type == "cpu" and options.quantization == "4bit" and width % MIN_CPU_WIDTH:
+    computes = options.device.type == "cpu" and not options.dequantizes
+    if computes and options.quantization == "4bit" and width % MIN_CPU_WIDTH:
         raise ValueError(
             f"model.quantization='4bit': on a CPU the model's width must be a multiple of"
             f" {MIN_CPU_WIDTH}, and this one's is {width}; leave model.quantization out"
@@ -340,9 +346,10 @@ def load_lora(folder: Path, base: torch.nn.Module) -> torch.nn.Module:
     peft = require("peft", "loading a LoRA")
     [file] = weight_files(folder, "adapter_model")
     try:
-        model: torch.nn.Module = peft.PeftModel.from_pretrained(
-            base, str(folder), is_trainable=True
-        )
+        with no_words_on_ties():
+            model: torch.nn.Module = peft.PeftModel.from_pretrained(
+                base, str(folder), is_trainable=True
+            )
         if (folder / GENERATION_FILE).is_file():
             transformers = require("transformers", "loading a LoRA")
             ends = transformers.GenerationConfig.from_pretrained(folder).eos_token_id

@@ -1,4 +1,4 @@
-"""Ends a training that no longer improves."""
+"""Ends a training that no longer improves, and sees that its best step is saved."""
 
 import math
 from typing import Any
@@ -99,19 +99,43 @@ class EarlyStopping(Observer):
         self.measured_on = saved.get("measured_on")
 
 
+class BestSaved(Observer):
+    """Asks for a checkpoint of each step that is better than all before it: the trained model is
+    one of these in the end."""
+
+    def __init__(self) -> None:
+        self.best: float | None = None
+        self.measured_on: str | None = None
+
+    def eval_end(self, state: TrainingState) -> None:
+        if self.measured_on != state.measured_on:
+            self.best, self.measured_on = None, state.measured_on
+        score = state.score
+        if score is not None and (self.best is None or score < self.best):
+            self.best, state.must_save = score, True
+
+    def state_dict(self) -> dict[str, object]:
+        return {"best": self.best, "measured_on": self.measured_on}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.best, self.measured_on = saved["best"], saved["measured_on"]
+
+
 def _shown(value: float | None) -> str:
     return "unknown" if value is None else format_number(value)
 
 
 def early_stopping(config: TrainingConfig) -> list[Hook]:
-    """The observer that the configuration asks for, if it does."""
+    """The observers that stop a training, and keep its best step, where it is asked for."""
+    best: list[Hook] = [BestSaved()] if config.ends_with_best else []
     if config.early_stopping_patience is None:
-        return []
+        return best
     return [
+        *best,
         EarlyStopping(
             config.early_stopping_patience,
             config.early_stopping_min_delta,
             config.best_metric_key,
             config.best_is_greater,
-        )
+        ),
     ]

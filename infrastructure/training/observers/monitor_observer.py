@@ -88,7 +88,7 @@ class MonitorObserver(Observer):
 
     def train_start(self, state: TrainingState) -> None:
         self.monitor.step = state.step
-        self._saved_at = time.time()  # what is older is on the disk already
+        self._saved_at = time.monotonic()  # what is older is on the disk already
         self._counted = (state.num_examples, state.num_tokens)
         self._waited = state.data_wait_seconds
         self._best_effort.attempt(MONITOR, self.start)
@@ -128,7 +128,7 @@ class MonitorObserver(Observer):
         self._best_effort.attempt(MONITOR, lambda: self._measure_latency(adapter, state))
 
     def checkpoint_saved(self, state: TrainingState) -> None:
-        self._saved_at = time.time()
+        self._saved_at = time.monotonic()
 
     def error(self, state: TrainingState) -> None:
         """The numbers of the step that ended the training were not told yet."""
@@ -161,6 +161,7 @@ class MonitorObserver(Observer):
                 model_flops_utilization=seconds and self._utilization(window),
                 data_wait_percent=seconds and 100 * window.waited / seconds,
                 memory_bytes=state.metrics.get("memory_bytes"),
+                num_tied_steps=None if state.rewards is None else state.rewards.num_tied,
             )
         )
 
@@ -207,7 +208,7 @@ class MonitorObserver(Observer):
                 self._latency = time.perf_counter() - started
 
     def _checkpoint_age(self) -> float | None:
-        return None if self._saved_at is None else time.time() - self._saved_at
+        return None if self._saved_at is None else time.monotonic() - self._saved_at
 
 
 class RunLogObserver(Observer):

@@ -129,25 +129,34 @@ class DataSelectionStep:
         budget = f"quantum.data_budget {self.config.data_budget}"
         return f"{budget} leaves out none of {number:,} training examples"
 
-    def num_candidates(self, gradient_seconds: float, allowed_seconds: float, most: int) -> int:
+    def num_candidates(
+        self,
+        gradient_seconds: float,
+        allowed_seconds: float,
+        most: int,
+        *,
+        never_skips: bool = False,
+    ) -> int:
         """How many examples are looked at: those asked for, or as many as may be paid for; 0 where
         that is too few to say anything.
 
         Args:
             gradient_seconds: of one example.
             most: variables that a problem may have.
+            never_skips: never 0; the fewest that say anything, whatever they cost.
         """
         wanted = self.num_wanted(most)
         if self.cost_seconds(gradient_seconds, wanted) <= allowed_seconds:
             return wanted
         if self.config.candidates != "auto":
-            return 0
+            return wanted if never_skips else 0
         number = bisect_right(
             range(1, wanted + 1),
             allowed_seconds,
             key=lambda n: self.cost_seconds(gradient_seconds, n),
         )
-        return number if number >= LEAST_CANDIDATES else 0
+        least = min(wanted, LEAST_CANDIDATES)
+        return max(number, least) if never_skips or number >= LEAST_CANDIDATES else 0
 
     def num_wanted(self, most: int) -> int:
         """How many examples are looked at where that costs nothing."""

@@ -4,10 +4,12 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from infrastructure.config.sections.quantum_config import AT_ANY_COST
 from infrastructure.monitoring.drawing.formatting import format_duration
 
+AUTO_PERCENT, FREQUENT_PERCENT = 1.0, 10.0  # without and with a frequency, where no bound is given
 NUM_STEPS = 20  # that a step's time is the mean of
 # What `auto` takes to choose among n, measured on one core: up to 20 are counted through, more are
 # searched (0.5 to 0.8 s for 50, 1.6 s for 200, 1 to 1.7 s for 600, 4.4 s for 2000, 13 s for 5000).
@@ -21,6 +23,7 @@ class OverheadBudget:
 
     Attributes:
         percent: of the training's time; `quantum.max_overhead_percent`.
+        never_skips: a step that would cost more is made as small as it can be, never skipped.
         spent_seconds: of all quantum steps of this process.
         forecast_step_seconds: of a training step, as it was measured before the training; None: it
             was not.
@@ -28,11 +31,26 @@ class OverheadBudget:
 
     percent: float
     clock: Callable[[], float] = time.monotonic
+    never_skips: bool = False
     spent_seconds: float = 0.0
     forecast_step_seconds: float | None = None
     _steps: list[float] = field(default_factory=list)
     _began: float = 0.0
     _spent_before: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        percent: float | Literal["auto"],
+        frequency: int | None,
+        clock: Callable[[], float],
+    ) -> "OverheadBudget":
+        """Return the budget of a training. Whoever gives `optimization_frequency` has asked for the
+        steps, so a bound that nobody gave must not take them away."""
+        if percent != "auto":
+            return cls(percent, clock)
+        never_skips = frequency is not None
+        return cls(FREQUENT_PERCENT if never_skips else AUTO_PERCENT, clock, never_skips)
 
     def step_begins(self) -> None:
         """A training step begins."""

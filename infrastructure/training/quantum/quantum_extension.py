@@ -257,7 +257,7 @@ class QuantumExtension(Extension):
         budget, num_steps = self.session.cost, self._steps_ahead(state)
         step_seconds = budget.step_seconds
         least = step.least_steps(loop.global_batch_size, measures_training=step_seconds is None)
-        if least > budget.allowed_steps(num_steps):
+        if not budget.never_skips and least > budget.allowed_steps(num_steps):
             self.session.skip(state, too_few_steps(least, num_steps, budget.percent))
             return
         gradient_seconds = step.gradient_seconds()
@@ -265,7 +265,9 @@ class QuantumExtension(Extension):
             step_seconds = step.training_seconds() * loop.global_batch_size
         spent = self.session.seconds_so_far
         allowed = budget.allowed_seconds(num_steps, step_seconds)
-        number = step.num_candidates(gradient_seconds, allowed - spent, most)
+        number = step.num_candidates(
+            gradient_seconds, allowed - spent, most, never_skips=budget.never_skips
+        )
         if number == 0:
             cost = spent + step.cost_seconds(gradient_seconds, step.num_wanted(most))
             self.session.skip(state, over_budget(cost, allowed, budget.percent))
@@ -306,7 +308,7 @@ class QuantumExtension(Extension):
         predicted = step.cost_seconds(taken)
         step_seconds = self.session.cost.step_seconds or taken
         allowed = self.session.cost.allowed_seconds(self._steps_ahead(state), step_seconds)
-        if predicted > allowed:
+        if not self.session.cost.never_skips and predicted > allowed:
             self.session.skip(state, over_budget(predicted, allowed, self.session.cost.percent))
             return
         problem = step.problem()

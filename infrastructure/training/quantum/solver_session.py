@@ -108,7 +108,7 @@ class SolverSession:
         self.frequency = trainer.training_config.optimization_frequency
         self.decisions, self.history = Decisions(), History()
         self.chain = create_chain(self.config)
-        self.cost = OverheadBudget(self.config.max_overhead_percent, clock)
+        self.cost = OverheadBudget.of(self.config.max_overhead_percent, self.frequency, clock)
         self.num_steps = 0
         self.last_step: int | None = None
         self.last_phase = 0
@@ -195,6 +195,8 @@ class SolverSession:
             allowed_seconds: since `run` began; here, a solver is ended then.
         """
         record = self._record(state)
+        if self.cost.never_skips:
+            allowed_seconds = math.inf
         record["foretold_seconds"] = predicted_seconds
         record["allowed_seconds"] = None if math.isinf(allowed_seconds) else allowed_seconds
         if self.config.background and self.config.answer == SAMPLER:
@@ -213,7 +215,7 @@ class SolverSession:
         solution = quantum_solve(problem, config, seed=self.seed, chain=self.chain)
         if not solution.info.get("bound_hit") or least == self.config.timeout:
             return solution
-        bound = f"quantum.max_overhead_percent {self.config.max_overhead_percent:g}"
+        bound = f"quantum.max_overhead_percent {self.cost.percent:g}"
         remark = f"{bound} has left the solver {least:.2g} s"
         return replace(solution, remarks=[*solution.remarks, remark])
 

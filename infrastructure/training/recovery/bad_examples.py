@@ -44,7 +44,7 @@ def find_bad_rows(
     finally:
         optimizer.zero_grad()
     usual = [loss for loss in losses if math.isfinite(loss)]
-    limit = max(watch.limit, watch.factor * statistics.median(usual)) if usual else math.inf
+    limit = max(watch.limit(), watch.factor * statistics.median(usual)) if usual else math.inf
     return [i for i, loss in enumerate(losses) if not math.isfinite(loss) or loss > limit]
 
 

@@ -1,5 +1,6 @@
 """Whether a loss is bad: not a number, or far above those before it; and which step it was of."""
 
+import math
 import statistics
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +14,8 @@ NUM_NEEDED = 20
 # Of the highest median of a run: what a loss must rise by, at least. Where nearly nothing is left
 # to learn, a token or two that were missed are many times the median, and no spike.
 LEAST_RISE = 0.02
+# Items of one record whose mean is judged before there is a median: that of a few tokens jumps.
+NUM_ITEMS_NEEDED = 8
 
 
 @dataclass
@@ -25,6 +28,7 @@ class LossSpikeDetector:
         recent: the last finite logged losses.
         highest: median of `recent` so far.
         is_high: the last one was a spike; a row of them is told once.
+        is_signed: some losses were below 0, so that multiples of them mean nothing.
         until_step: up to there the loss of each single step is read, to find a bad one; 0: no.
     """
 
@@ -32,39 +36,54 @@ class LossSpikeDetector:
     recent: list[float] = field(default_factory=list)
     highest: float = 0.0
     is_high: bool = False
+    is_signed: bool = False
     until_step: int = 0
 
-    @property
-    def limit(self) -> float:
-        """The loss above which there is a spike; infinite while too few are known, and where
-        losses may be negative, so that multiples of them mean nothing."""
+    def limit(self, num_items: int = NUM_ITEMS_NEEDED) -> float:
+        """The loss above which there is a spike; infinite while nothing is known, and where losses
+        may be negative.
+
+        Before there is a median, what counts is the highest loss; the first is that of the weights
+        before training.
+
+        Args:
+            num_items: that the loss is the mean of.
+        """
+        if self.is_signed:
+            return math.inf
         middle = self._median()
-        least = middle + LEAST_RISE * self.highest
-        return max(self.factor * middle, least) if middle > 0 else float("inf")
+        if middle > 0:
+            return max(self.factor * middle, middle + LEAST_RISE * self.highest)
+        is_early = 0 < len(self.recent) < NUM_NEEDED and num_items >= NUM_ITEMS_NEEDED
+        return self.factor * max(self.recent) if is_early else math.inf
 
     def _median(self) -> float:
         """Of the last losses; 0 while too few are known."""
         return statistics.median(self.recent) if len(self.recent) >= NUM_NEEDED else 0.0
 
-    def observe(self, loss: float) -> bool:
-        """Take in a finite loss; whether a spike begins with it."""
-        was_high, self.is_high = self.is_high, loss > self.limit
+    def observe(self, loss: float, num_items: int = NUM_ITEMS_NEEDED) -> bool:
+        """Take in a finite loss, the mean of `num_items`; whether a spike begins with it."""
+        self.is_signed = self.is_signed or loss < 0
+        was_high, self.is_high = self.is_high, loss > self.limit(num_items)
         self.recent = [*self.recent, loss][-NUM_REMEMBERED:]
         self.highest = max(self.highest, self._median())
         return self.is_high and not was_high
 
     def forget(self) -> None:
         """What comes now has nothing to do with the losses before."""
-        self.recent, self.highest, self.is_high = [], 0.0, False
+        self.recent, self.highest = [], 0.0
+        self.is_high = self.is_signed = False
 
     def state_dict(self) -> dict[str, object]:
         values = {"recent": list(self.recent), "highest": self.highest}
-        return {**values, "is_high": self.is_high, "until_step": self.until_step}
+        flags = {"is_high": self.is_high, "is_signed": self.is_signed}
+        return {**values, **flags, "until_step": self.until_step}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.recent = list(saved["recent"])
         self.highest = saved.get("highest", 0.0)  # of a run of before: what is seen from now on
         self.is_high = saved["is_high"]
+        self.is_signed = saved.get("is_signed", False)
         self.until_step = saved["until_step"]
 
 

@@ -9,8 +9,8 @@ from itertools import cycle, islice
 import numpy as np
 import torch
 
-from infrastructure.core.hardware import gib
 from infrastructure.core.integers import ceil_div
+from infrastructure.monitoring.drawing.formatting import format_bytes
 from infrastructure.optimization.batch_size import (
     BatchChoice,
     BatchSizeSearch,
@@ -152,6 +152,7 @@ class CostMeasurement:
                 idle_bytes=before,
                 is_out_of_memory=is_out_of_memory,
                 free_memory=lambda: free_memory(device),
+                way_out=self.budget.way_out(device),
             )
             return search.run(largest, beside)
 
@@ -215,9 +216,9 @@ class CostMeasurement:
         needed = PeakMemory(self.adapter.device).now() if has_optimizer else self.fixed_bytes()
         if needed > limit_bytes:
             raise DoesNotFitError(
-                f"weights, gradients and optimizer of this training take {gib(needed)}, and"
-                f" {gib(limit_bytes)} are there: train a LoRA (model.lora_config), or take a"
-                " machine with more memory"
+                "weights, gradients and optimizer of this training take"
+                f" {format_bytes(needed)}, and {format_bytes(limit_bytes)} are there: train a LoRA"
+                f" (model.lora_config), or {self.budget.way_out(self.adapter.device)}"
             )
 
     @contextmanager

@@ -36,18 +36,13 @@ class LayerForm:
 AS_LOADED = LayerForm()
 
 
-def quantizes_trunk(config: TrainingConfig) -> bool:
-    """Whether finished layers are stored otherwise than they train."""
-    return config.quantization_enabled or config.backbone_quantized
-
-
 def forms_of(
     config: TrainingConfig, plan: StackPlan, phase: StackPhase, num_layers: int
 ) -> list[LayerForm]:
     """The form of each layer in a phase."""
     forms = [AS_LOADED] * num_layers
     if not plan.is_sequential or phase.unit is None:
-        is_frozen = config.qlora_enabled and quantizes_trunk(config)
+        is_frozen = config.qlora_enabled and config.trunk_is_quantized
         return [LayerForm(stored_as=config.quantization_type)] * num_layers if is_frozen else forms
     precision = config.progressive.new_stack_precision
     is_quantized = precision not in DTYPES
@@ -57,7 +52,7 @@ def forms_of(
         is_top = top is not None and index >= top
         if phase.unit.first <= index < phase.unit.last or is_top:
             forms[index] = new
-        elif index < phase.unit.first and not config.trunk_trains and quantizes_trunk(config):
+        elif index < phase.unit.first and not config.trunk_trains and config.trunk_is_quantized:
             forms[index] = LayerForm(stored_as=config.quantization_type)
         elif index < phase.unit.first and is_quantized:
             forms[index] = new

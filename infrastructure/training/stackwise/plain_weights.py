@@ -16,7 +16,7 @@ from infrastructure.training.stackwise.quantized_trunk import (
     is_conv1d,
     quantized_name,
 )
-from infrastructure.training.stackwise.stack_adapters import LayerAdapters, LowRankPair, module_name
+from infrastructure.training.stackwise.stack_adapters import LayerAdapters, LowRankPair, linear_of
 from infrastructure.training.stackwise.stack_phases import ADAPTERS
 
 Named = Iterator[tuple[str, torch.Tensor]]
@@ -49,9 +49,7 @@ def _tensors(
         adapters: low-rank pairs by the `id` of the linear layer beside them.
     """
     if isinstance(beside := getattr(module, ADAPTERS, None), LayerAdapters):
-        adapters = {
-            id(module.get_submodule(module_name(key))): pairs for key, pairs in beside.named_pairs()
-        }
+        adapters = {id(linear_of(module, key)): pairs for key, pairs in beside.named_pairs()}
     pairs = adapters.get(id(module), {})
     for name, weight in _own_weights(module):
         yield f"{prefix}{name}", _adapted(module, weight, pairs) if name == "weight" else weight

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
 from infrastructure.config.sections.training_config import TrainingConfig
@@ -23,7 +22,7 @@ from infrastructure.training.stackwise.stack_phases import (
 )
 
 SEPARATOR = "__"  # in the place of the points of a module's name, which a key must not have
-ITSELF = "_itself_"  # the key of a layer that is a linear layer
+ITSELF = "__self__"  # the key of a layer that is a linear one itself, whose name in it is empty
 
 
 class LowRankPair(torch.nn.Module):
@@ -58,10 +57,6 @@ ForwardHook = Callable[[torch.nn.Module, tuple[torch.Tensor, ...], torch.Tensor]
 class LayerAdapters(torch.nn.ModuleDict):
     """All pairs of one layer: for each of its linear layers a `ModuleDict` by the pair's key."""
 
-    def forward(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return what is given: a layer that is a `Sequential` calls all modules in it in turn."""
-        return outputs
-
     def named_pairs(self) -> Iterator[tuple[str, dict[str, LowRankPair]]]:
         """The pairs beside each linear layer, by its key."""
         for key, module in self.items():
@@ -71,13 +66,16 @@ class LayerAdapters(torch.nn.ModuleDict):
     def hook(self, layer: torch.nn.Module) -> Iterator[RemovableHandle]:
         """Let the linear layers that are there now give what their pairs add, too."""
         for key, pairs in self.named_pairs():
-            linear = layer.get_submodule(module_name(key))
-            yield linear.register_forward_hook(_adder(pairs))
+            yield linear_of(layer, key).register_forward_hook(_adder(pairs))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the inputs: a layer that is a `Sequential` calls whatever lies in it."""
+        return inputs
 
 
-def module_name(key: str) -> str:
-    """Return the name in its layer of the linear layer that a key of `LayerAdapters` stands for."""
-    return "" if key == ITSELF else key.replace(SEPARATOR, ".")
+def linear_of(layer: torch.nn.Module, key: str) -> torch.nn.Module:
+    """Return the linear layer that a key of its `LayerAdapters` means."""
+    return layer if key == ITSELF else layer.get_submodule(key.replace(SEPARATOR, "."))
 
 
 def _adder(pairs: Mapping[str, LowRankPair]) -> ForwardHook:
@@ -121,20 +119,18 @@ class StackAdapters:
         alpha: float,
         config: TrainingConfig,
     ) -> None:
-        parameter = next(layer.parameters(), None)
-        if parameter is None:  # such as an activation
-            return
-        dtype = torch.float32 if config.adapters_full_precision else parameter.dtype
         adapters = LayerAdapters()
         for name, module in list(layer.named_modules()):
             shape = linear_shape(module)
-            # The attention of torch reads the weight of this one itself, and never calls it.
-            if shape is None or isinstance(module, NonDynamicallyQuantizableLinear):
+            if shape is None:
                 continue
+            parameter = next(layer.parameters())
+            dtype = torch.float32 if config.adapters_full_precision else parameter.dtype
             pairs = torch.nn.ModuleDict(
                 {key: LowRankPair(*shape, rank, alpha, config.qlora_dropout) for key in keys}
             )
-            adapters[name.replace(".", SEPARATOR) or ITSELF] = pairs.to(parameter.device, dtype)
+            key = name.replace(".", SEPARATOR) or ITSELF
+            adapters[key] = pairs.to(parameter.device, dtype)
         layer.add_module(ADAPTERS, adapters)
 
     def hook(self) -> None:
@@ -158,7 +154,7 @@ class StackAdapters:
             if not isinstance(adapters, LayerAdapters):
                 continue
             for key, pairs in adapters.named_pairs():
-                linear = layer.get_submodule(module_name(key))
+                linear = linear_of(layer, key)
                 weight = linear.get_parameter("weight")
                 for pair in pairs.values():
                     update = pair.update().T if is_conv1d(linear) else pair.update()

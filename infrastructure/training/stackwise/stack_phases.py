@@ -143,7 +143,7 @@ def _phase(
         names = weight_names(rack, unit.first, unit.last)
     if config.trunk_is_adapted:
         for below in units[: unit.index]:
-            newest = unit.index - below.index if adapts_again(config) else 1
+            newest = unit.index - below.index if config.trunk_is_adapted_again else 1
             keys = [str(1 + number) for number in range(newest)]
             names += adapter_names(rack, below.first, below.last, keys)
     trains_trunk = config.trunk_trains
@@ -163,7 +163,7 @@ def _phase(
     what = f"{training.name} of {len(rack)}"
     if time_step is not None:
         what += f", time step {time_step}"
-    keeps_prefix = config.mode == "fused" or trains_trunk or config.trunk_is_adapted
+    keeps_prefix = trains_trunk or config.trunk_is_adapted
     keeps_prefix |= unit.index == 0
     start = 0 if keeps_prefix else unit.first
     return StackPhase(what, num_epochs, frozenset(names), True, unit, start, depth, time_step)
@@ -186,11 +186,6 @@ def adapter_names(rack: Rack, first: int, last: int, keys: Sequence[str]) -> lis
     return [name for name in named if name.split(".")[-2] in keys]
 
 
-def adapts_again(config: TrainingConfig) -> bool:
-    """Whether the trunk is given further matrices with each new unit."""
-    return config.qlora_progressive_enabled or config.qlora_strategy == "progressive"
-
-
 def adapter_pairs(config: TrainingConfig, plan: StackPlan, unit: Unit) -> list[str]:
     """The keys of a unit's pairs of low-rank matrices: "0" trains in the place of its weights, the
     others once it is part of the trunk."""
@@ -200,7 +195,7 @@ def adapter_pairs(config: TrainingConfig, plan: StackPlan, unit: Unit) -> list[s
         keys.append(OWN)
     later = len(plan.units) - 1 - unit.index
     if config.trunk_is_adapted and later:
-        keys += [str(1 + number) for number in range(later if adapts_again(config) else 1)]
+        keys += [str(1 + number) for number in range(later if config.trunk_is_adapted_again else 1)]
     return keys
 
 

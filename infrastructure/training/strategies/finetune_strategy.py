@@ -37,6 +37,7 @@ class FinetuningStrategy(StandardTrainingStrategy):
             return super().phases(model, num_epochs)
         layers = trainable_layers(model)
         num_phases = min(len(layers), ceil_div(num_epochs, interval))
+        self._num_layers = len(layers)
         names: set[str] = set()
         phases = []
         for index in range(num_phases):
@@ -45,6 +46,22 @@ class FinetuningStrategy(StandardTrainingStrategy):
             epochs = num_epochs - interval * (num_phases - 1) if is_last else interval
             phases.append(Phase(f"top {index + 1} layers", epochs, frozenset(names)))
         return phases
+
+    def check_length(self, total_steps: int) -> None:
+        interval = self.config.unfreeze_interval
+        if not interval or not self.steps_per_epoch:
+            return
+        num_reached = ceil_div(total_steps, interval * self.steps_per_epoch)
+        if num_reached >= self._num_layers:
+            return
+        least = interval * (self._num_layers - 1)
+        raise ValueError(
+            f"training.unfreeze_interval = {interval} adds a layer every {interval} epochs, from"
+            f" the top, and after {total_steps} steps ({self.steps_per_epoch} an epoch)"
+            f" {self._num_layers - num_reached} of {self._num_layers} groups of layers have never"
+            f" trained: train for more than {least} epochs (training.num_epochs), lower"
+            " training.unfreeze_interval, or leave it out"
+        )
 
 
 def trainable_layers(

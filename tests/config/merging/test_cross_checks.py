@@ -305,7 +305,7 @@ def test_stacks_in_16_bits_are_not_computed_in_32(precision: object) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"training.mode": "fused", "training.fusion_mode": "trainable", "training.block_size": 2},
+        {"training.mode": "fused", "training.block_size": 2},
         {"training.strategy": "progressive", "training.progressive.growth": "once"},
         {"training.mode": "blockwise", "training.cache_size": 5, "training.train_head": "always"},
         {"training.mode": "blockwise", "training.qlora_enabled": True, "training.qlora_rank": 4},

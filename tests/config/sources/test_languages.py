@@ -28,6 +28,8 @@ from infrastructure.config.sources.load import load_config
         ("device must be cpu (--device)", "--device must be cpu"),
         ("the device must be warm", "the device must be warm"),
         ('training.batch_size must be x, not "a" (environment BATCH_SIZE)', "BATCH_SIZE must be x"),
+        ("something is odd (--bs)", "something is odd (--bs)"),  # named nowhere else
+        ("it is odd (environment BATCH_SIZE)", "it is odd (environment BATCH_SIZE)"),
         ("give run_name, or output_dir.", "give --name, or --output."),
         ("runs/data.path/x and data.pathology stay", "runs/data.path/x and data.pathology stay"),
         (
@@ -70,6 +72,7 @@ def test_python_reads_of_keywords() -> None:
         ("--name has no effect", "name has no effect"),
         ("--num-processes auto takes all", 'num_processes="auto" takes all'),
         ("unknown key 'x'; did you mean 'data.path'?", "unknown keyword 'x'; did you mean 'data'?"),
+        ("unknown key 'x'; did you mean 'y.z'?", "unknown keyword 'x'; did you mean 'y.z'?"),
         ("temper ask runs/a --system 'b'", "temper ask runs/a --system 'b'"),
     ],
 )

@@ -42,7 +42,7 @@ class Scenario:
             self.step += 1
             self.moments.now += 2.0
             numbers = {"gradient_norm": 1.0, "seconds_per_step": 0.5, "data_wait_percent": 1.0}
-            numbers |= metrics
+            numbers |= {"num_tied_steps": 0.0, **metrics}
             self.monitor.log_training_metrics(
                 TrainingMetrics(self.moments(), 0, self.step, 1.0, 0.001, 8, **numbers)
             )
@@ -82,6 +82,7 @@ OF_THE_TRAINING = {
     "training_time_per_step": {"seconds_per_step": 30.0},
     "gradient_norm": {"gradient_norm": 1e4},
     "data_wait_percent": {"data_wait_percent": 80.0},
+    "tied_steps": {"num_tied_steps": 21.0},
 }
 
 

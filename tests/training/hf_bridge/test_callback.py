@@ -26,8 +26,10 @@ from infrastructure.core.errors import (
     TrainingDivergedError,
 )
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.stop_signals import STOP_COMMAND
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
+from infrastructure.monitoring.records.run_owner import announce_stop
 from infrastructure.monitoring.records.run_reader import config_of, read_small_files
 from infrastructure.run.checkpoint_paths import by_step
 from infrastructure.run.directory import find_run
@@ -36,7 +38,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
 )
-from infrastructure.training.core.state import TrainingState
+from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Extension, Observer
 from infrastructure.training.hf_bridge import TemperCallback
 from infrastructure.training.hf_bridge.callback import FOLDER
@@ -498,6 +500,60 @@ def test_a_trainer_that_tries_smaller_batches_begins_with_the_weights_it_began_w
     options["save_steps"] = 1  # so that the first version is gone by then
     with pytest.raises(ValueError, match="rotated away: set auto_find_batch_size=False"):
         train(tmp_path / "late", hooks=[Full()], auto_find_batch_size=True, **options)
+
+
+def test_temper_stop_is_told_from_a_signal(tmp_path: Path) -> None:
+    def announced() -> None:
+        announce_stop(run_of(tmp_path), os.getpid())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    seen: list[StopReason | None] = []
+
+    class Reasons(Observer):
+        def train_end(self, state: TrainingState) -> None:
+            seen.append(state.stop_reason)
+
+    train(tmp_path, hooks=[At(Event.AFTER_BACKWARD, 1, announced), Reasons()])
+    assert summary_of(tmp_path)["reason"] == STOP_COMMAND
+    interrupt = At(Event.AFTER_BACKWARD, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+    announce_stop(run_of(tmp_path), os.getpid())  # which is for SIGTERM alone
+    train(tmp_path, hooks=[interrupt, Reasons()])
+    assert seen == [StopReason.COMMAND, StopReason.SIGNAL]
+
+
+def test_a_lora_of_another_shape_is_refused_before_it_is_loaded_into(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    def lora(rank: int) -> Any:
+        config = LoraConfig(r=rank, target_modules=["c_attn"], fan_in_fan_out=True)
+        return get_peft_model(tiny_model(), config)
+
+    train(tmp_path, lora(2), max_steps=1)
+    trainer = trainer_of(tmp_path, lora(3), max_steps=1)
+    callback = TemperCallback("tiny", settings(tmp_path))
+    trainer.add_callback(callback)
+    with pytest.raises(CheckpointError, match="lora cannot change its shape"):
+        callback.resume_from()
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_the_error_that_an_interactive_session_shows_is_the_one_that_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    """A notebook keeps the last one, which may be of an earlier cell."""
+    monkeypatch.setattr(sys, "last_value", ValueError("of an earlier cell"), raising=False)
+
+    def fail() -> None:
+        raise RuntimeError("of this one")
+
+    with pytest.raises(RuntimeError) as raised:
+        train(tmp_path, hooks=[At(Event.STEP_START, 1, fail)], max_steps=2)
+    if is_new:
+        sys.last_value = raised.value
+    TemperCallback("tiny", settings(tmp_path)).resume_from()  # waits until the end is noticed
+    error = summary_of(tmp_path)["error"]
+    assert ("of this one" in error) is is_new
+    assert "earlier" not in error
 
 
 def test_a_damaged_version_is_passed_over(

@@ -102,3 +102,21 @@ def test_each_generator_goes_on_where_it_was(has_drawn: bool) -> None:
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_rng_state(own)
+
+
+def test_the_best_model_lies_where_the_state_of_the_trainer_says(tmp_path: Path) -> None:
+    snapshot = version(whole(None))
+    state = {"global_step": 4, "best_global_step": 3, "best_model_checkpoint": "/gone/checkpoint-3"}
+    content = torch.tensor([1, 2, 250], dtype=torch.uint8)
+    encoded = torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+    snapshot.tensors["trainer"] = {"trainer_state.json": encoded}
+    snapshot.tensors["best"] = {"model.safetensors": content, "b/config.json": content[:1]}
+    folder = write_checkpoint_folder(snapshot, tmp_path / "f", tmp_path / "none")
+    read = json.loads((folder / "trainer_state.json").read_text())
+    best = Path(read.pop("best_model_checkpoint"))
+    assert read == {"global_step": 4, "best_global_step": 3}
+    assert best.name == "checkpoint-3"
+    assert best.is_relative_to(folder)
+    assert best.parent != folder, "PEFT takes a folder with weights in it for an adapter"
+    assert (best / "model.safetensors").read_bytes() == bytes([1, 2, 250])
+    assert (best / "b/config.json").read_bytes() == bytes([1])

@@ -140,3 +140,94 @@ def test_by_the_clock_a_version_is_requested_only_where_one_is_due(saver: Any) -
     saver.schedule.kind_due = lambda step: "manual"
     saver.request_by_clock(4)
     assert saver.due == "manual"
+
+
+class Noted(Versions):
+    """Notes with what each version was begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.facts: list[tuple[object, ...]] = []
+
+    def begin(self, snapshot: Snapshot, *, kind: str, score: float | None) -> None:
+        super().begin(snapshot, kind=kind, score=score)
+        self.facts.append((kind, score))
+
+    def save(self, snapshot: Snapshot, *, kind: str, healthy: bool) -> None:
+        self.facts.append((kind, healthy))
+
+
+@pytest.mark.parametrize(
+    ("is_ending", "is_interrupted", "is_finished"),
+    [(False, False, False), (True, False, True), (True, True, False)],
+)
+def test_a_version_is_of_a_finished_training_where_nothing_more_is_to_come(
+    saver: Any, is_ending: bool, is_interrupted: bool, is_finished: bool
+) -> None:
+    taken: list[bool] = []
+
+    def take(is_finished: bool) -> Snapshot:
+        taken.append(is_finished)
+        return Snapshot({"model": {}}, {})
+
+    saver.take, saver.is_ending = take, is_ending
+    at = state()
+    at.is_interrupted = is_interrupted
+    saver.request("scheduled")
+    saver.save(at)
+    assert taken == [is_finished]
+
+
+def test_the_score_of_exactly_these_weights_goes_along(saver: Any) -> None:
+    saver.versions, at = Noted(), state()
+    at.evaluation, at.evaluated_step = {"eval_loss": 1.25}, at.step
+    saver.request("manual")
+    saver.save(at)
+    at.evaluated_step = at.step - 1
+    saver.request("scheduled")
+    saver.save(at)
+    assert saver.versions.facts == [("manual", 1.25), ("scheduled", None)]
+
+
+def test_weights_that_are_no_numbers_are_kept_as_evidence(saver: Any, tmp_path: Path) -> None:
+    saver.versions = Noted()
+    saver.versions.good = Store(tmp_path).manifest_path(save(Store(tmp_path), 2))
+    saver.take = lambda is_finished: Snapshot({"model": {"w": torch.tensor([math.inf])}}, {})
+    saver.request("scheduled")
+    with pytest.raises(TrainingDivergedError):
+        saver.save(state())
+    assert saver.versions.facts == [("emergency", False)]
+
+
+def test_the_first_version_is_what_the_training_began_with(saver: Any) -> None:
+    for kind in ("manual", "scheduled"):
+        saver.request(kind)
+        saver.save(state())
+        saver.collect(state())
+    assert saver.first == Path("manual")
+    saver.first = Path("before")
+    saver.request("scheduled")
+    saver.save(state())
+    saver.collect(state())
+    assert saver.first == Path("before")
+
+
+def test_a_refused_version_is_due_again_by_the_clock(saver: Any) -> None:
+    saver.versions.refuses = True
+    saver.request("manual")
+    saver.save(state())
+    saver.failures.clock = lambda: 1e9
+    saver.request_by_clock(5)
+    assert saver.due == "scheduled"
+
+
+def test_what_a_save_took_is_noted_for_its_schedule(saver: Any) -> None:
+    noted: list[tuple[int, float]] = []
+    saver.schedule.note_save = lambda step, seconds: noted.append((step, seconds))
+    saver.save(state())
+    assert noted == []
+    saver.request("scheduled")
+    saver.save(state())
+    ((step, seconds),) = noted
+    assert step == 4
+    assert 0 <= seconds < 10

@@ -1,13 +1,16 @@
 """Every argument of a Trainer decides unless a list says otherwise, and every part has a name."""
 
 import dataclasses
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from infrastructure.run.compatibility import Verdict
+from infrastructure.training.extensions.extension_hooks import Extension, Hook
 from infrastructure.training.hf_bridge import TemperCallback, trainer_facts
 from infrastructure.training.hf_bridge.trainer_facts import (
     COMPARED_BY_CONTENT,
@@ -15,13 +18,15 @@ from infrastructure.training.hf_bridge.trainer_facts import (
     IN_THE_CHECKPOINT,
     OF_THE_BEST,
     ROUNDS_OTHERWISE,
+    FactsReader,
     TrainerJudge,
     argument_names,
     checked_names,
     trainer_of,
 )
 from infrastructure.training.methods.method_table import installed_method
-from tests.training.hf_bridge.tiny_trainer import settings
+from infrastructure.training.models.weights_hash import model_hash, weights_hash
+from tests.training.hf_bridge.tiny_trainer import Rows, settings, tiny_lora, tiny_model
 from tests.training.hf_bridge.tiny_trainer import trainer_of as tiny_trainer
 from tests.training.methods.method_runs import methods_here
 
@@ -156,6 +161,21 @@ def judged(now: dict[str, Any], was: dict[str, Any] = WAS) -> dict[str, Verdict]
             {"arguments": {"tf32": True, "load_best_model_at_end": False}},
             {"tf32": ROUNDS, "load_best_model_at_end": CHANGES},
         ),
+        (
+            {"arguments": {"tf32": True, "load_best_model_at_end": True}},
+            {"tf32": ROUNDS, "load_best_model_at_end": CHANGES},
+        ),
+        (
+            {"versions": {"torch": "2.9.0"}, "arguments": {"seed": 1}},
+            {"torch": ROUNDS, "seed": CHANGES},
+        ),
+        (
+            {
+                "arguments": {"learning_rate": 0.2},
+                "parts": {"optimizer": {"name": "SGD"}, "data_collator": "b"},
+            },
+            {"learning_rate": NEVER, "data_collator": CHANGES},
+        ),
         ({"arguments": {"seed": None}}, {"seed": CHANGES}),
         ({"arguments": {"new": 1}}, {"new": CHANGES}),
         ({"versions": {"torch": "2.9.0"}}, {"torch": ROUNDS}),
@@ -207,6 +227,33 @@ def test_both_values_of_a_difference_are_in_their_order() -> None:
         "device": ("cpu", "cuda"),
         "own_callbacks": (["a"], ["b"]),
     }
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "is_other"),
+    [
+        (None, {"a": {"r": 4}}, True),
+        ({"a": {"r": 4}}, None, True),
+        (None, None, False),
+        ({"a": {"r": 4}}, {"b": {"r": 4}}, True),
+        ({"a": {"r": 4, "bias": "none"}}, {"a": {"r": 4, "bias": "all"}}, True),
+        ({"a": {"r": 4}, "b": {"r": 4}}, {"a": {"r": 4}, "b": {"r": 8}}, True),
+        ({"a": {"r": 4, "lora_alpha": 8}}, {"a": {"r": 4, "lora_alpha": 9}}, False),
+        ({"a": {"r": 4}}, {"a": {"r": 4, "use_dora": True}}, False),  # of another version
+    ],
+)
+def test_a_lora_of_another_shape_is_one_that_differs_anywhere(
+    was: Any, now: Any, is_other: bool
+) -> None:
+    assert trainer_facts._has_other_shape(was, now) is is_other
+
+
+def test_of_a_schedule_plain_settings_are_read() -> None:
+    scheduler = SimpleNamespace(
+        step_size=3, names=["a"], lr_lambdas=[len, max], own=object(), _private=1, last_epoch=2
+    )
+    scheduler.verbose, scheduler.lambdas = False, [lambda step: step]
+    assert trainer_facts._schedule(scheduler) == {"step_size": 3, "names": ["a"]}
 
 
 def test_before_it_loads_only_the_lora_is_compared() -> None:
@@ -284,3 +331,310 @@ def test_a_group_is_read_with_its_rate_before_the_schedule() -> None:
     assert trainer_facts._groups(optimizer) == before
     tensor = torch.optim.AdamW([weight], lr=torch.tensor(0.25), foreach=False)
     assert trainer_facts._groups(tensor)[0]["lr"] == "tensor(0.2500)"  # type: ignore[index,call-overload]
+
+
+# -- what is read of a Trainer: nothing is trained ------------------------------------------------
+
+KEY = "ab" * 32
+
+
+@dataclasses.dataclass
+class SomeArguments:
+    """Two that decide, of which one may be given; a harmless one, and how a model is loaded."""
+
+    beta: float = 0.5
+    seed: int = 42
+    output_dir: str = "x"
+    model_revision: str = "main"
+    ref_model_init_kwargs: dict[str, Any] | None = None
+    loss_type: list[str] = dataclasses.field(default_factory=lambda: ["sigmoid"])
+    load_best_model_at_end: bool = False
+    metric_for_best_model: str | None = None
+    world_size = 1
+
+
+class OwnModel(torch.nn.Linear): ...
+
+
+class OwnCallback:
+    early_stopping_patience = 1
+
+    def __init__(self) -> None:
+        self.early_stopping_threshold, self.early_stopping_counter, self.seen = 0.5, 3, 7
+
+
+class OwnExtension(Extension): ...
+
+
+class OwnObserver(Hook): ...
+
+
+def reader_of(
+    trainer: Any = None,
+    *,
+    was: dict[str, Any] | None = None,
+    before: Any = None,
+    model: Any = None,
+    args: Any = None,
+    run: Any = None,
+    optimizer: Any = None,
+    scheduler: Any = None,
+) -> FactsReader:
+    model = model or torch.nn.Linear(3, 2)
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.25, momentum=0.5)
+    parts: Any = SimpleNamespace(
+        args=args or SomeArguments(),
+        device=torch.device("cpu"),
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+    )
+    return FactsReader(run, parts, trainer, was or {}, before)
+
+
+def fake_trainer(callbacks: tuple[object, ...] = (), **holds: Any) -> Any:
+    handler = SimpleNamespace(callbacks=list(callbacks))
+    return SimpleNamespace(args=SomeArguments(), callback_handler=handler, **holds)
+
+
+def test_an_argument_is_read_and_given_where_it_is_not_at_its_default() -> None:
+    arguments, given = reader_of()._arguments(SomeArguments())  # type: ignore[arg-type]
+    assert given == []
+    assert arguments == {
+        "beta": 0.5,
+        "seed": 42,
+        "ref_model_init_kwargs": None,
+        "loss_type": ["sigmoid"],
+        "load_best_model_at_end": False,
+        "metric_for_best_model": None,
+    }
+    other: Any = SomeArguments(
+        beta=0.25,
+        output_dir="y",
+        model_revision="z",
+        ref_model_init_kwargs={"revision": "a", "dtype": "bfloat16"},
+        loss_type=["hinge"],
+    )
+    arguments, given = reader_of()._arguments(other)
+    assert given == ["beta", "ref_model_init_kwargs", "loss_type"]
+    assert (arguments["beta"], arguments["loss_type"]) == (0.25, ["hinge"])
+    assert arguments["ref_model_init_kwargs"] == {"dtype": "bfloat16"}
+    del other.seed  # another version of a library has a field that it does not set
+    delattr(SomeArguments, "seed")
+    try:
+        assert "seed" not in reader_of()._arguments(other)[0]
+    finally:
+        SomeArguments.seed = 42
+
+
+def test_an_init_argument_of_another_kind_is_read_whole() -> None:
+    one = dataclasses.make_dataclass("One", [("extra_kwargs", dict), ("model_init_kwargs", str)])
+    arguments, given = reader_of()._arguments(one({"revision": 1}, "text"))
+    assert arguments == {"extra_kwargs": {"revision": 1}, "model_init_kwargs": "text"}
+    assert given == ["extra_kwargs", "model_init_kwargs"]
+
+
+def test_models_tensors_and_types_are_known_by_what_they_hold() -> None:
+    trainer, module, tensor = fake_trainer(), torch.nn.Linear(3, 2), torch.tensor([1.0, 2.0])
+    known = reader_of(trainer)._known
+    assert known(trainer) == "the Trainer"
+    assert reader_of(None)._known(None) is None
+    assert known(module) == {"class": "Linear", "weights": model_hash(module), "config": None}
+    of_model: Any = known(model := tiny_model())
+    assert of_model["weights"] == model_hash(model)
+    assert of_model["config"]["n_embd"] == 16
+    assert known(tensor) == weights_hash([("tensor", tensor)]) != known(tensor + 1)
+    assert (known(torch.bfloat16), known(torch.device("cpu"))) == ("torch.bfloat16", "cpu")
+    for other in (
+        3,
+        "text",
+        SimpleNamespace(get_vocab=dict),
+        SimpleNamespace(special_tokens_map=1),
+    ):
+        assert known(other) is None
+
+
+def test_rows_are_those_of_every_data_set_and_as_many_as_were_hashed() -> None:
+    reader = reader_of(was={"key": KEY})
+    rows: Any = reader._rows("data", Rows(5))
+    assert (rows["num_examples"], rows["num_hashed"]) == (5, 5)
+    assert rows != reader._rows("data", Rows(5, seed=1))
+    assert reader._rows("data", None) is None
+    both: Any = reader._rows("held_out_data", {"a": Rows(5), 3: Rows(4)})
+    assert both["a"] == rows
+    assert both["3"]["num_examples"] == 4
+    assert reader.reader.unseen == []
+    parts = {"data": {"num_hashed": 3}, "held_out_data": {"a": {"num_hashed": 2}}}
+    again = reader_of(was={"key": KEY, "parts": parts})
+    fewer: Any = again._rows("data", Rows(5))
+    assert (fewer["num_examples"], fewer["num_hashed"]) == (5, 3)
+    assert fewer["rows"] != rows["rows"]
+    nested: Any = again._rows("held_out_data", {"a": Rows(5), "b": Rows(4)})
+    assert [nested[name]["num_hashed"] for name in "ab"] == [2, 4]
+    assert again.reader.unseen == [
+        "the rows behind the first 3 of data (Rows)",
+        "the rows behind the first 2 of held_out_data.a (Rows)",
+    ]
+    stream: Any = again._rows("data", iter([1]))
+    assert (stream["num_examples"], stream["num_hashed"], stream["rows"]) == (None, 0, None)
+    assert again.reader.unseen[2:] == ["the rows of data (list_iterator)"]
+
+
+def test_held_out_rows_and_a_transform_count_where_there_are_some() -> None:
+    import datasets
+
+    def transform(rows: Any) -> Any:
+        return rows
+
+    assert reader_of(fake_trainer())._of_data(Rows(3)).keys() == {"data"}
+    assert reader_of(None)._of_data(Rows(3)).keys() == {"data"}
+    parts = reader_of(fake_trainer(eval_dataset=Rows(4)))._of_data(Rows(3))
+    assert {name: part["num_examples"] for name, part in parts.items()} == {  # type: ignore[index,call-overload]
+        "data": 3,
+        "held_out_data": 4,
+    }
+    table = datasets.Dataset.from_dict({"a": [1, 2]})
+    table.set_transform(transform)
+    read: Any = reader_of(fake_trainer())._of_data(table)["data_transform"]
+    assert "transform" in read["name"]
+
+
+def test_the_model_is_its_frozen_weights_its_settings_and_its_own_code() -> None:
+    plain = reader_of(fake_trainer(), model=tiny_model())._of_model()
+    assert plain.keys() == {"base_model", "model_config", "lora"}
+    assert (plain["base_model"], plain["lora"]) == (None, None)
+    lora: Any = reader_of(fake_trainer(num_generations=2), model=tiny_lora())._of_model()
+    assert lora["lora"]["default"]["r"] == 2
+    assert lora["base_model"]
+    assert lora["model_config"] == plain["model_config"]
+    assert lora["model_config"]["n_embd"] == 16
+    assert lora["generation_config"]["eos_token_id"] == 2
+    own: Any = reader_of(fake_trainer(generation_config=1), model=OwnModel(3, 2))._of_model()
+    assert own["model_code"]["name"] == "OwnModel"
+    assert (own["model_config"], own["generation_config"]) == (None, None)
+
+
+def test_a_trainer_is_its_class_and_whatever_it_holds_that_acts() -> None:
+    def collate(rows: Any) -> Any:
+        return rows
+
+    def measure(prediction: Any) -> Any:
+        return prediction
+
+    holds = {"data_collator": collate, "own_loss": measure, "compute_metrics": measure, "beta": 1}
+    holds |= {"model": torch.nn.Identity(), "__hidden": measure}
+    trainer = fake_trainer((), **holds)
+    parts: Any = reader_of(trainer)._of_trainer()
+    assert parts.keys() == {"trainer", "data_collator", "callbacks", "own_callbacks"}
+    assert parts["trainer"].keys() == {"name", "own_loss"}
+    assert parts["data_collator"]["name"].endswith("collate")
+    assert parts["trainer"]["own_loss"]["name"].endswith("measure")
+    assert (parts["callbacks"], parts["own_callbacks"]) == (None, None)
+    for changes in ({"load_best_model_at_end": True}, {"metric_for_best_model": "loss"}):
+        trainer.args = dataclasses.replace(SomeArguments(), **changes)  # type: ignore[arg-type]
+        assert "compute_metrics" in reader_of(trainer)._of_trainer()
+    unknown = reader_of(None)
+    assert unknown._of_trainer() == {}
+    assert unknown.reader.unseen == ["the parts of the Trainer"]
+
+
+def test_callbacks_are_their_code_and_when_they_stop() -> None:
+    from transformers import DefaultFlowCallback, EarlyStoppingCallback
+
+    stopping = EarlyStoppingCallback(3, 0.25)
+    stopping.early_stopping_patience_counter = 2
+    watching = DefaultFlowCallback()
+    trainer = fake_trainer((watching, OwnCallback(), stopping))
+    parts: Any = reader_of(trainer)._of_trainer()
+    [theirs], [own] = parts["callbacks"], parts["own_callbacks"]
+    assert theirs == {
+        "name": "transformers.trainer_callback:EarlyStoppingCallback",
+        "early_stopping_patience": 3,
+        "early_stopping_threshold": 0.25,
+    }
+    assert own["name"] == "OwnCallback"
+    assert own["early_stopping_threshold"] == 0.5
+    assert not {"seen", "early_stopping_counter"} & own.keys()
+
+
+def test_an_optimizer_is_its_class_defaults_and_groups() -> None:
+    made = reader_of(fake_trainer())._of_optimizer()
+    assert made.keys() == {"optimizer"}
+    optimizer: Any = made["optimizer"]
+    assert optimizer["name"].endswith(":SGD")
+    assert (optimizer["defaults"]["lr"], optimizer["defaults"]["momentum"]) == (0.25, 0.5)
+    assert not {"fused", "foreach"} & optimizer["defaults"].keys()
+    assert [group["lr"] for group in optimizer["groups"]] == [0.25]
+    model = torch.nn.Linear(3, 2)
+    wrapped = SimpleNamespace(optimizer=torch.optim.SGD(model.parameters(), lr=0.125))
+    inner: Any = reader_of(fake_trainer(), optimizer=wrapped)._of_optimizer()["optimizer"]
+    assert inner["groups"][0]["lr"] == 0.125
+    was = {"key": KEY, "parts": {}}
+    resumed: Any = reader_of(fake_trainer(), was=was)._of_optimizer()["optimizer"]
+    assert "groups" not in resumed, "what is there now is the checkpoint's"
+    before = {"optimizer": [{"lr": 7}], "scheduler": {"gamma": 3}}
+    seen: Any = reader_of(fake_trainer(), was=was, before=before)._of_optimizer()["optimizer"]
+    assert seen["groups"] == [{"lr": 7}]
+    fresh: Any = reader_of(fake_trainer(), before=before)._of_optimizer()["optimizer"]
+    assert fresh["groups"][0]["lr"] == 0.25
+
+
+def test_a_schedule_counts_where_the_arguments_have_not_made_it() -> None:
+    optimizer = torch.optim.SGD(torch.nn.Linear(3, 2).parameters(), lr=0.25)
+    steps = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
+    factors = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda step: 0.5**step])
+    own = fake_trainer(_created_lr_scheduler=False)
+    read = partial(reader_of, optimizer=optimizer)
+    for other in (None, fake_trainer(), fake_trainer(_created_lr_scheduler=True)):
+        assert "lr_scheduler" not in read(other, scheduler=steps)._of_optimizer()
+    wrapped = SimpleNamespace(scheduler=steps)
+    for scheduler in (steps, wrapped):
+        found: Any = read(own, scheduler=scheduler)._of_optimizer()["lr_scheduler"]
+        assert found["name"].endswith(":StepLR")
+        assert (found["holds"], found["factors"]) == ({"step_size": 3, "gamma": 0.5}, None)
+    by_code: Any = read(own, scheduler=factors)._of_optimizer()["lr_scheduler"]
+    assert len(by_code["factors"]) == 1
+    assert "files" in by_code["factors"][0]
+    was = {"key": KEY, "parts": {}}
+    resumed: Any = read(own, was=was, scheduler=steps)._of_optimizer()["lr_scheduler"]
+    assert "holds" not in resumed
+    before = {"optimizer": None, "scheduler": {"gamma": 3}}
+    seen: Any = read(own, was=was, before=before, scheduler=steps)._of_optimizer()
+    assert seen["lr_scheduler"]["holds"] == {"gamma": 3}
+    assert "groups" not in seen["optimizer"]
+
+
+def test_own_extensions_and_patience_are_parts(tmp_path: Path) -> None:
+    ours: Any = type("Ours", (Extension,), {"__module__": "infrastructure.features"})
+    hooks = [OwnExtension(), OwnObserver(), ours()]
+    stopping = {"early_stopping_patience": 3, "early_stopping_min_delta": 0.25}
+    for is_whole, training, expected in (
+        (True, stopping, [3, 0.25]),
+        (False, stopping, None),
+        (True, {}, None),
+    ):
+        run = SimpleNamespace(config=settings(tmp_path, training=training), is_whole=is_whole)
+        parts: Any = reader_of(run=run)._of_hooks(hooks)
+        assert parts.get("early_stopping") == expected
+        assert {name: one["name"] for name, one in parts["extensions"].items()} == {
+            "OwnExtension": "OwnExtension"
+        }
+        assert reader_of(run=run)._of_hooks([OwnObserver()])["extensions"] is None
+
+
+def test_the_facts_are_of_all_parts_and_keep_the_key_of_the_run(tmp_path: Path) -> None:
+    run = SimpleNamespace(config=settings(tmp_path), is_whole=False)
+    read = partial(reader_of, fake_trainer(eval_dataset=iter([1])), run=run, model=tiny_model())
+    found: Any = read(was={"key": KEY}).read(Rows(3), None, [])
+    assert found["key"] == KEY != read().key
+    assert len(bytes.fromhex(read().key)) == 32
+    assert found["parts"].keys() >= {"data", "held_out_data", "model_config", "trainer"}
+    assert not {"lora", "callbacks", "extensions", "base_model"} & found["parts"].keys()
+    assert found["unseen"] == ["the rows of held_out_data (list_iterator)"]
+    assert found["num_threads"] == torch.get_num_threads()
+    assert found["attention"] in ("sdpa", "eager")
+    assert {"torch", "trl", "accelerate"} <= found["versions"].keys()
+    assert found["versions"]["torch"] == torch.__version__
+    assert (found["arguments"]["seed"], found["given"]) == (42, [])
+    bare: Any = reader_of(fake_trainer(), run=run).read(Rows(3), None, [])
+    assert bare["attention"] is None

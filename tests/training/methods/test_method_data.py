@@ -155,14 +155,15 @@ def test_held_out_data_of_its_own(tmp_path: Path, tokenizer: Any) -> None:
         read(tmp_path, tokenizer, rows_of("pairs", 6), "kto", eval_path=str(other))
 
 
-def test_columns_of_several_kinds_are_not_given_to_rewards(tmp_path: Path, tokenizer: Any) -> None:
+def test_columns_of_several_kinds_are_kept_for_rewards(tmp_path: Path, tokenizer: Any) -> None:
     rows = [
         {"prompt": "a", "answer": "b", "level": 1},
-        {"prompt": "c", "answer": "d", "level": "x"},
+        {"prompt": "c", "answer": "d", "level": "x", "tags": ["y"]},
     ]
     data = read(tmp_path, tokenizer, rows, "grpo", training={"max_completion_length": 8})
-    assert data.train[0] == {"prompt": "a\n", "answer": "b"}
-    assert data.notes == ["note: rewards are not given columns that differ in kind: level"]
+    assert data.train[0] == {"prompt": "a\n", "answer": "b", "level": 1, "tags": None}
+    assert data.train[1] == {"prompt": "c\n", "answer": "d", "level": "x", "tags": ["y"]}
+    assert data.notes == []
 
 
 def test_a_template_that_makes_rows_long_is_named(

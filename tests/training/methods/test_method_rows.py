@@ -283,3 +283,86 @@ def test_an_answer_column_that_no_row_answers_with_is_refused() -> None:
             shape_of("grpo", values, **{setting: "nothing"})
         with pytest.raises(ValueError, match=rf"data\.{setting}: "):
             shape_of("kto", JUDGED | values, **{setting: "nothing"})
+
+
+def test_prompts_alone_are_prompts() -> None:
+    values = {"prompt": "Say a.", "system": "S", "note": "x"}
+    shape = shape_of("grpo", values)
+    assert shape.kind is RowKind.PROMPTS
+    assert shape.used == {"prompt", "system"}
+    system = {"role": "system", "content": "S"}
+    assert one("grpo", values) == {"prompt": [system, USER]} | values | {"prompt": [system, USER]}
+
+
+def test_a_prompt_ends_before_its_last_answers() -> None:
+    for prompt_given, expected in (
+        ([USER, GOOD], [USER]),
+        ([USER, GOOD, GOOD], [USER]),
+        ([GOOD, USER], [GOOD, USER]),
+        ([USER, GOOD, USER, BAD], [USER, GOOD, USER]),
+    ):
+        assert one("dpo", CHAT_PAIR | {"prompt": prompt_given})["prompt"] == expected
+
+
+def test_an_answer_may_be_a_call_alone() -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [{"name": "do"}]}
+    row = one("dpo", {"chosen": [USER, called], "rejected": [USER, BAD]})
+    assert row == {"prompt": [USER], "chosen": [called], "rejected": [BAD]}
+    assert one("kto", {"messages": [USER, called], "label": True})["completion"] == [called]
+
+
+def test_what_differs_begins_with_an_answer_that_has_content() -> None:
+    pair = {"chosen": [USER, GOOD], "rejected": [USER, BAD]}
+    other, empty = {"role": "user", "content": "?"}, {"role": "assistant", "content": " "}
+    for chosen in ([USER, other, GOOD], [USER, empty, USER, GOOD]):
+        assert converted("dpo", pair, pair | {"chosen": chosen}) == "no supervised token"
+    longer = {"chosen": [USER, GOOD, BAD], "rejected": [USER, GOOD, GOOD]}
+    assert one("dpo", longer) == {"prompt": [USER, GOOD], "chosen": [BAD], "rejected": [GOOD]}
+
+
+def test_a_row_has_its_place_and_is_a_conversation_with_each_answer() -> None:
+    values = CHAT_PAIR | {"tools": [{"name": "do"}]}
+    row = shape_of("dpo", values).row(Row(values, "other.jsonl", 7))
+    assert isinstance(row, MethodRow)
+    for name, answer in (("chosen", GOOD), ("rejected", BAD)):
+        found = row.conversation(name)
+        assert found.messages() == [USER, answer]
+        assert (found.source, found.line, found.num_given) == ("other.jsonl", 7, 1)
+        assert found.inputs == row.inputs != ""
+        assert [found.is_learnt(number) for number in range(2)] == [False, True]
+
+
+def test_a_picture_anywhere_sets_a_row_aside() -> None:
+    image = {"type": "image", "image": "a.png"}
+    shown = {"role": "user", "content": [image, {"type": "text", "text": "Say a."}]}
+    for prompt_given in ([shown], [USER, GOOD, shown], [shown, GOOD, USER]):
+        assert converted("dpo", CHAT_PAIR, CHAT_PAIR | {"prompt": prompt_given}) == "picture"
+
+
+def test_the_columns_of_a_pair_are_used_and_named() -> None:
+    with_prompt = shape_of("dpo", PAIR)
+    assert with_prompt.used == {"prompt", "chosen", "rejected"}
+    assert with_prompt.reason == "column 'prompt' asks, 'chosen' is better than 'rejected'"
+    inside = shape_of("dpo", {"chosen": [USER, GOOD], "rejected": [USER, BAD]})
+    assert inside.used == {"chosen", "rejected"}
+    assert inside.reason.startswith("what both begin with asks")
+
+
+def test_one_answered_prompt_is_enough_for_answers_to_be_read() -> None:
+    answered = {"prompt": "Say a.", "answer": "a"}
+    for rows in ((answered, answered | {"answer": None}), (answered | {"answer": None}, answered)):
+        row = shape_of("grpo", *rows).row(Row(answered, "rows.jsonl", 1))
+        assert isinstance(row, MethodRow)
+        assert [*row.answers] == ["answer"]
+
+
+def test_labels_of_another_case_that_are_none_are_shown_in_part() -> None:
+    values = {"prompt": "a", "completion": "b", "Label": "x" * 40}
+    with pytest.raises(ValueError, match=r"'Label' holds other values \('x{22}…\)"):
+        shape_of("kto", values)
+
+
+def test_a_text_beside_messages_shares_no_prompt() -> None:
+    chats = {"chosen": [USER, GOOD], "rejected": [USER, BAD]}
+    for mixed in ({"chosen": "Say a. b"}, {"rejected": "Say a. b"}):
+        assert converted("dpo", chats, chats | mixed) == "no supervised token"

@@ -1,10 +1,9 @@
-"""When a Trainer of TRL is to evaluate and to save, and where its prompts go on."""
+"""When a Trainer of TRL is to evaluate and to save."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.methods.training_rhythm import training_rhythm
@@ -46,24 +45,3 @@ def test_epochs_steps_and_the_end(
     assert due(TrainingConfig(**settings)) == expected
     saves = [one for one in expected if one[1] == "save"]
     assert due(TrainingConfig(**settings), holds_out=False) == saves
-
-
-def test_prompts_go_on_in_the_order_of_their_epoch() -> None:
-    trl = pytest.importorskip("trl.trainer.utils")
-
-    def sampler() -> Any:
-        return trl.RepeatSampler(range(12), mini_repeat_count=1, batch_size=2, seed=3)
-
-    undisturbed = sampler()
-    epochs = [list(undisturbed) for _ in range(3)]
-    assert epochs[0] != epochs[2]
-    anew = sampler()
-    loader = torch.utils.data.DataLoader(
-        range(12),  # type: ignore[arg-type]
-        batch_sampler=torch.utils.data.BatchSampler(anew, 2, drop_last=False),
-    )
-    state: Any = SimpleNamespace(global_step=2 * 3 + 1)  # in the third epoch of three steps each
-    args: Any = SimpleNamespace(gradient_accumulation_steps=2)
-    rhythm = training_rhythm(TrainingConfig(), holds_out=False)
-    rhythm.on_train_begin(args, state, None, train_dataloader=loader)
-    assert list(anew) == epochs[2]

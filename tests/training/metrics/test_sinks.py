@@ -219,16 +219,30 @@ def test_tensorboard_shows_no_step_twice_after_a_resume(tmp_path: Path) -> None:
     for number in (10, 20, 30, 40):
         first.write(step(number))
     first.close()
-    # Files are read in the order of their names: the second, then a counter as text, in which 10
-    # comes before 9. Nobody goes on within a second but a test.
-    began = int(time.time())
-    while int(time.time()) == began:
-        time.sleep(0.01)
     second = TensorBoardSink(tmp_path)
     second.truncate_after(20)
     second.write(step(30, loss=0.125))
     second.close()
     assert scalars(tmp_path, "train/loss") == [(10, 1.0), (20, 0.5), (30, 0.125)]
+
+
+def test_tensorboard_reads_a_run_in_order_though_the_clock_went_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are read in the order of the times in their names. Three sessions, each earlier."""
+    now = time.time()
+    for session, (last, steps) in enumerate([(0, (10, 20, 30)), (20, (30, 40)), (40, (50,))]):
+        began = now - 86_400 * session
+        monkeypatch.setattr(time, "time", lambda began=began: began)
+        sink = TensorBoardSink(tmp_path)
+        sink.truncate_after(last)
+        for number in steps:
+            sink.write(step(number, loss=number + session / 4))
+            sink.write({**step(number), "kind": "evaluation", "eval_loss": 1.0})
+        sink.close()
+    expected = [(10, 10.0), (20, 20.0), (30, 30.25), (40, 40.25), (50, 50.5)]
+    assert scalars(tmp_path, "train/loss") == expected
+    assert [n for n, _ in scalars(tmp_path, "evaluation/loss")] == [10, 20, 30, 40, 50]
 
 
 def test_without_tensorboard_the_pip_line_is_reported(

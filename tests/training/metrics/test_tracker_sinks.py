@@ -51,6 +51,28 @@ def test_trackio_gets_numbers_and_goes_on_with_the_run(
     assert calls == [("init", begin), *logged, ("finish", None)]
 
 
+def test_trackio_has_each_step_once_after_a_kill(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It holds steps up to 4; the run goes on after 2, and later goes back from 6 to 5."""
+    logged: list[tuple[int, float]] = []
+
+    def log(metrics: dict[str, float], step: int) -> None:
+        logged.append((step, metrics["train/loss"]))
+
+    init = lambda **given: SimpleNamespace(_next_step=5)  # noqa: E731
+    stand_in(monkeypatch, "trackio", init=init, log=log, finish=lambda: None)
+    (sink,) = make_sinks(["trackio"], tmp_path / "a-run")
+    sink.truncate_after(2)
+    for step in (3, 4, 5, 6):
+        sink.write({"step": step, "loss": 1.0})
+    sink.truncate_after(5)
+    for step in (6, 7):
+        sink.write({"step": step, "loss": 2.0})
+    sink.close()
+    assert logged == [(5, 1.0), (6, 1.0), (7, 2.0)]
+
+
 def test_wandb_gets_numbers_by_our_steps_and_nothing_of_the_console(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -173,7 +173,7 @@ def test_the_copy_of_a_lora_is_loaded_where_its_base_lies_elsewhere(
 def test_the_card_of_a_lora_names_its_base_on_the_hub(tmp_path: Path) -> None:
     written = {"peft_type": "LORA", "base_model_name_or_path": "owner/name"}
     (tmp_path / "adapter_config.json").write_text(json.dumps(written))
-    write_lora_card(tmp_path)
+    write_lora_card(tmp_path, torch.nn.Module())
     text = (tmp_path / "README.md").read_text()
     assert "base_model: owner/name\n" in text
     assert 'base = "owner/name"' in text

@@ -38,7 +38,7 @@ RUNS = {
     **{name: SEQUENTIAL[name] for name in ("progressive", "with_top", "reconstruct")},
     **{name: AT_ONCE[name] for name in ("stackwise", "rackwise")},
     "always": {"mode": "blockwise", "block_size": 2, "train_head": "always"},
-    "trainable": {"mode": "fused", "block_size": 2, "fusion_mode": "trainable"},
+    "trainable": {"mode": "fused", "block_size": 2},
     "once": {"strategy": "progressive", "progressive": {"growth": "once", "init": "middle"}},
     "qlora": {
         "strategy": "progressive",

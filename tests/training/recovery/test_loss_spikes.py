@@ -5,6 +5,7 @@ import math
 import pytest
 
 from infrastructure.training.recovery.loss_spikes import (
+    NUM_ITEMS_NEEDED,
     NUM_NEEDED,
     NUM_REMEMBERED,
     BadStep,
@@ -37,16 +38,29 @@ def test_a_run_that_began_before_the_highest_was_known_goes_on() -> None:
     del saved["highest"]
     again = LossSpikeDetector(factor=3.0)
     again.load_state_dict(saved)
-    assert again.limit == pytest.approx(0.009)
+    assert again.limit() == pytest.approx(0.009)
 
 
-def test_few_losses_are_no_measure() -> None:
-    assert not watching([1.0] * (NUM_NEEDED - 1)).observe(100.0)
+def test_before_there_is_a_median_the_highest_loss_is_the_measure() -> None:
+    """The first loss is that of the weights before training."""
+    assert watching([2.0, 5.5, 2.0]).observe(16.6)
+    assert not watching([2.0, 5.5, 2.0]).observe(16.4)
+    assert not LossSpikeDetector(factor=3.0).observe(1e9)
+    assert not watching([1.0] * (NUM_NEEDED - 1)).observe(100.0, num_items=NUM_ITEMS_NEEDED - 1)
+
+
+def test_losses_that_cross_zero_once_have_no_spikes_afterwards() -> None:
+    """As a policy's: near 0 nearly always, with a median above it."""
+    watch = watching([0.02, -0.001, *[0.01] * NUM_NEEDED])
+    assert not watch.observe(0.9)
+    watch.forget()
+    watching_anew = [watch.observe(loss) for loss in (1.0, 1.0, 9.0)]
+    assert watching_anew == [False, False, True]
 
 
 def test_losses_that_may_be_negative_have_no_spikes() -> None:
     watch = watching([-1.0] * NUM_NEEDED)
-    assert watch.limit == math.inf
+    assert watch.limit() == math.inf
 
 
 def test_spikes_in_a_row_are_reported_once_and_become_usual() -> None:
@@ -54,7 +68,7 @@ def test_spikes_in_a_row_are_reported_once_and_become_usual() -> None:
     assert [watch.observe(loss) for loss in (9.0, 9.0, 1.0, 9.0)] == [True, False, False, True]
     watching_on = [watch.observe(9.0) for _ in range(NUM_REMEMBERED)]
     assert not any(watching_on)
-    assert watch.limit == 27.0
+    assert watch.limit() == 27.0
 
 
 def test_what_was_seen_outlives_a_restart() -> None:

@@ -168,7 +168,7 @@ def work_of(plan: PlanCosts) -> tuple[int, int]:
     [
         ({"mode": "layerwise"}, [3, 3.5, 4, 4.5], [3, 2, 2, 2]),  # of two passes the second reads
         ({"mode": "layerwise", "cache_activations": False}, [3, 4, 5, 6], [3, 2, 2, 2]),
-        ({"mode": "fused", "block_size": 2}, [6, 10], [3, 2]),
+        ({"mode": "fused", "block_size": 2}, [6, 12], [3, 3]),
         ({"mode": "blockwise", "block_size": 2, "with_top": 1}, [12, 7], [3, 3]),
         ({"strategy": "end_to_end", "end_to_end_scope": "rackwise"}, [12], [3]),
         (

@@ -46,6 +46,15 @@ CALL = Turn(
         {"tool_calls": [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]}
     ),
 )
+TOOL: Any = {
+    "name": "add",
+    "description": "Add numbers.",
+    "parameters": {
+        "type": "object",
+        "properties": {"a": {"type": "integer", "description": "A number."}},
+        "required": ["a"],
+    },
+}
 RESULT = Turn("tool", "7391", json.dumps({"name": "add"}))
 HISTORIES = (
     (QUESTION, ANSWER, QUESTION, ANSWER),
@@ -167,6 +176,9 @@ class TemplateFormat:
         writes_end: something ends an answer: nothing is to be added.
         takes_parts: it writes the text of a message only where that is a list of parts.
         takes_json_text: it writes the arguments of a tool call only where they are JSON text.
+        wraps_calls: it writes a tool call only as an object `function` (True), or only without one
+            (False); None: in both forms.
+        wraps_tools: the same of the tools that a row lists.
         origin: where it is from, if it is not the tokenizer's own.
     """
 
@@ -183,10 +195,12 @@ class TemplateFormat:
         self._special = _any_of(special_tokens(tokenizer).values())
         self._ends = _any_of([*special_tokens(tokenizer).values(), *tokenizer.get_added_vocab()])
         self._reads: dict[str, bool] = {}
-        self.takes_json_text = False
-        self.takes_parts = False
+        self.takes_json_text = self.takes_parts = False
+        self.wraps_calls: bool | None = None
+        self.wraps_tools: bool | None = None
         self.takes_parts = self._takes_parts()
-        self.takes_json_text = self._takes_json_text()
+        self.takes_json_text, self.wraps_calls = self._form_of_calls()
+        self.wraps_tools = self._form_of_tools()
         self.own_end, self.writes_end = "", True
         if self.marks_answers:
             self.own_end, self.writes_end = self._find_end()
@@ -354,17 +368,40 @@ class TemplateFormat:
         is_written = [QUESTION.text in text and ANSWER.text in text for text in texts]
         return is_written == [False, True]
 
-    def _takes_json_text(self) -> bool:
-        """DeepSeek V3's own, for one, joins the arguments to a text, and so fails at an object."""
+    def _form_of_calls(self) -> tuple[bool, bool | None]:
+        """`takes_json_text` and `wraps_calls`: the first form in which it writes a call. DeepSeek
+        V3's own, for one, joins the arguments to a text, and so fails at an object; Llama 3.1's
+        fails at a call without `function`."""
         if not self.reads("tool_calls"):
-            return False
-        written = []
+            return False, None
         for self.takes_json_text in (False, True):
+            written = [self._writes_call(wrapped) for wrapped in (True, False)]
+            if any(written):
+                return self.takes_json_text, None if all(written) else written[0]
+        return False, None
+
+    def _form_of_tools(self) -> bool | None:
+        if not self.reads("tools"):
+            return None
+        written = []
+        for self.wraps_tools in (True, False):
             try:
-                written.append("add" in self._render((QUESTION, CALL), "")[0])
+                text, _ = self._render((QUESTION,), json.dumps({"tools": [TOOL]}))
+                written.append(TOOL["name"] in text)
             except FormatError:
                 written.append(False)
-        return written == [False, True]
+        return None if all(written) or not any(written) else written[0]
+
+    def tools(self, tools: Any) -> list[JsonObject]:
+        """The tools of a row as this template takes them."""
+        return [_wrapped(tool, self.wraps_tools) for tool in tools]
+
+    def _writes_call(self, wrapped: bool) -> bool:
+        self.wraps_calls = wrapped
+        try:
+            return "add" in self._render((QUESTION, CALL), "")[0]
+        except FormatError:
+            return False
 
     def _without_trailing_space(self, text: str, start: int, end: int) -> int:
         """Where an answer ends: with its end-of-turn token, not with the space after it."""
@@ -384,9 +421,14 @@ class TemplateFormat:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         if not turns:
-            raise FormatError("the conversation begins with an answer")
+            raise FormatError(
+                "the conversation begins with an answer",
+                "give a text that is to be learned whole in a column text",
+            )
         given = json.loads(inputs) if inputs else {}
         options = {**self.variables, **given.pop("chat_template_kwargs", {}), **given}
+        if options.get("tools"):
+            options["tools"] = self.tools(options["tools"])
         try:
             rendered: Any = render_jinja_template(
                 conversations=[[self.message(turn) for turn in turns]],
@@ -405,10 +447,19 @@ class TemplateFormat:
         message = turn.message()
         if self.takes_parts and isinstance(message["content"], str):
             message["content"] = [{"type": "text", "text": message["content"]}]
-        for call in message.get("tool_calls") or () if self.takes_json_text else ():
-            function = call.get("function", call)
-            function["arguments"] = json.dumps(function.get("arguments", {}), ensure_ascii=False)
+        calls: Any = [self._call(call) for call in message.get("tool_calls") or ()]
+        if calls:
+            message["tool_calls"] = calls
         return message
+
+    def _call(self, call: JsonObject) -> JsonObject:
+        """A tool call as this template takes it."""
+        function: Any = call.get("function", call)
+        if self.takes_json_text:
+            text = json.dumps(function.get("arguments", {}), ensure_ascii=False)
+            changed = {**function, "arguments": text}
+            call = {**call, "function": changed} if "function" in call else changed
+        return _wrapped(call, self.wraps_calls)
 
 
 def training_format(
@@ -431,6 +482,14 @@ def training_format(
         return own
     origin = f"TRL {importlib.metadata.version('trl')}"
     return TemplateFormat(tokenizer, template, origin) if template else own
+
+
+def _wrapped(one: JsonObject, wraps: bool | None) -> JsonObject:
+    """A tool or a call of one in the form that a template takes; None: as it is."""
+    function: Any = one.get("function")
+    if function is None:
+        return {"type": "function", "function": one} if wraps else one
+    return function if wraps is False else one
 
 
 def _changed(turn: Turn) -> Turn:

@@ -6,6 +6,7 @@ and only those that JSON has as well.
 
 import ast
 import itertools
+import re
 import tokenize
 import warnings
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from io import StringIO
 from infrastructure.core.json_text import MAX_DEPTH, JsonValue, is_too_deep, too_deep
 
 MAX_CHARACTERS = 1 << 18  # the tree of a text takes a hundred times its length
+BRACKETS = re.compile(r"[][(){}]")
 JOINS = (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
 
 
@@ -26,7 +28,7 @@ def parse_python(text: str) -> JsonValue:
     if len(text) > MAX_CHARACTERS:
         raise ValueError(f"more than {MAX_CHARACTERS:,} characters that are no JSON")
     text = text.strip()
-    if max(text.count("["), text.count("{")) > MAX_DEPTH and _depth(text) > MAX_DEPTH:
+    if _depth(text) > MAX_DEPTH:
         raise ValueError(too_deep())
     try:
         with warnings.catch_warnings():
@@ -44,14 +46,8 @@ def parse_python(text: str) -> JsonValue:
 
 def _depth(text: str) -> int:
     """At most how deep brackets stand in each other; those in texts count, too."""
-    depth = deepest = 0
-    for character in text:
-        if character in "[{(":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in "]})":
-            depth -= 1
-    return deepest
+    steps = (1 if one in "[{(" else -1 for one in BRACKETS.findall(text))
+    return max(itertools.accumulate(steps, initial=0))
 
 
 def _has_neighbours(text: str) -> bool:

@@ -39,6 +39,7 @@ FIRST_MARK, MOST_MARKS = 0xF0000, 60_000
 MARKS = re.compile(r"([\U000F0000-\U000FFFFD])\1*")
 ESCAPED_MARKS = re.compile(r"\\+u(db[89ab][0-9a-f])\\+u(d[c-f][0-9a-f]{2})|\\+U(000f[0-9a-f]{4})")
 FIRST_NUMBER = 790_000_000_000  # marks a number: a number stays one
+END = "\0"  # of a text, so that its last piece is found whole
 NUMBERS = re.compile(r"(?<![\d.])79(\d{10})(?:\.5)?(?![\d.])")
 CAUSE = "which the chat template does not write"
 NO_TEMPLATE = "which only a chat template could write, and the tokenizer has none"
@@ -192,7 +193,7 @@ class RowAccounting:
     def __init__(self, write: Callable[[Conversation], str], sources: Iterable[str] = ()) -> None:
         self._write = write
         strings, names = _words_of(sources)
-        self._strings = tuple(sorted(strings - {""}, key=len, reverse=True))
+        self._strings = tuple(sorted(strings - {""}, reverse=True))  # "ab" before "a"
         self._names = frozenset(strings | names)
         self._forms: OrderedDict[object, _Skeleton | None] = OrderedDict()
 
@@ -200,7 +201,7 @@ class RowAccounting:
         """Say which texts of a conversation `text` does not hold, which `write` made of it."""
         if conversation.is_text:
             return WHOLE
-        marker = _Marker(THINK_TAGS, self._names)
+        marker = _Marker(kept=THINK_TAGS, names=self._names)
         marked = marker.conversation(conversation)
         skeleton = self._skeleton(marked, marker)
         if skeleton is not None and skeleton.fits(marker.pieces, text):
@@ -228,14 +229,14 @@ class RowAccounting:
 
     def _by_itself(self, conversation: Conversation, text: str) -> Account:
         """The same of a row whose template looks into its texts."""
-        marker = _Marker(self._strings, self._names, keeps_length=True)
+        marker = _Marker(kept=self._strings, names=self._names, keeps_length=True)
         skeleton = self._written(marker.conversation(conversation), marker)
         if skeleton is not None and skeleton.fits(marker.pieces, text):
             return Account(_missing(marker.texts, skeleton))
         missing: list[Missing] = []
         undetermined = [one.what for one in marker.texts[MOST_TRIED_ALONE:]]
         for number, one in enumerate(marker.texts[:MOST_TRIED_ALONE]):
-            alone = _Marker(self._strings, self._names, keeps_length=True, only=number)
+            alone = _Marker(kept=self._strings, names=self._names, keeps_length=True, only=number)
             skeleton = self._written(alone.conversation(conversation), alone)
             if skeleton is not None and skeleton.fits(alone.pieces, text):
                 missing += _missing(alone.texts, skeleton)
@@ -281,7 +282,7 @@ class _Marker:
         self.kept, self.names = kept, names
         self.keeps_length, self.only = keeps_length, only
         self.texts: list[_Text] = []
-        self.pieces: list[str | float] = []
+        self.pieces: list[str] = []
         self.lengths: list[int] = []
         self._message = 0
 
@@ -316,7 +317,7 @@ class _Marker:
             text = self._marked(turn.text, self._text(kind, what, turn.text, is_learnt))
         if fields:
             self._fields(fields, number, is_learnt)
-        packed = json.dumps(fields, ensure_ascii=False) if fields else ""
+        packed = json.dumps(fields) if fields else ""
         return replace(turn, text=text, fields=packed)
 
     def _with_reasoning(self, text: str, kind: str, what: str, number: int, is_learnt: bool) -> str:
@@ -386,7 +387,7 @@ class _Marker:
             owner = self._text("tool", f"the name of tool {name!r}", name, False)
             function["name"] = self._marked(name, owner)
             self._schema(function, f"of tool {name!r}")
-        return json.dumps(given, ensure_ascii=False)
+        return json.dumps(given)
 
     def _schema(self, schema: dict[str, Any], where: str) -> None:
         """Mark what of a tool's description is text, in place: types stay."""
@@ -440,7 +441,7 @@ class _Marker:
         mark = self._mark(bare, owner, len(bare) if self.keeps_length else 1)
         return f"{text[:start]}{mark}{text[start + len(bare) :]}"
 
-    def _mark(self, piece: str | float, owner: int | None, length: int) -> str:
+    def _mark(self, piece: str, owner: int | None, length: int) -> str:
         number = len(self.pieces)
         self.pieces.append(piece)
         self.lengths.append(length)
@@ -449,18 +450,18 @@ class _Marker:
         return chr(FIRST_MARK + number) * length
 
     def _key(self, key: str, owner: int) -> str:
-        is_kept = self.keeps_length or key in self.names or not key.strip()
+        is_kept = self.keeps_length or key in self.names
         return key if is_kept else self._piece(key, owner)
 
     def _unnamed(self, text: str) -> str:
         """Something that is no text and differs from row to row, such as the id of a call."""
-        return text if self.keeps_length or not text else self._mark(text, None, len(text))
+        return text if self.keeps_length else self._mark(text, None, len(text))
 
     def _number(self, value: float, owner: int) -> float:
         if self.keeps_length or len(self.pieces) >= MOST_MARKS:
             return value
         number = FIRST_NUMBER + len(self.pieces)
-        self._mark(value, owner, 1)
+        self._mark(str(value), owner, 1)
         return number if isinstance(value, int) else number + 0.5
 
 
@@ -482,10 +483,9 @@ class _Skeleton:
         end = 0
         for match in MARKS.finditer(text):
             number = ord(match[1]) - FIRST_MARK
-            if number >= len(lengths):
-                raise ValueError("a character of the private planes that is no mark")
             self._literals.append(text[end : match.start()])
             end = match.end()
+            # IndexError: a character of the private planes that is no mark
             times, rest = divmod(end - match.start(), lengths[number])
             self.seen.add(number)
             for part in [0] * times + [rest] * (rest > 0):
@@ -497,41 +497,31 @@ class _Skeleton:
         self._literals.append(text[end:])
         self.loses = len(self.whole) < len(lengths)
 
-    def fits(self, pieces: Sequence[str | float], text: str) -> bool:
-        """Whether the pieces in the places of their marks make the text."""
-        raw = [self._literals[0]]
-        for (number, part), literal in zip(self._slots, self._literals[1:], strict=True):
-            raw += [str(pieces[number])[: part or None], literal]
-        return "".join(raw) == text or self._fits_escaped(pieces, text)
-
-    def _fits_escaped(self, pieces: Sequence[str | float], text: str) -> bool:
-        """The same with pieces that are written as JSON, as Python or as HTML, or are cut."""
-        position = len(self._literals[0])
-        if text[:position] != self._literals[0]:
-            return False
-        for index, (number, part) in enumerate(self._slots):
-            before, after = self._literals[index : index + 2]
-            for spelled in _spellings(pieces[number], part):
-                if text.startswith(spelled + after, position):
-                    position += len(spelled) + len(after)
+    def fits(self, pieces: Sequence[str], text: str) -> bool:
+        """Whether the pieces in the places of their marks make the text: as they are, as JSON, as
+        Python or as HTML, or cut."""
+        text, literals = f"{text}{END}", [*self._literals[:-1], f"{self._literals[-1]}{END}"]
+        position, before = 0, literals[0]
+        for (number, part), after in zip(self._slots, literals[1:], strict=True):
+            for head, rest in _ways(before, pieces[number], part, after):
+                if text.startswith((head + rest, head + rest[:-1] + '"'), position):
+                    position, before = position + len(head), rest
                     break
             else:
-                quoted = repr(str(pieces[number]))  # the quotes that Python takes for a text
-                is_quoted = before[-1:] == "'" == after[:1] and quoted[0] == '"'
-                if not (is_quoted and text.startswith(quoted + after[1:], position - 1)):
-                    return False
-                position += len(quoted) + len(after) - 2
-        return position == len(text)
+                return False
+        return text[position:] == before
 
 
-def _spellings(piece: str | float, part: int) -> Iterator[str]:
-    """How a template may write a text or a number."""
-    if not isinstance(piece, str):
-        yield from (json.dumps(piece), str(piece))
-        return
-    if part:
-        yield from (piece[:part], piece[-part:])
-        return
+def _ways(before: str, piece: str, part: int, after: str) -> Iterator[tuple[str, str]]:
+    """How a piece may stand between two literals: up to its end, and what is left of the second."""
+    for spelled in (piece[:part], piece[-part:]) if part else _spellings(piece):
+        yield before + spelled, after
+    if before[-1:] == "'" == after[:1]:  # Python takes other quotes for a text with these
+        yield before[:-1] + repr(piece), after[1:]
+
+
+def _spellings(piece: str) -> Iterator[str]:
+    """How a template may write a text."""
     quoted = json.dumps(piece, ensure_ascii=False)[1:-1]
     yield from (piece, quoted, json.dumps(piece)[1:-1])
     yield repr(piece)[1:-1]
@@ -566,7 +556,7 @@ def _words_of(sources: Iterable[str]) -> tuple[set[str], set[str]]:
 
     strings, names = set(), set()
     for source in sources:
-        for _, kind, value in Environment(autoescape=True).lex(source):
+        for _, kind, value in Environment().lex(source):
             if kind == "string":
                 text = value[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape")
                 strings.add(text)

@@ -63,9 +63,10 @@ PROMPT, QA, ALPACA, MESSAGES, SHAREGPT, TEXT = SHAPES = (
 # calls that a template would leave out are refused though their names stand in the text. 4: a
 # context is written even if its letters occur in the question, and with a prompt of messages, too;
 # lines that a stray quote joins are no row, cells are what their types say, texts keep their white
-# space. 5: tab-separated files may use quotes as text.
-ROWS_VERSION = 5
-LEARNT_KEYS = ("weight", "train")  # what of a message says whether it is trained on
+# space. 5: tab-separated files may use quotes as text. 6: a lone carriage return is part of a cell,
+# calls and tools are given in the form that the template takes, `loss` of a message decides.
+ROWS_VERSION = 6
+LEARNT_KEYS = ("weight", "train", "loss")  # what of a message says whether it is trained on
 CHAT_KEYS = {MESSAGES: ("role", "content"), SHAREGPT: ("from", "value")}
 OTHER_ROLE_KEYS = ("author",)  # of messages that have neither "role" nor "from"
 CONTENT_KEYS = ("content", "value", "parts", "text")
@@ -327,7 +328,7 @@ def _choice(values: RowValues, column: str, answer: str) -> str:
     """The line of the right one."""
     lines, labels = _lines_of_choices(values, column)
     number = chosen_number(_present(values, answer), labels)
-    if number is None or not lines:
+    if number is None:
         raise ShapeError(WRONG_TYPE, f"column {answer!r} names none of the answers in {column!r}")
     return lines[number]
 
@@ -394,7 +395,9 @@ def _as_text(value: object, where: str, may_be_empty: bool = False) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
-        raise ShapeError(WRONG_TYPE, f"{where} is {kind_of(value)}, not text")
+        digits = ": write it in quotes, as the model is to write it"
+        advice = digits if isinstance(value, float) else ""
+        raise ShapeError(WRONG_TYPE, f"{where} is {kind_of(value)}, not text{advice}")
     if not may_be_empty and not value.strip():
         raise ShapeError(EMPTY, f"{where} is empty")
     if has_surrogates(value):
@@ -450,7 +453,7 @@ def _turn(message: object, where: str) -> Turn:
     if message.get("tool_calls"):
         message = {**message, "tool_calls": _calls(message["tool_calls"], where)}
     calls = message.get("tool_calls")
-    known = {*keys, *LEARNT_KEYS}
+    known = {*keys, *_learnt_keys(message)}
     others = {key: value for key, value in message.items() if key not in known}
     fields = {key: value for key, value in others.items() if value is not None}
     content = message.get(keys[1])
@@ -517,9 +520,17 @@ def _tool_schemas(tools: Sequence[object], column: str | None) -> list[object]:
     return schemas
 
 
+def _learnt_keys(message: Mapping[object, object]) -> list[str]:
+    """Which keys of a message say whether it is trained on; a number under `loss` is none: it may
+    be one that somebody has measured."""
+    given = [key for key in LEARNT_KEYS if message.get(key) is not None]
+    return [key for key in given if key != "loss" or isinstance(message[key], bool)]
+
+
 def _is_learnt(message: Mapping[object, object], where: str) -> bool:
-    """What OpenAI's `weight` says, or Axolotl's `train`: 0 or false is not to be trained on."""
-    values = {key: message[key] for key in LEARNT_KEYS if message.get(key) is not None}
+    """What OpenAI's `weight` says, Axolotl's `train`, or ms-swift's `loss`: 0 or false is not to be
+    trained on."""
+    values = {key: message[key] for key in _learnt_keys(message)}
     for key, value in values.items():
         if value not in (0, 1):
             raise ShapeError(WRONG_TYPE, f"{key} of {where} is {value!r}; it can be 0 or 1")

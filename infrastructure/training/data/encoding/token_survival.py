@@ -10,19 +10,22 @@ a space of a line break. What the comparison finds is one of three things:
 | letters | the same letters but for case, accents and other spellings of one character |
 | white space | the same letters, and other line breaks, indentation or tabs |
 
+Of the rest of a row only what is lost is looked for, and such a row is used: it is asked as it was
+trained.
+
 Single spaces do not count, since some tokenizers write them by rule, and neither do two spellings
 of one character that Unicode calls equal. The numbers of what is given and of what is learned tell
 which different answers have become one.
 """
 
 import hashlib
-import itertools
 import re
 import unicodedata
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -33,12 +36,16 @@ from infrastructure.training.data.encoding.chat_format import Written
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-SURVIVAL_VERSION = 1  # of what is kept of it with prepared rows
+SURVIVAL_VERSION = 2  # of what is kept of it with prepared rows
 LOST, LETTERS, WHITE_SPACE = "lost", "letters", "white space"
 KINDS = {
     LETTERS: "learned in other letters than the data has",
     WHITE_SPACE: "learned with other line breaks, tabs or indentation than the data has",
 }
+UNREAD = "unread"  # rows of which something that is not learned is lost
+# A line break and characters of several scripts: a tokenizer that has tokens for them has some for
+# all, byte by byte.
+PROBE = "a\nb \u5b57 \U0001f600 \u01c2 \u03a9"
 LAYOUT = re.compile(r"\s{2,}|[^\S ]")  # white space that is more than a space between two words
 SPACE = "▁"  # what some tokenizers write for one, and read back as one wherever it stands
 HALF = "\N{REPLACEMENT CHARACTER}"  # what is read back of some of a character's bytes
@@ -54,12 +61,14 @@ class Survival:
         kind: LOST, LETTERS or WHITE_SPACE; "": nothing changed.
         example: where it changed first, in words.
         given, learned: numbers of the letters that the data has and of those that are learned.
+        unread: what is lost of the rest of the row, in words; "": nothing.
     """
 
     kind: str = ""
     example: str = ""
     given: int = 0
     learned: int = 0
+    unread: str = ""
 
 
 UNCHANGED = Survival()
@@ -84,6 +93,28 @@ class TokenSurvival:
             learned: the tokens of each that are learned.
         """
         return self.compare([_learned_parts(one) for one in written], learned)
+
+    def lost_of(self, texts: Iterable[str], written: str, ids: Sequence[int]) -> str:
+        """What the tokenizer loses of the texts that stand in what is written, in words; "" where
+        nothing is lost.
+
+        Args:
+            ids: the tokens of `written`.
+        """
+        if not self._loses:
+            return ""
+        read_back = _folded(self._read_back([[*map(int, ids)]])[0])
+        for text in texts:
+            if text.strip() in written and _folded(text) not in read_back:
+                alone = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+                return _difference(text, self._read_back([alone])[0])
+        return ""
+
+    @cached_property
+    def _loses(self) -> bool:
+        """Whether there are characters that the tokenizer has no tokens for."""
+        ids = self.tokenizer(PROBE, add_special_tokens=False)["input_ids"]
+        return self.compare([[PROBE]], [ids])[0].kind == LOST
 
     def compare(
         self, texts: Sequence[Sequence[str]], ids: Sequence[Sequence[int]]
@@ -113,9 +144,9 @@ def _learned_parts(written: Written) -> list[str]:
     end_of_last = len(written.given)
     parts = []
     for (start, end), is_learnt in zip(written.spans, written.is_learnt, strict=True):
-        if is_learnt and end > end_of_last and start >= len(written.given):
+        if is_learnt and start >= len(written.given):
             parts.append(written.text[max(start, end_of_last) : end])
-            end_of_last = end
+            end_of_last = max(end, end_of_last)
     return parts
 
 
@@ -159,16 +190,17 @@ def _difference(text: str, read_back: str) -> str:
     """Where two texts differ first, but for spaces; where spaces alone differ, at the first."""
     start = back = 0
     while start < len(text) and back < len(read_back) and text[start] == read_back[back]:
-        start, back = start + 1, back + 1
-        while text[start : start + 1] == " " != read_back[back : back + 1]:
-            start += 1
-        while read_back[back : back + 1] == " " != text[start : start + 1]:
-            back += 1
-    if start == len(text) and back == len(read_back):  # spaces alone are others
-        pairs = zip(text, read_back, strict=False)
-        start = back = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        start, back = _after_spaces(text, start + 1), _after_spaces(read_back, back + 1)
+    if start == len(text) and back == len(read_back):  # they differ in spaces alone
+        start = back = next(n for n, one in enumerate(text) if one != read_back[n : n + 1])
     shown = _excerpt(text, start), _excerpt(read_back, back)
     return f"{shown[0]!r} is read back as {shown[1]!r}"
+
+
+def _after_spaces(text: str, position: int) -> int:
+    while text[position : position + 1] == " ":
+        position += 1
+    return position
 
 
 def _excerpt(text: str, position: int) -> str:
@@ -202,6 +234,9 @@ class Survivals:
         if survival.kind in KINDS:
             self.rows[survival.kind] += 1
             self.firsts.setdefault(survival.kind, (place, survival.example))
+        if survival.unread:
+            self.rows[UNREAD] += 1
+            self.firsts.setdefault(UNREAD, (place, survival.unread))
         if survival.kind == LETTERS:
             shown = f"{survival.example} ({place})"
             self._changed[len(self._learned)] = survival.learned, survival.given, shown
@@ -211,17 +246,17 @@ class Survivals:
         """Count the rows whose answers have become equal to other ones."""
         if not self._changed:
             return
-        changed = np.fromiter(self._changed, dtype=np.int64, count=len(self._changed))
-        learned = np.array(self._learned, dtype=np.uint64)
+        changed = np.fromiter(self._changed, np.int64)
+        learned = np.array(self._learned)
         given: dict[int, set[int]] = {}
         for number, text, _ in self._changed.values():
             given.setdefault(number, set()).add(text)
         untouched = np.ones(len(learned), dtype=bool)
         untouched[changed] = False
-        for number in np.intersect1d(np.unique(learned[changed]), learned[untouched]).tolist():
+        for number in np.unique(learned[untouched & np.isin(learned, learned[changed])]).tolist():
             given[number].add(number)  # what it was given is what it has learned
         equal = {number for number, texts in given.items() if len(texts) > 1}
-        is_equal = np.isin(learned, np.array([*equal], dtype=np.uint64))
+        is_equal = np.isin(learned, np.fromiter(equal, np.uint64))
         self.num_equal = int(is_equal.sum())
         shown = (shown for number, _, shown in self._changed.values() if number in equal)
         self.equal_example = next(shown, "")
@@ -247,7 +282,14 @@ class Survivals:
             f"{count:,} {'answer is' if count == 1 else 'answers are'} {KINDS[kind]}, because of"
             f" the tokenizer: {self.firsts[kind][1]} ({self.firsts[kind][0]})"
             for kind, count in self.rows.most_common()
+            if kind in KINDS
         ]
+        if count := self.rows[UNREAD]:
+            example, place = self.firsts[UNREAD][1], self.firsts[UNREAD][0]
+            lines.append(
+                f"{count:,} {'row holds' if count == 1 else 'rows hold'} text that the tokenizer"
+                f" has no tokens for, so the model never reads it: {example} ({place})"
+            )
         if self.num_equal:
             lines.append(
                 f"{self.num_equal:,} answers differ in the data and are learned as the same:"

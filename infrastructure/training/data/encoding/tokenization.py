@@ -104,6 +104,17 @@ class Encoded:
     survival: Survival = UNCHANGED
 
 
+def answer_end_ids(tokenizer: "PreTrainedTokenizerBase", max_length: int = 4096) -> list[int]:
+    """Return the tokens that end an answer: the last one that the chat template writes behind it,
+    where that is a special token, and the tokenizer's own end."""
+    turns = (Turn("user", "1"), Turn("assistant", "2"))
+    [written] = ConversationEncoder(tokenizer, max_length=max_length).encode([Conversation(turns)])
+    ends = {tokenizer.eos_token_id}
+    if isinstance(written, Encoded) and written.end_token in special_tokens(tokenizer):
+        ends.add(written.end_token)
+    return sorted(ends)
+
+
 @dataclass(frozen=True, slots=True)
 class _Accounted:
     """A conversation as text, and what became of its texts."""
@@ -200,6 +211,8 @@ class ConversationEncoder:
             if survival.kind == LOST:
                 results[index] = _bad(conversation, NOT_IN_TOKENS, survival.example)
                 continue
+            texts = (turn.text for turn in conversation.turns)
+            survival = replace(survival, unread=self.survival.lost_of(texts, one.text, ids))
             adds_end = not one.is_marked or self._needs_end(conversation)
             try:
                 pictures, ids, mask = self._with_pictures(conversation, one, ids, mask, folder)
@@ -388,7 +401,8 @@ class ConversationEncoder:
             return self._plain()
         own = self.own_template_for(conversation.inputs)
         form = own if self._is_whole(conversation) else self.template_for(conversation.inputs)
-        return form or self._plain()
+        assert form is not None
+        return form
 
     def write(self, conversation: Conversation) -> Written:
         """A conversation as text, with what of it is learnt; raises `FormatError`."""
@@ -435,8 +449,10 @@ class ConversationEncoder:
         return replace(turn, text="".join(texts), fields=json.dumps(fields) if fields else "")
 
     def _needs_end(self, conversation: Conversation) -> bool:
+        """Whether the template that has marked this conversation ends no answer."""
         template = self.template_for(conversation.inputs)
-        return template is not None and not template.writes_end
+        assert template is not None
+        return not template.writes_end
 
     def _plain(self) -> PlainFormat:
         self.plain = self.plain or PlainFormat(self.tokenizer)

@@ -109,6 +109,11 @@ class Quarantine:
             f" {remedy}{some}{where}"
         )
 
+    def none_left(self, path: str) -> ValueError:
+        """Return the refusal of data of which no row can be trained on."""
+        reason = f": of {self.total:,} set aside {self._shown()}" if self.total else ""
+        return ValueError(f"{path}: no row is left to train on{reason}")
+
     def _shown(self) -> str:
         """Each reason once, with how often it holds and the first row that it holds for."""
         shown = [

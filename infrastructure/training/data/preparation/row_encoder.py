@@ -274,7 +274,10 @@ def _work_in_pool(
 
 
 def _pool(worker: RowWorker, num_processes: int) -> ProcessPoolExecutor:
-    return worker_pool(num_processes, _start_process, (pickle.dumps(worker), worker.needs_torch))
+    pickled = pickle.dumps(worker)
+    arguments = (pickled, worker.needs_torch)
+    needs_main = b"__main__" in pickled  # such as a tokenizer's class that the script defines
+    return worker_pool(num_processes, _start_process, arguments, imports_main=needs_main)
 
 
 class CarefulWorker:

@@ -198,7 +198,7 @@ def _in_rgb(
     image: "Image", packing: str, is_inverted: bool, background: str, what: str
 ) -> "tuple[Image, list[str]]":
     """The pixels in RGB, and what had to be decided."""
-    decided = [MANY_BITS] if DEEP.search(packing) or image.mode.startswith("I;16") else []
+    decided = [MANY_BITS] if DEEP.search(packing) else []
     transparent = image.info.get("transparency")
     if image.mode in UNKNOWN_RANGE:
         raise PictureError(f"{what} has {UNKNOWN_RANGE[image.mode]}")

@@ -274,7 +274,8 @@ def _several(folder: Path, configs: Mapping[str, Mapping[str, Sequence[Path]]]) 
         folders = {path.parent for path in files}
         is_alone = len(folders) == 1 and folders != {folder}
         places.append(f"{name} ({next(iter(folders)) if is_alone else files[0]})")
-    named = ", ".join(places[:NUM_SHOWN]) + (f" and {len(places) - 3} more" if places[3:] else "")
+    more = len(places) - NUM_SHOWN
+    named = ", ".join(places[:NUM_SHOWN]) + (f" and {more} more" if more > 0 else "")
     return (
         f"{folder / CARD} lists {len(configs)} configurations, of which one is trained on: set"
         f" data.path to the one that is meant: {named}"

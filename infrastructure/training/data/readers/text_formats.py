@@ -44,6 +44,9 @@ JOINED_ADVICE = (
     "remove the quote, or double it inside a quoted field; where the lines are one field as they"
     " stand, write the rows as JSON lines"
 )
+# Stands for a carriage return within a line, which is part of a cell and ends no record; no text
+# that is decoded from bytes holds it.
+LONE_RETURN = "\udc0d"
 NUL = "a NUL byte, which no text has"
 
 
@@ -103,7 +106,7 @@ class _Records:
 
     Attributes:
         held: the lines of the record so far.
-        is_plain: they are ASCII and hold no NUL.
+        is_plain: they are ASCII and hold no NUL and no carriage return but at their ends.
     """
 
     def __init__(self, lines: Iterator[Line], name: str) -> None:
@@ -132,7 +135,12 @@ class _Records:
                 self.is_plain = False
             text = line.data.decode("utf-8", "surrogateescape")
             self.held.append(text)
-            yield text
+            body = text.rstrip("\r\n")
+            if "\r" in body:
+                self.is_plain = False
+                yield body.replace("\r", LONE_RETURN) + text[len(body) :]
+            else:
+                yield text
 
     def start_record(self) -> None:
         """Take the next line as the first one of a record."""
@@ -157,6 +165,7 @@ def _read_delimited(
             )
         except csv.Error as error:
             raise ValueError(f"{name}:1: the line that names the columns: {error}") from error
+        columns = [column.replace(LONE_RETURN, "\r") for column in columns]
         _check_columns(columns, name)
         table = _Table(path, name, encoding, delimiter, columns)
         records = _Records(read_lines(file, max(start, header.next)), name)
@@ -245,6 +254,8 @@ def _next_record(
         return None
     if not fields:
         return BLANK
+    if not records.is_plain:
+        fields = [field.replace(LONE_RETURN, "\r") for field in fields]
     if len(records.held) > 1 and table.is_joined(records.held):
         detail = (
             f"a quote opens here and closes on line {records.next.line - 1}, and each of these"
@@ -304,6 +315,7 @@ def _quotes_are_text(file: BinaryIO, name: str, delimiter: str) -> bool:
 def _delimiter_of(header: Line | None) -> str:
     """The separator that splits the header line; a comma wherever it does."""
     text = (header.data if header and header.data else b"").decode("utf-8", "replace")
+    text = text.rstrip("\r\n").replace("\r", " ")
     counts = [
         (len(next(csv.reader([text], delimiter=delimiter), [])) > 1, delimiter)
         for delimiter in DELIMITERS

@@ -19,7 +19,7 @@ from pathlib import Path
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.core.cache_folder import cache_directory
 from infrastructure.core.files import sync_directory
-from infrastructure.core.helper_process import require_no_worker
+from infrastructure.core.helper_process import refuse_to_train_in_worker
 from infrastructure.core.lock import Lock
 from infrastructure.training.data.store.token_store import DamagedEntryError, TokenStore
 
@@ -124,7 +124,7 @@ class TokenCache:
 
     @contextmanager
     def _locked(self, key: str) -> Iterator[None]:
-        require_no_worker()  # it would wait for who started it
+        refuse_to_train_in_worker()  # it would wait for ever for the process that started it
         lock = Lock(self._locks / key)
         lock.take()
         try:

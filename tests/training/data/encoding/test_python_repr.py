@@ -2,6 +2,7 @@
 
 import ast
 import random
+import warnings
 from typing import Any
 
 import pytest
@@ -23,9 +24,14 @@ def test_what_python_prints_is_read() -> None:
     for _ in range(300):
         value = [any_value(draw)]
         assert parse_python(f"  {value!r}\n") == value
+    assert parse_python(" 7") == 7
     assert parse_python("[(1, 'a'), ()]") == [[1, "a"], []]
     assert parse_python("[\n  'a',  # why\n  'b',\n]") == ["a", "b"]
-    assert parse_python(r"['\d']") == [r"\d"]  # no escape: no warning either
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        filters = [*warnings.filters]
+        assert parse_python(r"['\d']") == [r"\d"]  # no escape: no warning either
+        assert warnings.filters == filters
 
 
 @pytest.mark.parametrize(
@@ -71,3 +77,5 @@ def test_length_and_depth_are_bounded() -> None:
     assert parse_python(repr(flat)) == flat
     with pytest.raises(ValueError, match="deep"):  # before any tree is made of it
         parse_python("[" * 5 * MAX_DEPTH + "]" * 5 * MAX_DEPTH)
+    with pytest.raises(ValueError, match="deep"):
+        parse_python("[ " * 5 * MAX_DEPTH + "] " * 5 * MAX_DEPTH)

@@ -1,7 +1,10 @@
 """Each text of a row is accounted for; the template is a function that leaves something out."""
 
+import html
 import json
+import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,6 +94,8 @@ def account(write: Callable[[Conversation], str], row: Conversation = ROW, sourc
 
 def test_a_row_that_is_written_whole_loses_nothing() -> None:
     assert account(without(())) == WHOLE == Account()
+    text = Conversation((Turn("text", "All of it is learned."),))
+    assert account(lambda row: "nothing of it", text) == WHOLE
 
 
 CALL: Path = ("messages", 2, "tool_calls", 0, "function")
@@ -324,6 +329,24 @@ def test_undetermined_texts_are_named_and_others_are_found() -> None:
     assert found.undetermined == (names[3],)
 
 
+def test_of_many_texts_those_of_one_writing_are_all_found_and_by_themselves_the_first() -> None:
+    turns = tuple(Turn(("user", "assistant")[n % 2], f"text {n:02}") for n in range(80))
+
+    def cut(conversation: Conversation) -> str:
+        return "|".join(turn.text[:5] for turn in conversation.turns)
+
+    found = account(cut, Conversation(turns))
+    assert [one.message for one in found.missing] == [*range(1, 81)]
+    assert not found.undetermined
+
+    def write(conversation: Conversation) -> str:
+        return upper(3)(replace(conversation, turns=conversation.turns[:70]))
+
+    found = account(write, Conversation(turns))
+    assert not found.missing
+    assert len(found.undetermined) == 17
+
+
 def test_a_template_that_refuses_marks_leaves_all_undetermined() -> None:
     row = Conversation((Turn("user", "a"), Turn("assistant", "b")))
 
@@ -339,23 +362,338 @@ def test_a_template_that_refuses_marks_leaves_all_undetermined() -> None:
     assert len(foreign.undetermined) == 2
 
 
-def twice_as_json(text: str) -> str:
-    return json.dumps(json.dumps(text, ensure_ascii=False), ensure_ascii=False)
+def as_html(text: str) -> str:
+    return html.escape(text).replace("&quot;", "&#34;").replace("&#x27;", "&#39;")
 
 
-@pytest.mark.parametrize("change", [str.strip, repr, json.dumps, twice_as_json, "<{}>".format])
-def test_numbers_and_escapes_are_found_however_they_are_written(change: Any) -> None:
-    arguments = {"n": 7, "f": -0.25, "big": 10**20, "s": 'it\'s "so" – 你\n', "e": ""}
-    called = [{"function": {"name": "do", "arguments": arguments}}]
-    turns = (Turn("user", " a\n"), Turn("assistant", "", json.dumps({"tool_calls": called})))
+def as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+WAYS: list[Callable[[list[str]], str]] = [
+    "".join,
+    repr,
+    json.dumps,
+    as_json,
+    lambda texts: json.dumps({"a": texts}, indent=1),
+    lambda texts: as_json(as_json(texts)),
+    lambda texts: "<p>".join(map(as_html, texts)),
+    lambda texts: as_html(as_json(texts)),
+    lambda texts: "".join(map(repr, texts)),
+    lambda texts: f"{dict.fromkeys(texts, 'it')}",
+    lambda texts: "|".join(text.strip() for text in texts),
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_texts_are_found_however_they_are_written(way: Callable[[list[str]], str]) -> None:
+    draw = random.Random(5)
+    for _ in range(60):
+        drawn = ["".join(draw.choices("'\"\\ab é\n<&{", k=draw.randrange(1, 9))) for _ in "1234"]
+        texts = list(dict.fromkeys(text.strip() or "c" for text in drawn))
+        row = Conversation(
+            tuple(Turn(("user", "assistant")[n % 2], t) for n, t in enumerate(texts))
+        )
+
+        def write(conversation: Conversation) -> str:
+            return way([turn.text for turn in conversation.turns])
+
+        accounting = RowAccounting(write)
+        assert accounting.account(row, write(row)) == WHOLE, texts
+        lost = replace(row, turns=row.turns[:-1])
+        found = accounting.account(row, write(lost)) if len(texts) > 1 else WHOLE
+        assert found != WHOLE or len(texts) == 1
+
+
+def test_numbers_are_found_however_they_are_written() -> None:
+    arguments = {"n": 7, "f": -0.25, "big": 10**20, "small": 1e-7, "e": "", "list": [1, 2.5]}
+    row = calling(arguments)
+    for way in (json.dumps, repr):
+
+        def write(conversation: Conversation) -> str:
+            return f"{head(conversation)} {way(arguments_of(conversation))}"  # noqa: B023
+
+        assert account(write, row) == WHOLE
+
+
+def calling(arguments: dict[str, Any], *others: dict[str, Any]) -> Conversation:
+    called = [{"function": {"name": "do", "arguments": one}} for one in (arguments, *others)]
+    return Conversation(
+        (Turn("user", " a\n"), Turn("assistant", "", json.dumps({"tool_calls": called})))
+    )
+
+
+def head(conversation: Conversation) -> str:
+    """The question, and the name of what is called."""
+    called = conversation.turns[1].message()["tool_calls"][0]["function"]
+    return f"{conversation.turns[0].text} {called['name']}"
+
+
+def arguments_of(conversation: Conversation) -> dict[str, Any]:
+    held = conversation.turns[1].message()["tool_calls"][0]["function"]
+    assert isinstance(held, dict)
+    arguments: dict[str, Any] = held["arguments"]
+    return arguments
+
+
+def lost_of(write: Callable[[Conversation], str], row: Conversation, source: str = "") -> list[str]:
+    """What is lost of a row, each in a few words; nothing is undetermined."""
+    found = account(write, row, source)
+    assert not found.undetermined
+    return [f"{one.what.split(' of the call')[0]}{'…' * one.is_cut}" for one in found.missing]
+
+
+def test_what_stands_for_a_value_is_like_it() -> None:
+    """A number stays one, of its kind; what has no text of its own stays as it is."""
+    row = calling({"n": 7, "f": -0.25, "yes": True, "none": None, "s": "x"})
+
+    def kinds(conversation: Conversation) -> str:
+        held = arguments_of(conversation)
+        return (
+            f"{head(conversation)} {[(key, type(value).__name__) for key, value in held.items()]}"
+        )
+
+    lost = ["argument 'f'…", "argument 'n'…", "argument 's'…"]
+    assert lost_of(kinds, row) == lost
+
+    def plain(conversation: Conversation) -> str:
+        held = arguments_of(conversation)
+        keys = [key for key in held if key not in ("yes", "none")]
+        return f"{head(conversation)} {keys} {held['yes']}"
+
+    assert lost_of(plain, row, "{{ yes none }}") == lost
+
+
+def test_keys_that_a_template_names_stay() -> None:
+    row = calling({"city": "Rome", "days": 3, "n": 5})
 
     def write(conversation: Conversation) -> str:
-        (call,) = conversation.turns[1].message()["tool_calls"]
-        held = call["function"]["arguments"]
-        shown = [change(v) if isinstance(v, str) else str(v) for v in held.values()]
-        return "; ".join([conversation.turns[0].text, call["function"]["name"], *held, *shown])
+        held = arguments_of(conversation)
+        return f"{head(conversation)} {held['city']} {held['days']} n"
 
-    assert account(write, Conversation(turns)) == WHOLE
+    assert lost_of(write, row, "{{ c.city }}{{ c['days'] }}") == ["argument 'n'"]
+
+
+def test_keys_may_be_sorted_whatever_their_case() -> None:
+    row = calling({"Zeta": 1, "alpha": "b", "Mid": 2})
+
+    def write(conversation: Conversation) -> str:
+        return f"{head(conversation)} {sorted(arguments_of(conversation), key=str.lower)}"
+
+    lost = ["argument 'alpha'…", "argument 'Mid'…", "argument 'Zeta'…"]
+    assert lost_of(write, row) == lost
+    inner = {"type": "object", "properties": {"inner": {"type": "string"}}}
+    schema = {"type": "object", "properties": {"Zeta": inner, "alpha": {"type": "string"}}}
+    tools = json.dumps({"tools": [{"name": "do", "parameters": schema}]})
+
+    def top(conversation: Conversation) -> str:
+        (tool,) = json.loads(conversation.inputs)["tools"]
+        names = f"{conversation.turns[0].text} {tool['name']}"
+        return f"{names} {sorted(tool['parameters']['properties'], key=str.lower)}"
+
+    found = account(top, Conversation((Turn("assistant", "b"),), inputs=tools))
+    assert [one.text for one in found.missing] == ["inner"]
+
+
+def test_the_call_is_numbered_where_there_are_several() -> None:
+    def write(conversation: Conversation) -> str:
+        return conversation.turns[0].text
+
+    first, second = ({"é": {"ü": 1}}, {"b": 2})
+    whats = [one.what for one in account(write, calling(first)).missing]
+    assert whats[0] == "the name of the call of 'do' in message 2"
+    found = account(write, calling(first, second)).missing
+    assert [one.what.rpartition("(")[2] for one in found if "name" in one.what] == [
+        "call 1)",
+        "call 2)",
+    ]
+    assert found[1].text == '{"ü": 1}'
+    tools = json.dumps({"tools": [{"name": "do", "enum": ["é", 1]}]})
+    found = account(
+        lambda row: row.turns[0].text, Conversation((Turn("assistant", "b"),), "", "", "", 0, tools)
+    )
+    assert [one.text for one in found.missing] == ["do", '["é", 1]']
+    assert not any(one.is_learnt for one in found.missing)
+
+
+def test_of_two_tools_of_one_name_the_lost_one_is_missed() -> None:
+    def write(conversation: Conversation) -> str:
+        return f"{conversation.turns[0].text} {json.loads(conversation.inputs)['tools'][0]['name']}"
+
+    tools = json.dumps({"tools": [{"name": "do"}] * 2})
+    found = account(write, Conversation((Turn("assistant", "b"),), inputs=tools))
+    assert [one.what for one in found.missing] == ["the name of tool 'do'"]
+    options = json.dumps({"chat_template_kwargs": {"thinking": True}})
+    one = Conversation((Turn("assistant", "b"),), inputs=options)
+    assert account(lambda row: row.turns[0].text, one) == WHOLE
+
+
+@pytest.mark.parametrize("length", range(12))
+def test_a_cut_text_is_missed_as_cut(length: int) -> None:
+    """Whether its beginning is left or its end, and whether it stands there more than once."""
+    texts = ("abcdefgh", "xyz é")
+    row = Conversation((Turn("user", texts[0]), Turn("assistant", f" {texts[1]}\n")))
+    start, end = slice(length), slice(-length, None) if length else slice(0)
+    lost = [(text, length > 0) for text in texts if len(text) > length]
+    for repeated in (1, 2):
+        for kept in (start, end):
+
+            def write(conversation: Conversation) -> str:
+                cut = (turn.text.strip()[kept] * repeated for turn in conversation.turns)  # noqa: B023
+                return "|".join(cut)
+
+            found = account(write, row)
+            if repeated == 1 or not lost or not length:
+                assert [(one.text, one.is_cut) for one in found.missing] == lost
+                assert not found.undetermined
+
+            def both(conversation: Conversation) -> str:
+                texts = (turn.text.strip() for turn in conversation.turns)
+                return "|".join(f"{text}/{text[kept]}" for text in texts)  # noqa: B023
+
+            assert account(both, row) == WHOLE
+
+
+SECRET = "{% if 'secret' in m %}{{ 'sec' }}{% if 'né\\n' in m or \"o\\u1f00\" in m %}{{ '' }}"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_lost"),
+    [
+        ("my secret plan", True),
+        ("secret secret is", True),
+        ("a secret", True),
+        ("a né\nb", True),
+        ("a oἀ b", True),
+        ("my sec", False),
+        ("a né b", False),
+        ("sec, and no more", False),
+    ],
+)
+def test_a_template_that_looks_for_words_is_seen_through(text: str, is_lost: bool) -> None:
+    def write(conversation: Conversation) -> str:
+        texts = (turn.text for turn in conversation.turns)
+        return "|".join(
+            one for one in texts if not any(word in one for word in ("secret", "né\n", "oἀ"))
+        )
+
+    for turns in ((text, "b"), ("b", text), (text, text), ("sec", text)):
+        row = Conversation(tuple(map(Turn, ("user", "assistant"), turns)))
+        found = account(write, row, SECRET)
+        assert [one.text for one in found.missing] == [text] * turns.count(text) * is_lost
+        assert not found.undetermined
+
+
+def test_a_text_is_cut_beside_one_that_a_template_looks_into() -> None:
+    def write(conversation: Conversation) -> str:
+        return "|".join(t.text[:5] for t in conversation.turns if "secret" not in t.text)
+
+    turns = Turn("user", "my secret"), Turn("assistant", "abcdefgh"), Turn("user", "b")
+    found = account(write, Conversation(turns), SECRET)
+    assert [(one.text, one.is_cut) for one in found.missing] == [
+        ("my secret", False),
+        ("abcdefgh", True),
+    ]
+    assert not found.undetermined
+
+
+def test_a_text_is_cut_beside_one_that_is_undetermined() -> None:
+    def write(conversation: Conversation) -> str:
+        return f"{conversation.turns[0].text.upper()}|{conversation.turns[1].text[:5]}"
+
+    found = account(write, Conversation((Turn("user", "what"), Turn("assistant", "abcdefgh"))))
+    assert [(one.text, one.is_cut) for one in found.missing] == [("abcdefgh", True)]
+    assert found.undetermined == ("the text of message 1 (user)",)
+
+
+@pytest.mark.parametrize("number", ["790000060000", "799999999999"])
+def test_a_number_that_is_no_mark_is_a_number(number: str) -> None:
+    def write(conversation: Conversation) -> str:
+        return f"{conversation.turns[0].text} {number}"
+
+    assert account(write, Conversation((Turn("assistant", "b"),))) == WHOLE
+
+
+def test_white_space_in_quotes_of_python() -> None:
+    row = Conversation((Turn("user", ' a"\nb '), Turn("assistant", "b")))
+    assert account(lambda row: repr([turn.text for turn in row.turns]), row) == WHOLE
+
+
+def test_many_texts_in_quotes_of_python() -> None:
+    turns = tuple(Turn(("user", "assistant")[n % 2], f"it's {n}") for n in range(66))
+    row = Conversation(turns)
+    assert account(lambda row: repr([turn.text for turn in row.turns]), row) == WHOLE
+
+
+def test_rows_that_differ_in_texts_numbers_and_ids_share_a_marked_writing() -> None:
+    calls = []
+
+    def write(conversation: Conversation) -> str:
+        calls.append(conversation)
+        return as_json(conversation.messages())
+
+    accounting = RowAccounting(write)
+    for number, text in enumerate(("b", "some more", "äöü")):
+        called = [{"id": f"id_{number}", "name": f"do {text}", "arguments": {text: number}}]
+        turns = (
+            Turn("user", text),
+            Turn("assistant", text, as_json({"tool_calls": called})),
+            Turn("tool", text, as_json({"tool_call_id": f"id_{number}"})),
+            Turn("assistant", f"{text}!"),
+        )
+        row = Conversation(turns)
+        calls.clear()
+        assert accounting.account(row, as_json(row.messages())) == WHOLE
+        assert bool(calls) == (number == 0)
+
+
+def test_a_text_that_is_just_a_word_of_the_template_is_a_text() -> None:
+    row = Conversation((Turn("user", "secret"), Turn("assistant", "b")))
+    assert account(lambda row: "b", row, SECRET).missing[0].text == "secret"
+
+    def write(conversation: Conversation) -> str:
+        return "|".join(turn.text for turn in conversation.turns if turn.text != "secret")
+
+    assert account(write, row, SECRET).undetermined == ("the text of message 1 (user)",)
+
+
+def test_long_texts_have_a_mark_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty string of the template's own cuts nothing into characters."""
+    monkeypatch.setattr(row_accounting, "MOST_MARKS", 5)
+    row = Conversation((Turn("user", "secret plans"), Turn("assistant", "b")))
+
+    def write(conversation: Conversation) -> str:
+        return "" if "secret" in conversation.turns[0].text else "none"
+
+    assert [one.text for one in account(write, row, SECRET).missing] == ["secret plans", "b"]
+
+
+def test_tags_of_reasoning_stay_in_every_text() -> None:
+    def write(conversation: Conversation) -> str:
+        return "|".join(turn.text.split("</think>")[-1] for turn in conversation.turns)
+
+    row = Conversation((Turn("user", "x</think>y"), Turn("assistant", "b")))
+    (missing,) = account(write, row).missing
+    assert (missing.text, missing.is_cut) == ("x</think>y", True)
+
+
+@pytest.mark.parametrize("most", range(9))
+def test_what_has_no_mark_left_is_not_missed(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_accounting, "MOST_MARKS", most)
+    row = calling({"k": [1, "x", 2.5, 3]})  # marks: a, do, k, and one for each of the list
+
+    def whole(conversation: Conversation) -> str:
+        return f"{head(conversation)} {json.dumps(arguments_of(conversation))}"
+
+    def write(conversation: Conversation) -> str:
+        ((key, held),) = arguments_of(conversation).items()
+        return f"{head(conversation)} {key} {held[:-1]} {held[-1] if most < 7 else ''}".rstrip()
+
+    assert account(whole, row) == WHOLE
+    found = account(lambda row: "", row)
+    assert [one.message for one in found.missing] == [1, 2, 2][:most]
+    assert not found.undetermined
+    assert bool(account(write, row).missing) == (most >= 7)
 
 
 @pytest.mark.parametrize(
@@ -391,6 +729,7 @@ def test_numbers_and_escapes_are_found_however_they_are_written(change: Any) -> 
         ("<think>\nso\n</think>\n\nc", {}, "</think>", []),
         ("<think>so</think>c", {}, "<think>", []),
         ("<think>a</think>c", {"reasoning": "b"}, "thinking", [("c", {"thinking": "b"})]),
+        ("c", {"thinking": "sö"}, "m.thinking", []),
         # nothing to move
         ("c", {}, "thinking </think>", []),
         ("c", {"reasoning": None}, "thinking </think>", []),
@@ -400,7 +739,7 @@ def test_numbers_and_escapes_are_found_however_they_are_written(change: Any) -> 
 def test_reasoning_is_moved_where_a_template_reads_it(
     text: str, fields: dict[str, Any], source: str, expected: list[tuple[str, dict[str, Any]]]
 ) -> None:
-    held = json.dumps(fields) if fields else ""
+    held = as_json(fields) if fields else ""
     question = Turn("user", text, held)  # is no answer
     row = Conversation((question, Turn("assistant", text, held), Turn("assistant", "d")))
     forms = [*reasoning_forms(row, source)]

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from infrastructure.training.data.encoding.row_schema import RowSchema
+from infrastructure.training.data.encoding.row_schema import RowSchema, ShapeError, are_tools
 from infrastructure.training.data.encoding.schema_detection import ShapeRequest, recognise_shape
 from infrastructure.training.data.readers import rows as reasons
-from infrastructure.training.data.readers.rows import BadRow, Conversation, Row, Turn
+from infrastructure.training.data.readers.rows import BadRow, Conversation, Label, Row, Turn
 
 PAIR = RowSchema("qa", {"prompt": "question", "answer": "answer"}, "")
 CHAT = RowSchema("messages", {"chat": "messages"}, "")
@@ -294,3 +294,150 @@ def test_a_chat_that_does_not_fit(messages: Any, reason: str, detail: str) -> No
     assert isinstance(found, BadRow)
     assert found.reason == reason
     assert detail in found.detail
+
+
+def prompt_of(shape: RowSchema, **values: Any) -> Any:
+    """What a row asks with, as messages; of one that asks nothing the reason."""
+    try:
+        return [turn.message() for turn in shape.prompt_turns(values)]
+    except ShapeError as error:
+        return error.reason
+
+
+CHOOSING = RowSchema("qa", {"prompt": "question", "answer": "answer", "choices": "options"}, "")
+
+
+@pytest.mark.parametrize(
+    ("options", "lines"),
+    [
+        (["two", "three"], ["A. two", "B. three"]),
+        ({"text": ["two", "three"], "label": ["x", 7]}, ["x. two", "7. three"]),
+        ({"text": ["two", "three"], "label": ["x"]}, ["A. two", "B. three"]),
+        ({"text": ["two", "three"]}, ["A. two", "B. three"]),
+        ({"P": "two", "Q": "three"}, ["P. two", "Q. three"]),
+    ],
+)
+def test_the_choices_stand_below_the_question_and_the_right_one_answers(
+    options: Any, lines: list[str]
+) -> None:
+    prompt_given = f"Q\n\n{lines[0]}\n{lines[1]}"
+    labels = [line.partition(".")[0] for line in lines]
+    for number, line in enumerate(lines):
+        for answer in (number, labels[number], Label("name", number), Label(labels[number], 9)):
+            found = turns(CHOOSING, question="Q", options=options, answer=answer)
+            assert found == [("user", prompt_given), ("assistant", line)]
+    for wrong in (2, -1, True, None, "Z", Label("name", 2), ["A"]):
+        bad = CHOOSING.convert(row(question="Q", options=options, answer=wrong))
+        assert isinstance(bad, BadRow)
+        assert bad.reason == reasons.WRONG_TYPE
+
+
+@pytest.mark.parametrize("options", ["two", [], [1, 2], {}, None, {"text": "two"}])
+def test_without_choices_a_row_that_needs_them_is_set_aside(options: Any) -> None:
+    for answer in (0, "A"):
+        bad = CHOOSING.convert(row(question="Q", options=options, answer=answer))
+        assert isinstance(bad, BadRow)
+        assert bad.reason == reasons.WRONG_TYPE
+    missing = CHOOSING.convert(row(question="Q", answer=0))
+    assert isinstance(missing, BadRow)
+    assert missing.reason == reasons.MISSING_COLUMN
+
+
+def test_what_belongs_to_the_prompt_is_put_to_its_last_question() -> None:
+    columns = {"prompt": "p", "answer": "a", "context": "c", "history": "h", "system": "s"}
+    shape = RowSchema("prompt", columns, "")
+    system, user, prompt_given = (
+        {"role": r, "content": t} for r, t in (("system", "S"), ("user", "Q"), ("user", "R"))
+    )
+    answer = {"role": "assistant", "content": "A"}
+    assert prompt_of(shape, p="Q") == [user]
+    assert prompt_of(shape, p="Q", c=" \n", s=" ") == [user]
+    with_context = {"role": "user", "content": "R\n\nC"}
+    expected = [system, user, answer, with_context]
+    assert prompt_of(shape, p="R", h=[["Q", "A"]], c="C", s="S") == expected
+    assert prompt_of(shape, p=[user, answer, prompt_given], c="C", s="S") == expected
+    assert prompt_of(shape, p=[system, user, answer, prompt_given], c="C", s="other") == expected
+    assert prompt_of(shape, p=[user, answer], c="C") == [
+        {"role": "user", "content": "Q\n\nC"},
+        answer,
+    ]
+    assert prompt_of(shape, p=[system, answer]) == [system, answer]
+    assert prompt_of(shape, p=[system, answer], c="C") == reasons.EMPTY
+    parts = [{"type": "text", "text": "Q"}, {"type": "image"}]
+    shown = prompt_of(shape, p=[{"role": "user", "content": parts}], c="C")
+    assert shown == [{"role": "user", "content": [*parts, {"type": "text", "text": "\n\nC"}]}]
+    assert prompt_of(shape, p=[user], h=[["Q"]]) == reasons.WRONG_TYPE
+    other = shape.prompt_turns({"c": "C", "h": [["Q", "A"]]}, [Turn("user", "R")])
+    assert [turn.message() for turn in other] == [user, answer, with_context]
+
+
+def test_a_prompt_of_messages_may_be_answered_by_a_text_or_by_messages() -> None:
+    shape = RowSchema("prompt", {"prompt": "p", "answer": "a"}, "")
+    answer = {"role": "assistant", "content": "A"}
+    tool = {"role": "tool", "content": "1"}
+    for given in ("A", answer, [answer], {"text": "A"}, {"value": ["A", "B"]}):
+        for prompt_given in ("Q", [USER]):
+            found = shape.convert(row(p=prompt_given, a=given))
+            assert isinstance(found, Conversation)
+            assert [(turn.role, turn.text) for turn in found.turns] == TURNS
+            assert found.num_given == (prompt_given != "Q")
+    for wrong, prompt_given in (
+        ([tool, answer], "Q"),
+        ([USER], [USER]),
+        (["A"], "Q"),
+        ([1, answer], "Q"),
+    ):
+        bad = shape.convert(row(p=prompt_given, a=wrong))
+        assert isinstance(bad, BadRow), wrong
+    both = shape.convert(row(p=[USER], a=[tool, answer]))
+    assert isinstance(both, Conversation)
+    assert both.num_given == 1
+
+
+def test_a_text_that_begins_like_a_list_is_a_text_beside_pictures() -> None:
+    shape = RowSchema("qa", {"prompt": "p", "answer": "a", "pictures": "image"}, "")
+    for texts in (("[1 apple", "A"), ("Q", "{no object")):
+        found = shape.convert(row(p=texts[0], a=texts[1], image=None))
+        assert isinstance(found, Conversation)
+        assert [turn.text for turn in found.turns] == [*texts]
+    seen = shape.convert(
+        row(
+            p=[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Q"}]}],
+            a="A",
+            image="a.png",
+        )
+    )
+    assert isinstance(seen, Conversation)
+    assert (seen.num_pictures, len(seen.pictures)) == (1, 1)
+    assert seen.turns[0].parts == [{"type": "image"}, {"type": "text", "text": "Q"}]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ([{"name": "f"}], True),
+        ({"name": "f"}, True),
+        ('[{"name": "f"}]', True),
+        (['{"name": "f"}'], True),
+        (["hammer", '{"name": "f"}'], True),
+        ("[broken", True),
+        (["{broken"], True),
+        ("hammer", False),
+        (["hammer", "saw"], False),
+        ('["hammer"]', False),
+        (5, False),
+        ([], False),
+    ],
+)
+def test_tools_are_objects_and_words_are_not(value: Any, expected: bool) -> None:
+    assert are_tools(value) is expected
+    shape = recognise_shape([row(question="Q", answer="A", tools=value)], ShapeRequest())
+    assert ("tools" in shape.columns) is expected
+
+
+def test_lists_that_python_prints_are_read() -> None:
+    printed = repr([USER, {"role": "assistant", "content": "it's"}])
+    assert turns(CHAT, messages=printed) == [("user", "Q"), ("assistant", "it's")]
+    bad = CHAT.convert(row(messages="[{'role': 'user' 'content'}]"))
+    assert isinstance(bad, BadRow)
+    assert bad.reason == reasons.BROKEN_JSON

@@ -4,7 +4,11 @@ from typing import Any
 
 import pytest
 
-from infrastructure.training.data.encoding.schema_detection import ShapeRequest, recognise_shape
+from infrastructure.training.data.encoding.schema_detection import (
+    ShapeRequest,
+    recognise_question,
+    recognise_shape,
+)
 from infrastructure.training.data.readers.rows import Row
 
 MESSAGES = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]
@@ -186,3 +190,115 @@ WRONG_REQUESTS: list[tuple[dict[str, str], str]] = [
 def test_a_wrong_request_is_refused(settings: dict[str, str], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         recognise_shape(names("question", "answer"), ShapeRequest(**settings))
+
+
+def parts(*values: dict[str, Any], **request: str) -> dict[str, str]:
+    return recognise_shape(rows(*values), ShapeRequest(**request)).columns
+
+
+def test_choices_are_those_that_each_answer_names() -> None:
+    row = {"question": "Q", "choices": ["x", "y"], "answer": 1}
+    pair = {"prompt": "question", "answer": "answer"}
+    assert parts(row, row | {"answer": "A"}) == pair | {"choices": "choices"}
+    assert parts({"options": ["a"]} | row) == pair | {"choices": "choices"}
+    assert parts({"options": ["a", "b"]} | row | {"choices": "none"}) == pair | {
+        "choices": "options"
+    }
+    for other in ({"answer": "x"}, {"answer": 2}, {"choices": []}, {"choices": "x"}):
+        assert parts(row, row | other) == pair
+        assert parts(row | other, row) == pair
+    named = {"prompt_column": "choices", "answer_column": "answer"}
+    assert parts(row, **named) == {"prompt": "choices", "answer": "answer"}
+
+
+def test_history_is_a_list_beside_a_pair() -> None:
+    row = {"question": "Q", "answer": "A", "history": [["R", "B"]]}
+    pair = {"prompt": "question", "answer": "answer"}
+    assert parts(row) == parts(row | {"history": "x"}, row) == pair | {"history": "history"}
+    assert parts(row | {"history": "x"}) == pair
+    named = {"prompt_column": "history", "answer_column": "answer"}
+    assert parts(row, **named) == {"prompt": "history", "answer": "answer"}
+
+
+def test_what_a_question_alone_brings() -> None:
+    pair = {"a": "x", "b": "y"}
+    row = {"question": "Q", "context": "C", "system": "S", "history": [["R", "B"]], **pair}
+    found = recognise_question(rows(row), ShapeRequest(), ("a", "b"))
+    assert found.name == "prompt"
+    assert found.columns == {
+        "prompt": "question",
+        "context": "context",
+        "system": "system",
+        "history": "history",
+    }
+    assert found.reason.startswith("column 'question' asks, column 'context' is its context")
+    named = recognise_question(rows(row), ShapeRequest(prompt_column="context"), ("a", "b"))
+    assert named.columns == {"prompt": "context", "system": "system", "history": "history"}
+    request = ShapeRequest(context_column="note")
+    assert recognise_question(rows(row | {"note": "N"}), request).columns["context"] == "note"
+    without = recognise_question(rows({"system": "S", **pair}), ShapeRequest(), ("a", "b"))
+    assert without.columns == {"system": "system"}
+    chat = recognise_question(rows({"messages": MESSAGES, "prompt": "Q"}), ShapeRequest())
+    assert chat.columns == {"prompt": "prompt"}
+    assert recognise_question(rows({"dialog": MESSAGES}), ShapeRequest()).columns == {
+        "prompt": "dialog"
+    }
+    prompt_given = recognise_question(rows({"input": "Q", "context": "C"}), ShapeRequest())
+    assert prompt_given.columns == {"prompt": "input", "context": "context"}
+    itself = recognise_question(rows({"prompt": "Q", "answer": "A"}), ShapeRequest(), ("prompt",))
+    assert itself.columns == {}
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "is_choice"),
+    [(0, 1, True), ("A", "B", True), (0, 2, False), ("x", 0, False)],
+)
+def test_choices_of_pairs_are_named_by_both(better: Any, worse: Any, is_choice: bool) -> None:
+    row = {"question": "Q", "choices": ["x", "y"], "a": better, "b": worse}
+    found = recognise_question(rows(row), ShapeRequest(), ("a", "b"))
+    assert ("choices" in found.columns) == is_choice
+    alone = recognise_question(rows(row), ShapeRequest())
+    assert alone.columns["choices"] == "choices"
+    assert "choices" not in recognise_question(rows(row | {"choices": "x"}), ShapeRequest()).columns
+
+
+def test_what_few_rows_have_gets_its_part_too() -> None:
+    plain_rows = [{"question": "Q", "answer": "A"}] * 3
+    tool = {"name": "f"}
+    one = {"question": "Q", "answer": "A", "context": "C", "system": "S", "tools": [tool]}
+    one |= {"chat_template_kwargs": {"x": 1}}
+    pair = {"prompt": "question", "answer": "answer"}
+    inputs = {"tools": "tools", "options": "chat_template_kwargs"}
+    assert parts(*plain_rows, one) == pair | {"context": "context", "system": "system"} | inputs
+    reason = recognise_shape(rows(*plain_rows, one), ShapeRequest()).reason
+    for column, words in (
+        ("context", "is its context"),
+        ("system", "is the system message"),
+        ("tools", "goes to the chat template"),
+        ("chat_template_kwargs", "goes to the chat template"),
+    ):
+        assert f", column {column!r} {words}" in reason
+    have = [row | {"system": "S", "context": "C"} for row in plain_rows]
+    other = one | {"system_prompt": "T", "input": "D"}
+    assert parts(*have, other) == pair | {"context": "context", "system": "system"} | inputs
+    named = {"prompt_column": "question", "answer_column": "answer"}
+    assert parts(*plain_rows, one, **named) == pair | {"system": "system"} | inputs
+    only = recognise_question(rows(*plain_rows, one), ShapeRequest())
+    assert only.columns == {"prompt": "question", "context": "context", "system": "system"} | inputs
+    given = recognise_question(rows(*plain_rows, one), ShapeRequest(prompt_column="question"))
+    assert "context" not in given.columns
+    texts = [{"text": "T"}] * 3
+    assert parts(*texts, {"text": "T", "system": "S", "context": "C"}) == {"text": "text"}
+
+
+def test_a_column_that_a_template_reads_is_no_other_part() -> None:
+    row = {"tools": "Q", "answer": "A", "chat_template_kwargs": "fast"}
+    named = {"prompt_column": "tools", "answer_column": "answer"}
+    expected = {"prompt": "tools", "answer": "answer", "options": "chat_template_kwargs"}
+    assert parts(row, **named) == expected  # what is wrong with it is said of each row
+    for empty in (None, "", []):
+        assert "tools" not in parts({"question": "Q", "answer": "A", "tools": empty})
+    some = [
+        {"question": "Q", "answer": "A", "tools": one} for one in (None, "saw", [{"name": "f"}])
+    ]
+    assert parts(*some)["tools"] == "tools"

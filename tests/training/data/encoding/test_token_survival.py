@@ -14,6 +14,7 @@ from infrastructure.training.data.encoding.token_survival import (
     Survivals,
     TokenSurvival,
 )
+from tests.training.data.builders import byte_level_tokenizer
 
 
 class Reader:
@@ -24,8 +25,11 @@ class Reader:
     def __init__(self, *read_back: str) -> None:
         self.read_back = read_back
 
-    def decode(self, ids: Sequence[int], **options: Any) -> str:
-        assert not any(options.values())
+    def decode(
+        self, ids: Sequence[int], *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool
+    ) -> str:
+        assert not skip_special_tokens
+        assert not clean_up_tokenization_spaces
         return "".join(self.read_back[number] for number in ids)
 
 
@@ -107,7 +111,23 @@ def test_numbers_differ_by_letters_and_not_by_spaces() -> None:
     other = survival(["c"], "")
     assert other.kind == LOST
     assert other.learned == other.given != plain.given
-    assert 2**32 < plain.given < 2**64
+    numbers = [survival([str(n)], str(n)).given for n in range(64)]
+    assert 2**60 < max(numbers) < 2**64
+
+
+def test_a_fast_tokenizer_reads_back_its_special_tokens_and_each_text_by_itself() -> None:
+    tokenizer = byte_level_tokenizer()
+    texts = ["The sum is 42.<|im_end|>", "Jörg"]
+    kinds = [
+        one.kind
+        for one in TokenSurvival(tokenizer).compare(
+            [[t] for t in texts], [tokenizer(text)["input_ids"] for text in texts]
+        )
+    ]
+    assert kinds == ["", ""]
+    swapped = [tokenizer(text)["input_ids"] for text in reversed(texts)]
+    found = TokenSurvival(tokenizer).compare([[text] for text in texts], swapped)
+    assert [one.kind for one in found] == [LOST, LOST]
 
 
 LONG = "abcdefghijklmnopqrstuvwxyz" * 3
@@ -123,7 +143,11 @@ LONG = "abcdefghijklmnopqrstuvwxyz" * 3
         ("Z" + LONG[:39], "z" + LONG[:40], ("Z" + LONG[:39], f"z{LONG[:39]}…")),
         ("a " * 15 + "Z", "a" * 15 + "z", ("…" + "a " * 6 + "Z", "…" + "a" * 12 + "z")),
         ("a" * 15 + "Z", "a " * 15 + "z", ("…" + "a" * 12 + "Z", "…" + "a " * 6 + "z")),
+        # one of them ends
+        ("a " * 15 + "Z", "a" * 15, ("…" + "a " * 6 + "Z", "…" + "a" * 12)),
+        ("a  " + LONG[:20], f"a {LONG[:20]}Z", ("…" + LONG[8:20], f"…{LONG[8:20]}Z")),
         # spaces alone
+        ("a  b  " + LONG, "a b  " + LONG, (f"a  b  {LONG[:34]}…", f"a b  {LONG[:35]}…")),
         (LONG[:20] + "  Z", LONG[:20] + " Z", (f"…{LONG[9:20]}  Z", f"…{LONG[9:20]} Z")),
         ("a\n" + LONG, "a " + LONG, (f"a\n{LONG[:38]}…", f"a {LONG[:38]}…")),
     ],
@@ -147,6 +171,15 @@ def test_the_learned_parts_of_a_row_are_compared() -> None:
         (found,) = TokenSurvival(reader).of_rows([written], [[0]])
         assert found == Survival(given=found.given, learned=found.given)
         assert found.given == survival([learned], learned).given
+
+
+def test_what_begins_in_the_given_part_is_not_learned() -> None:
+    text = "ask: yes. no"
+    written = Written((), text, ((3, 8), (10, 12)), (True, True), given=text[:5])
+    reader: Any = Reader("no")
+    (found,) = TokenSurvival(reader).of_rows([written], [[0]])
+    assert found == Survival(given=found.given, learned=found.given)
+    assert found.given == survival(["no"], "no").given
 
 
 def changed(given: int, learned: int, example: str = "") -> Survival:
@@ -175,6 +208,8 @@ TOP = 2**64 - 1
         ([changed(1, TOP), same(TOP), same(0)], 2, "1 (row 0)"),
         ([Survival(WHITE_SPACE, "x", 5, 5), changed(1, 5)], 2, "1 (row 1)"),
         ([changed(5, 5), same(5)], 0, ""),
+        # each bit counts
+        ([changed(1, 2**62 + 1), same(2**62 + 1), same(2**62)], 2, "1 (row 0)"),
     ],
 )
 def test_answers_that_become_equal_are_counted(
@@ -212,6 +247,8 @@ def test_equal_answers_are_refused_above_a_share() -> None:
     survivals = Survivals(num_equal=2, equal_example="x")
     survivals.check(100, 2.0)
     survivals.check(0, 200.0)
+    with pytest.raises(ValueError, match=r"1 of 1 rows \(100.0 %\)"):
+        Survivals(num_equal=1, equal_example="x").check(1, 99.0)
     for num_rows, percent in ((99, "2.0"), (8, "25.0")):
         with pytest.raises(ValueError, match=rf"2 of {num_rows} rows \({percent} %\).*now 2\)"):
             survivals.check(num_rows, 2.0)

@@ -200,6 +200,28 @@ def test_a_template_that_writes_no_end_gets_eos() -> None:
     assert learnt_texts(tokenizer, encode(tokenizer, ONE)) == ["The sum is 42.<|endoftext|>"]
 
 
+def test_an_end_that_is_no_special_token_is_an_end() -> None:
+    tokenizer = byte_level_tokenizer(
+        MARKED.replace("{% endgeneration %}", "<eot>{% endgeneration %}")
+    )
+    tokenizer.add_tokens(["<eot>"])
+    assert learnt_texts(tokenizer, encode(tokenizer, ONE)) == ["The sum is 42.<eot>"]
+    bare = byte_level_tokenizer(MARKED.replace("<|im_end|>", ""))
+    assert learnt_texts(bare, encode(bare, ONE)) == ["The sum is 42.<|endoftext|>"]
+
+
+def test_reasoning_is_written_in_a_form_that_the_template_does_not_refuse() -> None:
+    template = CHATML.replace(
+        "{% for m in messages %}",
+        "{% for m in messages %}{% if m.reasoning %}{{ raise_exception('no') }}{% endif %}",
+    ).replace("{{ m['content'] }}", "{{ m.thinking }} {{ m['content'].split('</think>')[-1] }}")
+    thought = talk(("user", "What is the sum?"), ("assistant", "<think>so</think>42."))
+    tokenizer = byte_level_tokenizer(template)
+    encoded = encode(tokenizer, thought)
+    assert encoded.is_rewritten
+    assert learnt_texts(tokenizer, encoded) == ["so 42.<|im_end|>"]
+
+
 @pytest.mark.parametrize("build", TOKENIZERS)
 def test_plain_text_is_learnt_as_a_whole(build: Any) -> None:
     tokenizer = build(CHATML)  # a template does not matter to documents

@@ -7,7 +7,14 @@ import pytest
 
 from infrastructure.training.data.preparation import quarantine as module
 from infrastructure.training.data.preparation.quarantine import Quarantine, about_template
-from infrastructure.training.data.readers.rows import EMPTY, OVER_LONG, WRONG_TYPE, BadRow
+from infrastructure.training.data.readers.rows import (
+    EMPTY,
+    LEFT_OUT,
+    NOT_IN_TOKENS,
+    OVER_LONG,
+    WRONG_TYPE,
+    BadRow,
+)
 
 
 def bad(line: int, reason: str = EMPTY) -> BadRow:
@@ -93,6 +100,22 @@ def test_too_large_a_share_is_refused_with_examples_and_remedy() -> None:
         ValueError, match=r"raise data\.max_length where.*, set data\.over_length=tr"
     ):
         quarantine.check(39, 5.0, Path("q.jsonl"))
+
+
+def test_rows_that_would_not_be_learned_have_a_limit_of_their_own() -> None:
+    quarantine = Quarantine()
+    quarantine.add([bad(1), bad(2, LEFT_OUT), bad(3, NOT_IN_TOKENS)])
+    quarantine.check(40, 50.0, max_unlearnable_percent=5.0)  # exactly the limit
+    for limit, most in ((4.9, 50.0), (None, 7.4), (9.0, 7.4), (2.0, 7.4)):
+        with pytest.raises(ValueError, match=r"^3 of 40 rows") as caught:
+            quarantine.check(40, most, max_unlearnable_percent=limit)
+        now = most if limit is None else min(limit, most)
+        assert f"(now {now:g})" in str(caught.value)
+    quarantine.check(40, 7.5)
+    quarantine.add([bad(4)] * 3)
+    with pytest.raises(ValueError, match=r"cannot be used") as caught:
+        quarantine.check(6, 5.0, max_unlearnable_percent=5.0)
+    assert "data.max_bad_rows_percent" not in str(caught.value)  # nothing would be left
 
 
 def test_a_template_that_makes_rows_long_is_named() -> None:

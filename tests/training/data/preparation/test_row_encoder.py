@@ -101,9 +101,9 @@ def test_results_come_in_order_and_few_are_under_way() -> None:
 def test_no_more_processes_than_there_are_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def pool(num_processes: int, *others: Any) -> Any:
+    def pool(num_processes: int, *others: Any, **more: Any) -> Any:
         sizes.append(num_processes)
-        return worker_pool(num_processes, *others)
+        return worker_pool(num_processes, *others, **more)
 
     monkeypatch.setattr(row_worker, "worker_pool", pool)
     worker: Any = Counting()

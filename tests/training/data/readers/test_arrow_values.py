@@ -43,6 +43,7 @@ def values(column: Any, feature: object = None) -> list[Any]:
         ({"_type": "ClassLabel"}, [1], [1]),
         ({**LABEL, "names": [7, 8]}, [1], ["8"]),
         ([], [[1]], [[1]]),
+        (3, [[1]], [[1]]),  # no description at all
         ([LABEL], [[1, None], None], [["yes", None], None]),
         ({"_type": "Sequence", "feature": LABEL}, [[0], []], [["no"], []]),
         ([[LABEL]], [[[1], [0]]], [[["yes"], ["no"]]]),

@@ -2,11 +2,14 @@
 
 from datetime import date, datetime, time, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from infrastructure.training.data.readers import excel_format
 from infrastructure.training.data.readers.excel_format import read_excel
+from infrastructure.training.data.readers.line_reader import Start
 from infrastructure.training.data.readers.rows import Row, Unreadable
 
 pytest.importorskip("openpyxl")
@@ -75,6 +78,38 @@ def test_only_a_formula_without_a_value_is_unreadable(tmp_path: Path) -> None:
     assert [first[0], first[1], first[3]] == ["a", None, None]
     assert second == ["b", "c", None, "d"]
     assert read(tmp_path, [["#N/A", None]])[0][1] is None
+
+
+def test_a_line_has_the_number_that_excel_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read(tmp_path, [["a", "b"], ["", None], ["c", "d"]])
+    path = tmp_path / "rows.xlsx"
+    rows = [*read_excel(path, "rows.xlsx")]
+    assert [(row.line, row.offset) for row in rows] == [(2, 2), (4, 4)]
+    assert [row.line for row in read_excel(path, "rows.xlsx", Start(4, 4))] == [4]
+    for most, is_read in ((4, True), (3, False)):
+        monkeypatch.setattr(excel_format, "MAX_LINES", most)
+        if is_read:
+            assert len([*read_excel(path, "rows.xlsx")]) == 2
+        else:
+            with pytest.raises(ValueError, match="more than 3 lines"):
+                [*read_excel(path, "rows.xlsx")]
+
+
+def test_the_first_sheet_that_is_shown_is_read() -> None:
+    def sheets(*states: str) -> Any:
+        return SimpleNamespace(worksheets=[SimpleNamespace(sheet_state=state) for state in states])
+
+    for states, number in (
+        (("visible", "visible", "hidden"), 0),
+        (("hidden", "veryHidden", "visible", "visible"), 2),
+    ):
+        book = sheets(*states)
+        assert excel_format._sheet_of(book, "a.xlsx") is book.worksheets[number]
+    assert excel_format._sheet_of(sheets(), "a.xlsx") is None, "nothing but charts"
+    with pytest.raises(ValueError, match=r"a\.xlsx: all sheets are hidden"):
+        excel_format._sheet_of(sheets("hidden", "veryHidden"), "a.xlsx")
 
 
 def test_merged_cells_reach_down_to_their_last_line_alone(tmp_path: Path) -> None:

@@ -5,9 +5,11 @@ import io
 import json
 import struct
 import zlib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -20,7 +22,12 @@ from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.readers import pictures
 from infrastructure.training.data.readers.pictures import (
+    MANY_BITS,
+    MAX_PICTURE_BYTES,
+    SEVERAL_FRAMES,
+    TRANSPARENT,
     PictureError,
+    decisions_in_words,
     decode,
     looks_like_picture,
     picture_source,
@@ -84,7 +91,18 @@ def test_a_photograph_is_turned_upright_as_transformers_does_it() -> None:
         ("a sentence about a picture", False),
         ([], False),
         (3, False),
+        (None, False),
         ({"a": 1}, False),
+        ({"url": "x"}, True),
+        ([b"", 3], False),
+        (" a.webp ", True),
+        ("a.png?b.txt", True),
+        ("a.txt?b.png", False),
+        ("data:image/png;base64,AA==", True),
+        ("see data:image/png;base64,AA==", False),
+        ("A" * 64, True),
+        ("A" * 63, False),
+        ("A" * 64 + "= a sentence", False),
     ],
 )
 def test_what_looks_like_a_picture(value: object, is_one: bool) -> None:
@@ -244,3 +262,152 @@ def test_a_column_of_pictures_can_be_left_out_or_named(
     text_only = pipeline(file, None, image_column="photo")
     with pytest.raises(ValueError, match=r"hold pictures \(column 'photo'\).* reads text only"):
         text_only.prepare()
+
+
+DATA_URL = "data:image/png;base64,AQID"
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b"abc", b"abc"),
+        (DATA_URL, b"\1\2\3"),
+        ("data:image/png;charset=x;BASE64,AQID", b"\1\2\3"),
+        ("data:;base64,AQ\nID", b"\1\2\3"),
+        ("file:///a/b.png", "/a/b.png"),
+        ("FILE://b.png", "b.png"),
+        ("AQID" * 16, b"\1\2\3" * 16),
+        ("AQID" * 15, "AQID" * 15),  # too short to be told from a path
+        ("A" * 64 + "/b.png", "A" * 64 + "/b.png"),
+        ({"bytes": None, "path": "b.png"}, "b.png"),
+        ({"bytes": b"", "path": "b.png"}, b""),
+        ({"path": "b.png", "bytes": b"a", "image": None}, b"a"),
+        ({"url": "b.png", "path": "c.png"}, "c.png"),
+    ],
+)
+def test_the_source_of_a_picture_is_its_bytes_or_its_path(value: object, expected: object) -> None:
+    assert picture_source(value, "it") == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ({}, "it has neither bytes nor a path"),
+        ({"bytes": 3}, "it is a number, not a picture"),
+        (" ", "it is empty"),
+        ("data:image/png,AQID", "it is a data URL that is not base64"),
+        ("data:image/png;base65,AQID", "it is a data URL that is not base64"),
+        ("data:image/png;base64,AQI", "it is no base64"),
+        ("s3://a/b.png", "it is an address"),
+        ("HTTPS://a/b.png", "it is an address"),
+    ],
+)
+def test_what_is_no_source_of_a_picture_is_refused(value: object, sentence: str) -> None:
+    with pytest.raises(PictureError) as raised:
+        picture_source(value, "it")
+    assert str(raised.value).startswith(sentence)
+
+
+def test_a_picture_knows_its_place_and_bytes_in_memory_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "red.png").write_bytes(RED)
+    by_path, _ = read_picture("red.png", tmp_path)
+    by_bytes, _ = read_picture(RED, tmp_path)
+    assert (by_path.path, by_bytes.path) == (str(tmp_path / "red.png"), "")
+    assert by_path.sha256 == by_bytes.sha256
+    assert by_path.read() == by_bytes.read() == RED
+    assert by_path != by_bytes
+
+
+def test_the_bounds_on_bytes_and_pixels_are_inclusive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "red.png").write_bytes(RED)
+    width, height = picture("red").size
+    for bytes_allowed, pixels_allowed, is_read in (
+        (len(RED), width * height, True),
+        (len(RED) - 1, width * height, False),
+        (len(RED), width * height - 1, False),
+    ):
+        monkeypatch.setattr(pictures, "MAX_PICTURE_BYTES", bytes_allowed)
+        monkeypatch.setattr(pictures, "MAX_PIXELS", pixels_allowed)
+        for source in ("red.png", RED):  # by its path and by its bytes
+            if is_read:
+                assert read_picture(source, tmp_path)[1].size == (width, height)
+            else:
+                with pytest.raises(PictureError, match="more than 0"):
+                    read_picture(source, tmp_path)
+    assert MAX_PICTURE_BYTES == 64 * 2**20
+
+
+def test_a_broken_picture_is_refused_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "cut.png").write_bytes(RED[:-40])
+    with pytest.raises(PictureError, match=r"^the picture 'cut\.png' is broken"):
+        read_picture("cut.png", tmp_path)
+    for content, sentence in ((RED[:-40], "the picture is broken"), (b"x", "is none of BMP, GIF")):
+        with pytest.raises(PictureError, match=sentence):
+            read_picture(content, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "packing", "is_inverted", "expected"),
+    [
+        ("uint16", [0, 255, 256, 0x1234, 65535], "I;16", False, [0, 0, 1, 0x12, 255]),
+        ("uint16", [0, 256, 65535], "I;16", True, [255, 254, 0]),
+        ("uint16", [0, 15, 16, 4095], "I;12", False, [0, 0, 1, 255]),
+        ("float32", [0, 0.25, 0.5, 1], "F;32F", False, [0, 64, 128, 255]),
+        ("float32", [0, 1], "F;32F", True, [255, 0]),
+    ],
+)
+def test_deep_grey_is_scaled_by_its_range(
+    dtype: str, values: list[float], packing: str, is_inverted: bool, expected: list[int]
+) -> None:
+    grey = pictures._grey(np.array([values], dtype), packing, is_inverted, "it")
+    assert list(np.asarray(grey)[0]) == expected
+
+
+@pytest.mark.parametrize("values", [[-0.1, 1], [0, 1.1], [0, float("nan")]])
+def test_numbers_of_an_unknown_range_are_refused(values: list[float]) -> None:
+    with pytest.raises(PictureError, match="it has numbers from"):
+        pictures._grey(np.array([values], "float32"), "F;32F", False, "it")
+
+
+@pytest.mark.parametrize(
+    ("packing", "is_deep"),
+    [("RGB;16B", True), ("L;16B", True), ("I;12", True), ("RGB", False), ("XRGB;16", False)],
+)
+def test_deep_colours_are_known_by_how_a_file_packs_them(packing: str, is_deep: bool) -> None:
+    _, decided = pictures._in_rgb(Image.new("RGB", (2, 3)), packing, False, "white", "it")
+    assert decided == [MANY_BITS] * is_deep
+
+
+def test_only_pixels_that_are_not_opaque_are_laid_on_the_background() -> None:
+    image = Image.new("RGBA", (3, 1), (10, 20, 30, 255))
+    opaque, decided = pictures._in_rgb(image, "RGBA", False, "blue", "it")
+    assert (list(opaque.get_flattened_data()), decided) == ([(10, 20, 30)] * 3, [])
+    image.putpixel((1, 0), (10, 20, 30, 0))
+    laid, decided = pictures._in_rgb(image, "RGBA", False, "blue", "it")
+    assert list(laid.get_flattened_data()) == [(10, 20, 30), (0, 0, 255), (10, 20, 30)]
+    assert decided == [TRANSPARENT]
+
+
+@pytest.mark.parametrize(
+    ("counts", "what", "expected"),
+    [
+        ({}, "row", []),
+        ({TRANSPARENT: 0}, "row", []),
+        (
+            {MANY_BITS: 1, TRANSPARENT: 1200},
+            "row",
+            ["1,200 rows transparent (laid on data.image_background=red)", "1 row of more than 8"],
+        ),
+        ({SEVERAL_FRAMES: 2}, "picture", ["2 pictures of several frames"]),
+    ],
+)
+def test_what_was_decided_is_counted(
+    counts: dict[str, int], what: str, expected: list[str]
+) -> None:
+    lines = decisions_in_words(Counter(counts), "red", what)
+    assert len(lines) == bool(expected)
+    parts = lines[0].removeprefix("about the pictures: ").split(", ") if lines else []
+    assert len(parts) == len(expected)
+    assert all(part.startswith(start) for part, start in zip(parts, expected, strict=True))

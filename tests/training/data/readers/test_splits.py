@@ -97,6 +97,8 @@ def test_names_divide_files_where_one_is_left_to_train_on(
 
 def test_of_many_names_three_are_shown() -> None:
     assert named(["a"]) == "a is"
+    assert named(["a", "b"]) == "a, b are"
+    assert named(["a", "b", "c", "d"]) == "a, b, c and 1 more are"
     assert named(["a", "b", "c"]) == "a, b, c are"
     assert named(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more are"
 
@@ -248,6 +250,33 @@ def test_documents_and_settings_are_no_data(
     assert is_no_data(path, documents) == is_alone
     assert is_no_data(path, [*documents, tmp_path / f"a{path.suffix}"]) == with_others
     assert is_no_data(path, [*documents, tmp_path / "a.other"]) == is_alone
+
+
+def test_another_name_is_data_whatever_lies_beside_it(tmp_path: Path) -> None:
+    assert not is_no_data(tmp_path / "notes.md", [tmp_path / "license.md"])
+    assert not is_no_data(tmp_path / "notes.md", [])
+
+
+def test_folders_that_are_trained_on_together_are_named_in_their_order(tmp_path: Path) -> None:
+    names = [f"{folder}/train.jsonl" for folder in ("z", "b", "m", "a")]
+    [note] = parts(tmp_path, names).notes
+    assert note.startswith("a, b, m and 1 more are trained on together")
+    assert not parts(tmp_path, names[:1]).notes
+
+
+def test_a_name_of_numbers_and_hashes_is_its_first_word(tmp_path: Path) -> None:
+    found = parts(tmp_path, ["a.jsonl", "test1-0a1b-2c.jsonl", "val3.jsonl"])
+    assert shown(tmp_path, found) == (["a.jsonl"], ["val3.jsonl"], ["test1-0a1b-2c.jsonl"])
+
+
+@pytest.mark.parametrize(("num_configs", "more"), [(3, ""), (4, " and 1 more")])
+def test_of_configurations_as_many_are_shown_as_of_files(
+    tmp_path: Path, num_configs: int, more: str
+) -> None:
+    configs = [{"config_name": n, "data_files": f"{n}.jsonl"} for n in "wxyz"[:num_configs]]
+    with pytest.raises(ValueError, match=f"lists {num_configs} config") as raised:
+        parts(tmp_path, [f"{n}.jsonl" for n in "wxyz"], {"configs": configs})
+    assert str(raised.value).endswith(f"y ({tmp_path}/y.jsonl){more}")
 
 
 def test_the_splits_of_a_saved_data_set_are_the_texts_that_it_lists(tmp_path: Path) -> None:

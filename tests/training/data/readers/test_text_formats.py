@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from infrastructure.training.data.readers import text_formats
-from infrastructure.training.data.readers.rows import Row
+from infrastructure.training.data.readers.rows import INVALID_UTF8, BadRow, Row
+from infrastructure.training.data.readers.text_encoding import likely_encoding
 from infrastructure.training.data.readers.text_formats import read_csv, read_tsv
 
 HEADER = "q,a\n"
@@ -28,6 +29,7 @@ def read(folder: Path, content: str, *, is_tsv: bool = False) -> list[tuple[int,
         (HEADER + 'p,"One\ntwo,three"\n', 2),
         (HEADER + 'p,"One\r\ntwo,three"\r\n', 2),
         (HEADER + 'p,"One\ntwo, three"\n', 0),  # a sentence
+        (HEADER + ' p,"One\n two,three"\n', 2),  # where the first field begins says nothing
         ("q, a\n" + 'p, "One\ntwo, three"\n', 0),  # no quote that opens a field
         ("q, a\n" + '"p, One\ntwo, three", x\n', 0),  # its lines have three fields
         ("q, a,b\n" + 'p, o,"1\nt, u,v"\n', 2),  # such names are separated so themselves
@@ -100,6 +102,20 @@ def test_a_header_over_two_lines_is_one_and_a_broken_one_is_refused(tmp_path: Pa
         read(tmp_path, 'q,"a" x\n1,2\n')
     with pytest.raises(ValueError, match=r"rows\.txt:2: a quote opens here"):
         read(tmp_path, HEADER + '1,"2\n3,4\n')
+
+
+def test_a_row_of_which_one_field_is_no_text_is_set_aside_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    for row in (b"x,\xff", b"\xfcber,so", b"\xfc,\xff"):
+        path.write_bytes(b"q,a\n\xc3\xa9,1\n" + row + b"\n2,3\n")
+        first, bad, last = read_csv(path, "rows.csv")
+        assert isinstance(first, Row)
+        assert isinstance(last, Row)
+        assert (first.values["q"], last.line) == ("é", 4)
+        assert isinstance(bad, BadRow)
+        assert (bad.source, bad.line, bad.reason) == ("rows.csv", 3, INVALID_UTF8)
+        assert bad.offset == len(b"q,a\n\xc3\xa9,1\n")
+        assert bad.encoding == likely_encoding(row.replace(b",", b" "))
 
 
 TABBED = [f"q{n}\ta{n}" for n in range(40)]

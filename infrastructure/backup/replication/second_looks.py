@@ -1,0 +1,84 @@
+"""Looks again at files that were confirmed at a backup destination: in a bounded rhythm while a run
+is copied, and once at its end.
+
+A destination can lose what it had, so a confirmation is a fact about a moment. A file that is found
+missing or changed here loses its evidence, and the copier sees that it has to be written again.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from infrastructure.backup.replication.remote_session import RemoteSession, UploadedFile
+from infrastructure.core.errors import StorageError
+
+LOOK_AGAIN_SECONDS = 600.0  # between two looks at a file
+MOST_LOOKS_PER_HOUR = 1000  # over all files; with more than 166 of them, each waits longer
+READING_SHARE = 0.05  # of the time, for looks that read a file back
+UNSEEN_SECONDS = 60.0  # before the next look at a file that was not to be seen
+MISSING_SECONDS = 600.0  # not to be seen for so long, it is missing on a mount too
+LAST_WAITS_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0)  # between looks at what is not to be seen
+LAST_SECONDS = 60.0  # of reading back at the end, of what was compared not long ago
+
+
+class SecondLooks:
+    """Looks over `link`; each `UploadedFile` holds what was found."""
+
+    def __init__(self, link: RemoteSession) -> None:
+        self.link = link
+        self._next_at = float("-inf")
+
+    def one(self, files: Sequence[UploadedFile]) -> None:
+        """Look at the file that has waited longest, if it is due.
+
+        Raises:
+            OSError: the place does not answer.
+        """
+        began = self.link.clock()
+        if not files or began < self._next_at:
+            return
+        period = max(LOOK_AGAIN_SECONDS, len(files) * 3600.0 / MOST_LOOKS_PER_HOUR)
+        file = min(files, key=lambda each: _due_at(each, period))
+        if _due_at(file, period) > began:
+            return
+        self._look(file, reads=not self.link.place.is_slow)
+        duration_seconds = self.link.clock() - began
+        self._next_at = began + max(3600.0 / MOST_LOOKS_PER_HOUR, duration_seconds / READING_SHARE)
+
+    def last(self, files: Sequence[UploadedFile]) -> Iterator[float]:
+        """Look at all of `files`, those that were compared longest ago first; yields the seconds to
+        wait before the next. What is not to be seen by then, a few looks later, counts as missing.
+
+        Raises:
+            OSError: the place does not answer.
+        """
+        began = self.link.clock()
+        left = sorted(files, key=lambda each: each.confirmed_at or 0.0)
+        for wait in (*LAST_WAITS_SECONDS, None):
+            for file in left:
+                now = self.link.clock()
+                is_old = now - (file.confirmed_at or 0.0) > self.link.fresh_seconds
+                self._look(file, reads=is_old or now - began < LAST_SECONDS)
+                yield 0.0
+            left = [file for file in left if file.confirmed_at and file.present_at < began]
+            if not left:
+                return
+            if wait is not None:
+                yield wait
+        for file in left:
+            self._give_up(file)
+
+    def _look(self, file: UploadedFile, reads: bool) -> None:
+        try:
+            is_there = self.link.still_has(file, reads=reads)
+        except StorageError:  # `file` says so
+            return
+        if not is_there and self.link.clock() - file.present_at > MISSING_SECONDS:
+            self._give_up(file)
+
+    def _give_up(self, file: UploadedFile) -> None:
+        file.confirmed_at = None
+        file.problem = f"{self.link.place.url}/{file.path} is not to be seen any more"
+
+
+def _due_at(file: UploadedFile, period: float) -> float:
+    is_seen = file.present_at >= file.looked_at
+    return max(file.present_at, file.looked_at) + (period if is_seen else UNSEEN_SECONDS)

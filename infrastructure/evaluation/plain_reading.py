@@ -1,0 +1,328 @@
+"""A saved model read by plain transformers and PEFT, from its own files alone, and compared.
+
+It answers a few prompts, and stops where its own files say that an answer ends. These tokens are
+those of the trained model in memory, as Temper measures it: greedy, in the same number format. What
+differs is named, and the model is not called finished. Where the two choose different tokens whose
+logits are as near as rounding makes them, they count as the same.
+"""
+
+import gc
+import itertools
+import operator
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from infrastructure.core.errors import CheckpointError
+from infrastructure.core.optional import require
+from infrastructure.evaluation.generation import (
+    ANSWER_MARGIN_TOKENS,
+    before_stop,
+    generate_greedily,
+)
+from infrastructure.evaluation.prompting import positions_of
+from infrastructure.monitoring.drawing.formatting import format_bytes
+from infrastructure.optimization.memory_prediction import MemoryBudget
+from infrastructure.optimization.memory_readings import release_memory, resident_bytes
+from infrastructure.training.core.preserve import preserve
+from infrastructure.training.data.encoding.picture_tokens import PictureTokens
+from infrastructure.training.data.encoding.tokenization import ConversationEncoder
+from infrastructure.training.data.readers.rows import Turn
+from infrastructure.training.data.store.examples import GenerationPrompt
+from infrastructure.training.models.added_modules import added_modules
+from infrastructure.training.models.answer_end import GENERATION_FILE, known_ends
+from infrastructure.training.models.model_inputs import inner_model, is_sharded
+from infrastructure.training.models.progress_bars import without_progress_bars
+from infrastructure.training.models.quantization import keep_trainable_layout
+from infrastructure.training.models.router_logits import ROUTER_LOGITS, has_router_logits
+from infrastructure.training.models.saved_model import rounded_beside
+from infrastructure.training.models.transformers_backend import base_of_lora
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+NUM_QUESTIONS = 3
+MAX_TOKENS = 32  # of an answer: a check, not a measurement
+QUESTIONS = ("What is the capital of France?", "Write 12 + 30 as a number.", "Say: так, 東京!")
+PLAIN_TOLERANCE = 1e-3  # of the same weights, in sums of another order
+HALF_TOLERANCE = 0.05  # the same in 16 bits
+HALF = (torch.bfloat16, torch.float16)
+FAR = 10  # times that: other weights, though they choose the same tokens
+SPARE = 1.2  # times the weights: what has to be free for them and a few tokens
+
+Autocast = Callable[[], AbstractContextManager[object]]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The model in memory that a folder has to give again.
+
+    Attributes:
+        questions: what both are asked.
+        end_ids: what ends an answer where Temper measures.
+        autocast: the number format that Temper measures in.
+        pictures: what makes pixels of those of the questions.
+    """
+
+    model: Any
+    tokenizer: "PreTrainedTokenizerBase"
+    questions: Sequence[GenerationPrompt]
+    end_ids: Sequence[int]
+    autocast: Autocast = nullcontext
+    pictures: PictureTokens | None = None
+
+
+def fixed_questions(
+    tokenizer: "PreTrainedTokenizerBase", longest: int = MAX_TOKENS
+) -> list[GenerationPrompt]:
+    """Questions where there are no held-out ones, written as in training."""
+    encoder = ConversationEncoder(tokenizer, max_length=2 * longest)
+    written = [encoder.prompt_ids([Turn("user", text)])[:longest] for text in QUESTIONS]
+    return [GenerationPrompt(t, ids, "", 8) for t, ids in zip(QUESTIONS, written, strict=True)]
+
+
+def check_saved(folder: Path, trained: Trained) -> list[str]:
+    """Compare the model in `folder`, read by plain transformers and PEFT, with the trained one.
+
+    Returns:
+        A note where it could not be read back, and why.
+
+    Raises:
+        CheckpointError: it answers or ends otherwise, or cannot be read; says what differs.
+    """
+    folder = rounded_beside(folder) or folder
+    if reason := _why_not(trained.model):
+        return [f"note: {folder.name}/ was not read back: {reason}"]
+    with preserve(trained.model, random=next(trained.model.parameters()).device, modes=True):
+        trained.model.eval()
+        Expected.of(trained).compare(folder)
+    return []
+
+
+def _why_not(model: torch.nn.Module) -> str | None:
+    if is_sharded(model):
+        return "no process holds all of the model"
+    if added_modules(model):
+        return "plain transformers does not compute with the weights of extensions"
+    device = next(model.parameters()).device
+    release_memory()
+    needed = round(SPARE * sum(p.numel() * p.element_size() for p in model.parameters()))
+    there = MemoryBudget().size_bytes(device)
+    there -= torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_bytes()
+    if needed > there:
+        return f"that takes {format_bytes(needed)} beside the trained model, and there is less"
+    return None
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the trained model answers; it need not be in memory any more.
+
+    Attributes:
+        answers: tokens of each, with the one that ends it; of a model that writes no text empty.
+        logits: of each answer, (tokens, vocabulary); of a model that scores texts the scores.
+        tolerance: how far logits may be apart where different tokens are chosen.
+        loading: how a reader loads it, and its base where it is a LoRA.
+    """
+
+    trained: Trained
+    answers: list[list[int]]
+    logits: list[torch.Tensor]
+    tolerance: float
+    loading: "Loading"
+
+    @classmethod
+    def of(cls, trained: Trained) -> "Expected":
+        """Ask the trained model, which is in evaluation mode."""
+        model = trained.model
+        weights = next(p for p in model.parameters() if p.is_floating_point())
+        with trained.autocast():
+            is_half = weights.dtype in HALF or torch.is_autocast_enabled(weights.device.type)
+            ends = sorted({*trained.end_ids, *known_ends(model)})
+            answers, logits = _written_by(model, trained, ends)
+        tolerance = HALF_TOLERANCE if is_half else PLAIN_TOLERANCE
+        # without the model, whose memory may be needed
+        kept = replace(trained, model=None)
+        return cls(kept, answers, logits, tolerance, Loading.like(model))
+
+    def compare(self, folder: Path, tolerance: float = 0.0) -> int:
+        """Ask the model in `folder` the same.
+
+        Args:
+            tolerance: another one, if it is larger.
+
+        Returns:
+            How many answers are the same to the last token.
+
+        Raises:
+            CheckpointError: it answers or ends otherwise, or cannot be read; says what differs.
+        """
+        allowed = max(self.tolerance, tolerance)
+        try:
+            model, tokenizer = self.loading.read(folder)
+        except Exception as error:  # whatever a reader of it would meet
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            raise _differs(folder, f"plain transformers cannot read it ({reason})") from error
+        self._compare_files(folder, model, tokenizer)
+        with self.trained.autocast():
+            answers, logits = _written_by(model, self.trained, None)
+        del model
+        gc.collect()
+        differing = (self._difference(n, answers, logits, allowed) for n in range(len(logits)))
+        if (how := next(filter(None, differing), None)) is not None:
+            raise _differs(folder, how)
+        return sum(map(operator.eq, self.answers, answers)) if answers else len(logits)
+
+    def _difference(
+        self, number: int, answers: list[list[int]], logits: list[torch.Tensor], allowed: float
+    ) -> str | None:
+        """How another model's answer differs from the trained model's, in words."""
+        prompt = self.trained.questions[number].prompt
+        near = num_near(self.logits[number], logits[number], allowed)
+        if not self.answers:
+            scores = f"{logits[number].tolist()}, not {self.logits[number].tolist()}"
+            return None if near else f"to {prompt!r} it gives the score {scores}"
+        ours, theirs = self.answers[number], answers[number]
+        num_equal = _num_first(map(operator.eq, ours, theirs))
+        is_choice = num_equal < min(len(ours), len(theirs)) and num_equal < near  # of rounding
+        if is_choice:
+            return None
+        if ours == theirs:
+            far = num_near(self.logits[number], logits[number], FAR * allowed) < len(ours)
+            return f"to {prompt!r} its logits are others than the trained model's" if far else None
+        texts = [self.trained.tokenizer.decode(ids) for ids in (theirs, ours)]
+        return f"to {prompt!r} it writes {texts[0]!r}, and the trained model {texts[1]!r}"
+
+    def _compare_files(
+        self, folder: Path, model: Any, tokenizer: "PreTrainedTokenizerBase"
+    ) -> None:
+        """What its files say beside the weights: where answers end, how prompts are written."""
+        ours = self.trained.tokenizer
+        if self.answers and (missing := {*self.trained.end_ids} - {*known_ends(model)}):
+            names = ", ".join(map(str, ours.convert_ids_to_tokens(sorted(missing))))
+            raise _differs(folder, f"its {GENERATION_FILE} does not end answers with {names}")
+        is_text = self.trained.pictures is None  # else the processor's template is what counts
+        if is_text and ours.chat_template != tokenizer.chat_template:
+            raise _differs(folder, "its tokenizer has another chat template")
+        for question in self.trained.questions:
+            if tokenizer(question.prompt)["input_ids"] != ours(question.prompt)["input_ids"]:
+                raise _differs(folder, f"its tokenizer writes {question.prompt!r} otherwise")
+
+
+def _differs(folder: Path, how: str) -> CheckpointError:
+    return CheckpointError(f"{folder}: what was saved is not the model that was trained: {how}")
+
+
+def num_near(ours: torch.Tensor, theirs: torch.Tensor, allowed: float) -> int:
+    """Return after how many tokens logits are further apart than rounding explains."""
+    pairs = zip(ours, theirs, strict=False)  # one may have ended before
+    are_near = (distance(b[None], a[None]) <= allowed for a, b in pairs)
+    return _num_first(are_near)
+
+
+def _num_first(holds: Iterable[bool]) -> int:
+    """How many are true before the first that is not."""
+    return sum(1 for _ in itertools.takewhile(bool, holds))
+
+
+@torch.no_grad()
+def _written_by(
+    model: Any, trained: Trained, end_ids: list[int] | None
+) -> tuple[list[list[int]], list[torch.Tensor]]:
+    """What a model answers, and the logits of it; of a model that scores texts the scores.
+
+    Args:
+        end_ids: what ends an answer; None: what its own files say.
+    """
+    questions = trained.questions
+    if not inner_model(model).can_generate():  # type: ignore[operator]
+        device = next(model.parameters()).device
+        rows = [torch.tensor([q.prompt_ids], device=device) for q in questions]
+        scores = [model(input_ids=row).logits.float().cpu() for row in rows]
+        return [], [torch.cat([one, torch.zeros_like(one)], -1) for one in scores]
+    longest = max(question.expected_length for question in questions) + ANSWER_MARGIN_TOKENS
+    longest = min(MAX_TOKENS, longest)
+    if (positions := positions_of(model)) is not None:
+        longest = max(1, min(longest, positions - max(len(q.prompt_ids) for q in questions)))
+    lengths = [longest] * len(questions)
+    more = {"return_dict_in_generate": True, "output_logits": True}
+    output, width = generate_greedily(
+        model, trained.tokenizer, questions, lengths, trained.pictures, end_ids, **more
+    )
+    ends = known_ends(model) if end_ids is None else end_ids
+    rows = output.sequences[:, width:].tolist()
+    answers = [row[: len(before_stop(row, ends)) + 1] for row in rows]
+    steps = torch.stack([step.float().cpu() for step in output.logits], 1)
+    return answers, [logits[: len(row)] for logits, row in zip(steps, answers, strict=True)]
+
+
+def distance(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Of logits (tokens, vocabulary): a constant added to all of a token's changes nothing."""
+    centred = expected - expected.mean(-1, keepdim=True)
+    difference = actual - actual.mean(-1, keepdim=True) - centred
+    return float(difference.norm() / centred.norm().clamp_min(1e-12))
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How a reader loads a saved model, by transformers and PEFT alone, as its card says.
+
+    Attributes:
+        auto_class: of transformers, by name.
+        options: of every model.
+        of_base: more of them for the base of a LoRA, whose files say nothing of the training.
+    """
+
+    auto_class: str
+    options: dict[str, Any]
+    of_base: dict[str, Any]
+
+    @classmethod
+    def like(cls, model: Any) -> "Loading":
+        """With the device, attention and number format of a trained model."""
+        inner: Any = inner_model(model)
+        weights = next(p for p in inner.parameters() if p.is_floating_point())
+        options: dict[str, Any] = {
+            "attn_implementation": inner.config._attn_implementation,
+            "trust_remote_code": inner.config.__module__.startswith("transformers_modules"),
+        }
+        if weights.device.type != "cpu":
+            options["device_map"] = {"": weights.device}
+        of_base: dict[str, Any] = {"dtype": weights.dtype}
+        if (quantized := getattr(inner.config, "quantization_config", None)) is not None:
+            of_base |= {"quantization_config": quantized, "device_map": {"": weights.device}}
+        if has_router_logits(inner):
+            of_base[ROUTER_LOGITS] = False
+        return cls(_auto_class(inner), options, of_base)
+
+    def read(self, folder: Path) -> tuple[Any, "PreTrainedTokenizerBase"]:
+        """The model in a folder and its tokenizer."""
+        transformers = require("transformers", "reading a saved model")
+        is_lora = (folder / "adapter_config.json").is_file()
+        place, options = str(folder), self.options
+        if is_lora:
+            base = base_of_lora(folder)
+            place, options = base.location, options | self.of_base | {"revision": base.revision}
+        with without_progress_bars(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is wrong shows in its answers
+            model = getattr(transformers, self.auto_class).from_pretrained(place, **options)
+            keep_trainable_layout(model)
+            if is_lora:
+                peft = require("peft", "reading a saved LoRA")
+                model = peft.PeftModel.from_pretrained(model, str(folder))
+                if (folder / GENERATION_FILE).is_file():
+                    ends = transformers.GenerationConfig.from_pretrained(folder)
+                    inner_model(model).generation_config = ends
+        return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def _auto_class(model: Any) -> str:
+    if type(model).__name__.endswith("ForSequenceClassification"):
+        return "AutoModelForSequenceClassification"
+    sees = hasattr(model.config, "vision_config")
+    return "AutoModelForImageTextToText" if sees else "AutoModelForCausalLM"

@@ -1,0 +1,38 @@
+"""The weights of the best checkpoint, put into a model whose training has ended."""
+
+import logging
+from pathlib import Path
+
+import torch
+
+from infrastructure.backup.format.store import Store
+from infrastructure.core.errors import CheckpointError
+from infrastructure.run.checkpoint_paths import best_of, step_of
+from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
+from infrastructure.training.models.model_inputs import is_sharded
+from infrastructure.training.models.trainable_state import load_trainable_state
+
+log = logging.getLogger(__name__)
+
+
+def take_best(model: torch.nn.Module, checkpoints: Path, last_step: int) -> int:
+    """Give `model` the weights of the best checkpoint, where that is not of its last step.
+
+    Args:
+        checkpoints: of the run.
+
+    Returns:
+        The step that the model is of now.
+    """
+    best = best_of(Store(checkpoints))
+    if best is None or step_of(best) == last_step:
+        return last_step
+    if is_sharded(model):
+        log.warning("the trained model is of the last step: no process holds all of the best one")
+        return last_step
+    try:
+        load_trainable_state(model, load_checkpoint(best).tensors["model"])
+    except CheckpointError as error:
+        log.warning("the trained model is of the last step, and not the best one: %s", error)
+        return last_step
+    return step_of(best)

@@ -1,0 +1,47 @@
+"""The best model of a training, which `load_best_model_at_end` loads: its files travel in each
+version, so that they are there on another machine too."""
+
+import logging
+from pathlib import Path
+
+import torch
+
+from infrastructure.backup.state.optimizer_state import Tensors
+from infrastructure.core.files import make_directory
+
+BEST = "best"  # the class of its files in a version, and their folder
+NAMES = ("*.safetensors", "*.safetensors.index.json", "config.json", "adapter_config.json")
+
+log = logging.getLogger(__name__)
+
+
+def best_files(folder: str | None) -> Tensors:
+    """The bytes of the weights in the Trainer's folder of its best model, by their paths in it.
+
+    Args:
+        folder: `TrainerState.best_model_checkpoint`.
+    """
+    if folder is None:
+        return {}
+    root = Path(folder)
+    files = sorted({path for name in NAMES for path in root.rglob(name) if path.stat().st_size})
+    if not any(path.suffix == ".safetensors" for path in files):
+        log.warning("the best model is not in this version: no weights lie in %s", folder)
+        return {}
+    return {path.relative_to(root).as_posix(): _bytes_of(path) for path in files}
+
+
+def _bytes_of(path: Path) -> torch.Tensor:
+    return torch.from_file(str(path), size=path.stat().st_size, dtype=torch.uint8)
+
+
+def write_best(files: Tensors, folder: Path) -> None:
+    """Write what `best_files` read.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    for name, content in files.items():
+        path = folder / name
+        make_directory(path.parent)
+        path.write_bytes(content.numpy().tobytes())

@@ -1,0 +1,60 @@
+"""Router logits of a mixture of experts: a training balances its experts by them, and `generate`
+fails with them.
+
+A model whose configuration asks for them (`output_router_logits`) trains with them, and writes text
+and is saved without them.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from infrastructure.training.models.model_inputs import inner_model
+
+ROUTER_LOGITS = "output_router_logits"
+
+
+def has_router_logits(model: torch.nn.Module) -> bool:
+    """Return whether the configuration of a model asks for them."""
+    return any(getattr(config, ROUTER_LOGITS, False) for config in _configs(inner_model(model)))
+
+
+def write_without_router_logits(model: torch.nn.Module) -> None:
+    """Leave router logits out wherever `model` writes text; what it trains with stays."""
+    if has_router_logits(model):
+        inner_model(model).register_forward_pre_hook(_left_out, with_kwargs=True)
+
+
+def _left_out(
+    _module: torch.nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """With a cache and without gradients a text is written; a training and its evaluation have no
+    cache."""
+    if torch.is_grad_enabled() or not named.get("use_cache"):
+        return None
+    return arguments, {**named, ROUTER_LOGITS: False}
+
+
+@contextmanager
+def router_logits_off(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, the configuration of `model` does not ask for router logits."""
+    configs_with = [
+        config for config in _configs(inner_model(model)) if getattr(config, ROUTER_LOGITS, False)
+    ]
+    for config in configs_with:
+        setattr(config, ROUTER_LOGITS, False)
+    try:
+        yield
+    finally:
+        for config in configs_with:
+            setattr(config, ROUTER_LOGITS, True)
+
+
+def _configs(model: torch.nn.Module) -> list[Any]:
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "get_text_config"):
+        return []
+    text = config.get_text_config()
+    return [config] if text is config else [config, text]

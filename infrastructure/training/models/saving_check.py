@@ -1,0 +1,115 @@
+"""Whether a model can be saved once it is trained: found out before its first step.
+
+What is written beside the weights is made valid, or refused with a remedy, and then written and
+read once: what transformers reads but does not write would otherwise cost a whole training.
+"""
+
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from infrastructure.core.optional import require
+from infrastructure.training.models.answer_end import GENERATION_FILE, teach_ends
+from infrastructure.training.models.model_inputs import inner_model
+from infrastructure.training.models.quantization import quantized_layers
+from infrastructure.training.models.refusals import refuse_quantized_base
+from infrastructure.training.models.saving import write_description
+
+# Settings of generation that plain `generate` does not use, and with which it is not written.
+SAMPLING_ONLY = (
+    *("temperature", "top_p", "top_k", "min_p", "top_h", "typical_p"),
+    *("epsilon_cutoff", "eta_cutoff"),
+)
+BEAMS_ONLY = ("early_stopping", "length_penalty", "num_beam_groups", "diversity_penalty")
+OUTPUTS_ONLY = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+
+
+def prepare_saving(model: torch.nn.Module, end_token_ids: Collection[int]) -> list[str]:
+    """Make what is saved beside the weights of `model` what the training teaches, and try to save
+    it.
+
+    Args:
+        model: any module; one that is not of transformers is left alone.
+        end_token_ids: what ends an answer in the training data.
+
+    Returns:
+        Notes on what was changed.
+
+    Raises:
+        ValueError: the trained model could not be saved, or not be read; says what to do.
+    """
+    inner: Any = inner_model(model)
+    if not hasattr(inner, "save_pretrained"):
+        return []
+    if quantized_layers(inner) and not hasattr(model, "peft_config"):
+        refuse_quantized_base(str(inner.name_or_path))
+    notes = make_writable(inner)
+    teach_ends(model, end_token_ids)
+    _rehearse(model, inner)
+    return notes
+
+
+def make_writable(model: Any) -> list[str]:
+    """Take out of a model's generation configuration what has no effect in it and keeps
+    transformers from writing it; one that can be written stays as it is.
+
+    Returns:
+        A note on what was taken out.
+    """
+    config = getattr(model, "generation_config", None)
+    if config is None or _is_writable(config):
+        return []
+    unused: list[str] = []
+    unused += [] if config.do_sample is True else SAMPLING_ONLY
+    unused += [] if (config.num_beams or 1) > 1 else [*BEAMS_ONLY, "num_return_sequences"]
+    unused += [] if config.return_dict_in_generate else OUTPUTS_ONLY
+    if isinstance(config.pad_token_id, int) and config.pad_token_id < 0:
+        unused.append("pad_token_id")
+    usual, changed = type(config)(), []
+    for name in unused:
+        if getattr(config, name, None) != getattr(usual, name, None):
+            changed.append(f"{name} {getattr(config, name)}")
+            setattr(config, name, getattr(usual, name, None))
+    if not changed:
+        return []
+    return [
+        f"note: {GENERATION_FILE} of the model has settings without effect, with which it cannot be"
+        f" saved; the trained model is saved without them: {', '.join(changed)}"
+    ]
+
+
+def _is_writable(config: Any) -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            config.save_pretrained(folder)
+        except (ValueError, TypeError, AttributeError):
+            return False
+    return True
+
+
+def _rehearse(model: torch.nn.Module, inner: Any) -> None:
+    """Write everything but the weights into a scratch folder, and read it.
+
+    Raises:
+        ValueError: in the words of transformers or PEFT.
+    """
+    transformers = require("transformers", "saving a model")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            write_description(model, folder)
+            if (folder / "config.json").is_file() and not inner.config.__module__.startswith(
+                "transformers_modules"  # code that came with the model
+            ):
+                transformers.AutoConfig.from_pretrained(folder)
+            if (folder / GENERATION_FILE).is_file():
+                transformers.GenerationConfig.from_pretrained(folder)
+        except Exception as error:  # whatever the library raises would end the training's save
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise ValueError(
+                f"model {inner.name_or_path}: it could be trained, and then not be saved"
+                f" ({reason}): correct its config.json or {GENERATION_FILE}, or give another model"
+            ) from error

@@ -1,0 +1,101 @@
+"""Ends a training whose steps change nothing, whoever trains it: our loop, a method of TRL, or
+somebody's own Trainer.
+
+A step teaches nothing if all of its gradients are exactly 0 at a learning rate above 0, or if no
+reward function gave a number for any of its answers. One such step is normal: a batch may have
+nothing to learn, and a warm-up may begin at a rate of 0. NUM_STEPS in a row are not. Groups of
+equal rewards (GRPO) have no gradient either, and are normal; the monitor has an alert for many of
+them.
+"""
+
+import logging
+from typing import Any
+
+import torch
+
+from infrastructure.monitoring.drawing.formatting import format_number
+from infrastructure.training.core.state import StopReason, TrainingState
+from infrastructure.training.extensions.extension_hooks import Observer
+
+NUM_STEPS = 20
+
+log = logging.getLogger(__name__)
+
+
+class Standstill(Observer):
+    """Saves and stops a training after NUM_STEPS steps in a row that taught nothing, and names
+    parameters that no gradient has reached by then.
+
+    Reading a norm waits for a GPU, so there it is read in every NUM_STEPS-th step, and in each one
+    while it is 0.
+    """
+
+    def __init__(self) -> None:
+        self.num_still = 0
+        self.is_suspect = True  # until a gradient has been seen
+        self._unreached: list[tuple[str, torch.nn.Parameter]] | None = None
+        self._num_looked = 0
+
+    def phase_start(self, state: TrainingState) -> None:
+        """What trains may differ from phase to phase."""
+        self._unreached, self._num_looked = None, 0
+
+    def after_backward(self, state: TrainingState) -> None:
+        """Strike out the parameters that a gradient has reached; name those that are left."""
+        if self._num_looked >= NUM_STEPS:
+            return
+        if self._unreached is None:
+            self._unreached = _trained(state)
+        self._unreached = [(name, p) for name, p in self._unreached if p.grad is None]
+        self._num_looked = self._num_looked + 1 if self._unreached else NUM_STEPS
+        if self._unreached and self._num_looked == NUM_STEPS:
+            names = [name for name, _ in self._unreached]
+            log.warning(
+                "no gradient has reached %s in %d steps, though %s to be trained: the loss does not"
+                " depend on it",
+                names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more",
+                NUM_STEPS,
+                "it is" if len(names) == 1 else "they are",
+            )
+
+    def step_end(self, state: TrainingState) -> None:
+        rewards = state.rewards
+        if rewards is not None and rewards.num_without >= NUM_STEPS:
+            _stop(
+                state,
+                f"no reward function gave a number for any answer of the last {rewards.num_without}"
+                " steps, and nothing is learned from None or NaN: correct training.rewards",
+            )
+        is_explained = rewards is not None and bool(rewards.num_without or rewards.num_tied)
+        if state.grad_norm is None or state.learning_rate <= 0 or is_explained:
+            return
+        is_read = isinstance(state.grad_norm, float) or state.grad_norm.device.type == "cpu"
+        if not (is_read or self.is_suspect or state.every(NUM_STEPS)):
+            return
+        self.is_suspect = float(state.grad_norm) == 0.0
+        self.num_still = self.num_still + 1 if self.is_suspect else 0
+        if self.num_still >= NUM_STEPS:
+            _stop(
+                state,
+                f"all gradients of the last {self.num_still} steps are exactly 0 at a learning rate"
+                f" of {format_number(state.learning_rate)}, so nothing is learned: look at the"
+                " loss, at training.beta, and at what the rows differ in",
+            )
+
+    def state_dict(self) -> dict[str, object]:
+        return {"num_still": self.num_still, "is_suspect": self.is_suspect}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.num_still, self.is_suspect = saved["num_still"], saved["is_suspect"]
+
+
+def _trained(state: TrainingState) -> list[tuple[str, torch.nn.Parameter]]:
+    """The parameters that are to be trained now."""
+    assert state.optimizer is not None
+    held = {id(p) for group in state.optimizer.param_groups for p in group["params"]}
+    named = state.model.named_parameters()
+    return [(name, p) for name, p in named if p.requires_grad and id(p) in held]
+
+
+def _stop(state: TrainingState, message: str) -> None:
+    state.interrupt(message, StopReason.NOTHING_LEARNED)

@@ -1,0 +1,12 @@
+"""The storm on Trainers that people write, in its short form: `make storm-callback` has the long
+one, with TRL's Trainers and the mutants."""
+
+from tests.faults.judge import run_in_fork
+from tests.faults.kill_storm_own_trainers import MODULE
+
+
+def test_a_best_lora_survives_kills_and_another_machine() -> None:
+    outcome = run_in_fork(MODULE, "--kills", "2", "--kind", "adapter")
+    assert (outcome["finished"], outcome["differing"], outcome["failed"]) == (1, 0, 0), outcome
+    assert outcome["kills"] >= 2
+    assert outcome["moved"] >= 1

@@ -1,0 +1,346 @@
+"""The events of a Trainer, in their order, as those of a training, and what each leaves behind."""
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from infrastructure.training.core.state import StopReason, TrainingState
+from infrastructure.training.extensions.extension_hooks import Event
+from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
+
+
+class Saves:
+    """Notes what is due when it is asked to save."""
+
+    def __init__(self) -> None:
+        self.due: str | None = None
+        self.is_ending = False
+        self.saved: list[tuple[Any, ...]] = []
+        self.num_finished = 0
+        self.by_clock: list[int] = []
+        self.schedule = SimpleNamespace(deadline_is_near=False)
+
+    def request(self, kind: str) -> None:
+        self.due = self.due or kind
+
+    def request_by_clock(self, step: int) -> None:
+        self.by_clock.append(step)
+
+    def save(self, state: TrainingState) -> None:
+        kind, self.due = self.due, None
+        if kind is not None:
+            self.saved.append((kind, state.step, self.is_ending))
+
+    def collect(self, state: TrainingState) -> None: ...
+
+    def finish(self, state: TrainingState) -> None:
+        self.num_finished += 1
+
+
+class Carried:
+    seconds_before = 0.0
+
+    def __init__(self) -> None:
+        self.awaits_evaluation = False
+        self.num_epochs = self.num_ends = 0
+
+    def epoch_begins(self) -> None:
+        self.num_epochs += 1
+
+    def steps_end(self, awaits_evaluation: bool) -> None:
+        self.num_ends += 1
+        self.awaits_evaluation = awaits_evaluation
+
+
+class World:
+    """The events of a training of 3 epochs of 5 batches, 2 of which make a step of 6 examples."""
+
+    def __init__(self, *, needs_own: bool = False, length: int | None = 5) -> None:
+        self.fired: list[str] = []
+        self.saves, self.carried = Saves(), Carried()
+        self.trainer = SimpleNamespace(
+            global_step=0, epoch=0.0, num_input_tokens_seen=0, log_history=[{}]
+        )
+        self.parts: Any = SimpleNamespace(
+            device=torch.device("cpu"),
+            args=SimpleNamespace(gradient_accumulation_steps=2),
+            state=self.trainer,
+            needs_own_checkpoints=needs_own,
+            global_batch_size=6,
+        )
+        self.state = TrainingState(torch.nn.Linear(1, 1))
+        self.stops_at = ""
+        loader: Any = None if length is None else range(length)
+        hooks: Any = SimpleNamespace(fire=self.fire)
+        saves: Any = self.saves
+        carried: Any = self.carried
+        self.events = TrainerEvents(self.parts, loader, self.state, hooks, saves, carried)
+
+    def fire(self, event: Event, state: TrainingState) -> None:
+        self.fired.append(event.value)
+        if event.value == self.stops_at:
+            state.stop("enough")
+
+    def step(self, **flags: bool) -> Any:
+        """A step with its end; the control that the Trainer has by then."""
+        asked = dict.fromkeys(("should_log", "should_evaluate", "should_save"), False)
+        control = SimpleNamespace(should_training_stop=False, **{**asked, **flags})
+        self.events.step_begins()
+        self.events.micro_batch_done()
+        self.events.gradients_are_final()
+        self.trainer.global_step += 1
+        self.events.step_ends(control)
+        return control
+
+
+NOTHING: Any = SimpleNamespace(should_training_stop=False, should_save=False, should_evaluate=False)
+
+
+def test_a_step_has_its_events_and_counts_its_examples() -> None:
+    world = World()
+    world.events.epoch_begins()
+    assert world.carried.num_epochs == 1
+    world.trainer.num_input_tokens_seen = 40
+    world.step()
+    assert world.fired == [
+        *("epoch_start", "step_start", "after_loss", "after_loss", "after_backward", "step_end")
+    ]
+    assert (world.state.step, world.state.num_examples, world.state.num_tokens) == (1, 6, 40)
+    assert world.state.position.example == 6
+    assert len(world.state.batch) == 6
+    world.trainer.num_input_tokens_seen = 30  # which TRL counts itself
+    world.step()
+    assert (world.state.num_examples, world.state.num_tokens) == (12, 40)
+    assert world.saves.by_clock == [1, 2]
+
+
+def test_a_step_that_is_to_be_logged_ends_with_its_log() -> None:
+    world = World()
+    control = world.step(should_log=True)
+    assert world.fired[-1] == "after_backward"
+    logs = {"loss": 1.5, "learning_rate": 0.1, "num_tokens": 60.0, "epoch": 0.5}
+    world.events.logged(logs, control)
+    assert world.fired[-1] == "step_end"
+    assert world.events.has_logged
+    assert (world.state.loss, world.state.metrics["learning_rate"]) == (1.5, 0.1)
+    assert "epoch" not in world.state.metrics
+    assert (world.state.num_tokens, world.state.metrics["tokens"]) == (60, 60.0)
+    per_second = world.state.metrics["tokens_per_second"]
+    assert per_second == pytest.approx(60 / max(world.state.metrics["seconds"], 1e-9))
+    world.events.logged({"loss": 9.0}, control)  # of no step
+    assert (world.state.loss, world.fired.count("step_end")) == (1.5, 1)
+    world.step()
+    assert world.state.metrics == {}
+
+
+def test_a_log_without_a_loss_is_none_of_a_step() -> None:
+    world = World()
+    control = world.step(should_log=True)
+    world.events.logged({"eval_loss": 2.0}, control)
+    assert not world.events.has_logged
+    assert world.fired[-1] == "after_backward"
+    world.events.step_begins()
+    assert world.fired[-2:] == ["step_end", "step_start"], "it ends before the next begins"
+
+
+@pytest.mark.parametrize("needs_own", [False, True])
+def test_a_version_takes_the_place_of_a_folder(needs_own: bool) -> None:
+    world = World(needs_own=needs_own)
+    control = world.step(should_save=True)
+    assert control.should_save is needs_own
+    assert world.saves.saved == []
+    world.events.step_begins()
+    assert world.saves.saved == [("scheduled", 1, False)]
+    assert not world.step().should_save
+
+
+def test_a_version_by_the_clock_makes_no_folder_of_the_trainer() -> None:
+    world = World(needs_own=True)
+    world.saves.request_by_clock = lambda step: world.saves.request("manual")  # type: ignore[method-assign]
+    assert world.step().should_save is False
+    world.events.step_begins()
+    assert world.saves.saved == [("manual", 1, False)]
+
+
+def test_a_folder_that_the_trainer_saved_by_itself_has_its_version() -> None:
+    world = World(needs_own=True)
+    world.step()
+    world.events.own_checkpoint_saved()
+    world.events.epoch_begins()
+    assert world.saves.saved == [("scheduled", 1, False)]
+
+
+def test_epochs_end_where_their_rows_do() -> None:
+    world = World()
+    world.events.epoch_begins()
+    for number in range(3):  # 5 batches are 3 steps
+        world.step()
+        assert world.state.position.example == 6 * (number + 1)
+    world.trainer.epoch = 1.0
+    world.events.epoch_ends(NOTHING)
+    assert world.fired[-1] == "epoch_end"
+    assert (world.state.position.epoch, world.state.position.example) == (1, 0)
+    world.events.epoch_begins()
+    world.step()
+    world.events.epoch_ends(NOTHING)  # in the middle of one
+    assert world.fired[-1] == "step_end"
+    assert (world.state.position.epoch, world.state.position.example) == (1, 6)
+    world.events.epoch_begins()  # of a Trainer that resumes there
+    assert (world.state.position.epoch, world.state.position.example) == (1, 6)
+
+
+@pytest.mark.parametrize("length", [None, "stream"])
+def test_a_stream_ends_its_epoch_whenever_the_trainer_says_so(length: Any) -> None:
+    world = World(length=None)
+    if length == "stream":
+        world.events.loader = iter([1])  # type: ignore[assignment]
+    world.events.epoch_begins()
+    world.step()
+    world.events.epoch_ends(NOTHING)
+    assert world.fired[-1] == "epoch_end"
+
+
+def over(world: World, runtime: float = 4.0) -> dict[str, float]:
+    logs = {"train_runtime": runtime, "train_steps_per_second": 3.0, "train_loss": 1.0}
+    world.events.logged(logs, NOTHING)
+    return logs
+
+
+def test_the_last_version_is_written_once_all_is_evaluated() -> None:
+    world = World(needs_own=True)
+    world.step()
+    stops: Any = SimpleNamespace(should_training_stop=True, should_save=True, should_evaluate=True)
+    world.events.epoch_ends(stops)
+    assert world.saves.saved == []
+    assert world.carried.num_ends == 1
+    world.events.evaluated({"eval_loss": 1.0}, stops)
+    assert world.saves.saved == []
+    over(world)
+    assert world.saves.saved == [("scheduled", 1, True)]
+    assert world.saves.num_finished == 1
+    world.events.end()
+    assert len(world.saves.saved) == world.saves.num_finished == 1, "best weights are loaded now"
+
+
+def test_a_trainer_that_never_sums_up_has_its_last_version_at_its_end() -> None:
+    world = World()
+    world.step()
+    world.events.end()
+    assert world.saves.saved == [("scheduled", 1, True)]
+    assert world.saves.num_finished == 1
+
+
+@pytest.mark.parametrize("awaits_evaluation", [False, True])
+def test_an_interruption_saves_at_once_and_again_if_an_evaluation_follows(
+    awaits_evaluation: bool,
+) -> None:
+    world = World()
+    world.step()
+    world.state.interrupt("a person", StopReason.SIGNAL)
+    control: Any = SimpleNamespace(
+        should_training_stop=False, should_save=False, should_evaluate=awaits_evaluation
+    )
+    world.events.epoch_ends(control)
+    assert control.should_training_stop
+    assert world.saves.saved == [("stopped", 1, True)]
+    over(world)
+    assert world.saves.saved == [("stopped", 1, True)] * (1 + awaits_evaluation)
+    assert not world.carried.awaits_evaluation
+
+
+def test_speeds_are_those_of_all_processes() -> None:
+    world = World()
+    world.carried.seconds_before = 12.0
+    logs = over(world, runtime=4.0)
+    assert (logs["train_runtime"], logs["train_steps_per_second"]) == (16.0, 0.75)
+    assert logs["train_loss"] == 1.0
+    assert world.trainer.log_history[-1] == {
+        "train_runtime": 16.0,
+        "train_steps_per_second": 0.75,
+    }
+
+
+@pytest.mark.parametrize("event", ["step", "log", "evaluation", "epoch"])
+def test_a_hook_that_stops_is_heard_at_the_next_event(event: str) -> None:
+    world = World()
+    control: Any = world.step(should_log=True)
+    world.state.stop("enough")
+    assert not control.should_training_stop
+    if event == "step":
+        control = world.step()
+    elif event == "log":
+        world.events.logged({"loss": 1.0}, control)
+    elif event == "evaluation":
+        world.events.evaluated({"eval_loss": 1.0}, control)
+    else:
+        world.events.epoch_ends(control)
+    assert control.should_training_stop
+
+
+def test_a_hook_that_stops_at_the_end_of_an_epoch_is_heard_at_once() -> None:
+    world = World()
+    world.stops_at = "epoch_end"
+    for _ in range(3):
+        world.step()
+    control: Any = SimpleNamespace(
+        should_training_stop=False, should_save=False, should_evaluate=False
+    )
+    world.events.epoch_ends(control)
+    assert control.should_training_stop
+    assert world.carried.num_ends == 1
+
+
+def test_before_the_first_epoch_the_position_is_the_beginning() -> None:
+    world = World()
+    world.trainer.epoch = None
+    world.events.epoch_begins()
+    assert (world.state.position.epoch, world.state.position.example) == (0, 0)
+
+
+@pytest.mark.parametrize("asked", ["should_evaluate", "should_save", ""])
+def test_evaluating_and_saving_is_no_wait_for_data(asked: str) -> None:
+    world, now = World(), iter(range(0, 1000, 10))
+    world.events.clock.clock = lambda: float(next(now))
+    world.step(**({asked: True} if asked else {}))  # 0 to 10
+    control = world.step(should_log=True)  # 20 to 30
+    assert world.state.data_wait_seconds == (0.0 if asked else 10.0)
+    world.events.logged({"loss": 1.0}, control)
+    assert world.state.metrics["seconds"] == (20.0 if asked else 30.0)
+
+
+def test_a_deadline_that_is_near_interrupts() -> None:
+    world = World()
+    world.saves.schedule.deadline_is_near = True
+    assert world.step().should_training_stop
+    assert world.state.stop_reason is StopReason.DEADLINE
+    assert world.state.is_interrupted
+
+
+def test_evaluations_of_one_step_are_one_and_the_best_is_kept() -> None:
+    world = World()
+    world.step(should_log=True)
+    rows = [1, 2, 3]
+    world.events.logged({"eval_loss": 2.5, "eval_rewards/margins": 0.5, "epoch": 1.0}, NOTHING)
+    world.events.evaluated({"eval_loss": 2.5, "eval_runtime": 3.0}, NOTHING, rows)
+    assert world.fired[-2:] == ["step_end", "eval_end"], "the step is over first"
+    assert world.state.evaluation == {"eval_loss": 2.5, "eval_rewards/margins": 0.5}
+    world.events.evaluated({"eval_b_loss": 7.0}, NOTHING)
+    assert world.state.evaluation == {
+        "eval_loss": 2.5,
+        "eval_rewards/margins": 0.5,
+        "eval_b_loss": 7.0,
+    }
+    assert (world.state.evaluated_step, world.state.best_evaluation_loss) == (1, 2.5)
+    world.step()
+    world.events.evaluated({"eval_loss": 3.0}, NOTHING, rows)
+    assert world.state.evaluation == {"eval_loss": 3.0}
+    assert world.state.best_evaluation_loss == 2.5
+    world.step()
+    world.events.evaluated({"eval_loss": math.nan}, NOTHING, rows)
+    assert world.state.best_evaluation_loss == 2.5
+    world.events.evaluated({"eval_loss": 9.0}, NOTHING, [4, 5])
+    assert world.state.best_evaluation_loss == 9.0, "other rows are no measure"
+    assert Event.EVAL_END.value == "eval_end"
