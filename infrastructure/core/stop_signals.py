@@ -58,12 +58,12 @@ class Stopper:
     end a training that is saving.
 
     Args:
-        ask: asks the training to stop; gets the number of the first signal.
+        request: asks the training to stop; gets the number of the first signal.
         may_break_off: whether an exception now loses no finished step.
     """
 
-    def __init__(self, ask: Callable[[int], None], may_break_off: Callable[[], bool]) -> None:
-        self.ask, self.may_break_off = ask, may_break_off
+    def __init__(self, request: Callable[[int], None], may_break_off: Callable[[], bool]) -> None:
+        self.request, self.may_break_off = request, may_break_off
         self._first: int | None = None
         self._num_ctrl_c = 0
         self._is_patient = True
@@ -88,7 +88,7 @@ class Stopper:
         self._num_ctrl_c += number == signal.SIGINT and not is_wake
         if self._first is None:
             self._first = number
-            self.ask(number)
+            self.request(number)
             self._wait(PATIENCE_SECONDS)
         elif self._num_ctrl_c > 1 or not self._is_patient:
             is_unwinding = time.monotonic() - self._raised_at < UNWINDING_SECONDS

@@ -226,7 +226,7 @@ class _Measured(Observer):
     def is_finished(self) -> bool:
         """Whether the training has come to its end, and in order."""
         state = self.state
-        return state is not None and not state.is_interrupted and state.error is None
+        return state is not None and not state.is_cut_short and state.error is None
 
     def summary(self) -> Summary:
         """What summary.json says of it; nothing of a training that measured nothing."""

@@ -34,14 +34,14 @@ def stop_on_signals(
     nothing outside the main thread.
     """
 
-    def ask(number: int) -> None:
+    def request(number: int) -> None:
         is_command = number == signal.SIGTERM and run_path is not None
         if is_command and take_announced_stop(run_path or Path()):
             state.interrupt(STOP_COMMAND, StopReason.COMMAND, number)
         else:
             state.interrupt(reason_of(number), StopReason.SIGNAL, number)
 
-    stopper = Stopper(ask, may_break_off)
+    stopper = Stopper(request, may_break_off)
     with signals_handled(stop_signals(), stopper.handle):
         try:
             yield

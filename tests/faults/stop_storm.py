@@ -170,8 +170,8 @@ def stop_until_finished(
                 raise RuntimeError("a training died before it began")
             time.sleep(0.002)
         time.sleep(draw.uniform(0.005, duration_seconds / 2))
-        signalled_at = time.monotonic()
         send(child, draw_sequence(draw))
+        signalled_at = time.monotonic()
         _, status = os.waitpid(child, 0)
         outcome.slow += time.monotonic() - signalled_at > SLOW_SECONDS
         code = os.waitstatus_to_exitcode(status)

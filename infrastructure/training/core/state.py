@@ -204,6 +204,12 @@ class TrainingState:
         self.stop(message, reason)
         self.is_interrupted = True
 
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether a stop from outside leaves steps to be trained; one that comes with the last step
+        does not."""
+        return self.is_interrupted and self.step < self.total_steps
+
     def measure_on(self, rows: str | None) -> None:
         """From now on it is these held-out rows that are measured; numbers of other rows are no
         measure for what comes. None: nobody knows which they are."""

@@ -136,7 +136,7 @@ class BridgedTraining:
         """
         try:
             self._save_all()
-            is_stopped = self.state.is_interrupted  # a signal from here on ends what follows
+            is_stopped = self.state.is_cut_short  # a signal from here on ends what follows
             on_saved()
             self._end(is_stopped)
         except CopyNotConfirmedError:  # the training itself is in order, and told so
@@ -246,7 +246,8 @@ def begin_training(
         state = TrainingState(parts.model, parts.optimizer, step=parts.state.global_step)
         state.total_steps = parts.state.max_steps
         saved, history = _restored(run, parts, state, facts, resumed, saved_whole)
-        if saved.get("finished") == state.total_steps:
+        is_trained = saved_whole is not None and state.step >= state.total_steps
+        if is_trained or saved.get("finished") == state.total_steps:
             run.report(f"Run {run.name} was finished before: nothing is trained")
             return FinishedTraining(run, parts, resumed.checkpoint, stack.pop_all())
         if saved_whole is not None:
@@ -306,7 +307,7 @@ def _beginning(run: TrainerRun) -> str | None:
 
 def _has_closing_lines(run: TrainerRun, state: TrainingState) -> bool:
     """Whether the lines that end a whole training say how its copies stand."""
-    return run.is_whole and not state.is_interrupted
+    return run.is_whole and not state.is_cut_short
 
 
 def _restored(

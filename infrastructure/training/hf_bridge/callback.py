@@ -221,7 +221,7 @@ class TemperCallback:
         return self._first
 
     def _stopper(self, training: BridgedTraining) -> Stopper:
-        def ask(number: int) -> None:
+        def request(number: int) -> None:
             if number == signal.SIGTERM and take_announced_stop(self.run.directory):
                 training.state.interrupt(STOP_COMMAND, StopReason.COMMAND, number)
             else:
@@ -230,7 +230,7 @@ class TemperCallback:
             line = "Saving and stopping after this step"
             threading.Thread(target=self.run.report, args=(line,), daemon=True).start()
 
-        return Stopper(ask, lambda: training.may_break_off)
+        return Stopper(request, lambda: training.may_break_off)
 
     def _is_gone(self) -> None:
         """In the watchdog's thread: an exception has ended `Trainer.train`."""

@@ -77,7 +77,7 @@ class SaveTiming:
         if kind is None:
             return
         started = time.perf_counter()
-        snapshot = self.take(self.is_ending and not state.is_interrupted)
+        snapshot = self.take(self.is_ending and not state.is_cut_short)
         if not has_finite_weights(snapshot):
             raise self._diverged(state, snapshot)
         with self.failures.tolerated(state):

@@ -224,7 +224,7 @@ class TrainerEvents:
         self.carried.steps_end(control.should_evaluate)
         if self.state.is_interrupted:  # whoever does so may not wait for an evaluation
             self.saves.is_ending = True
-            self.saves.request(SaveKind.STOPPED)
+            self.saves.request(SaveKind.STOPPED if self.state.is_cut_short else SaveKind.SCHEDULED)
             self._save()
 
     def end(self) -> None:
@@ -237,7 +237,7 @@ class TrainerEvents:
         if self._is_over:
             return
         self._is_over = self.saves.is_ending = True
-        if not self.state.is_interrupted:
+        if not self.state.is_cut_short:
             self.saves.request(SaveKind.SCHEDULED)
         elif self.carried.awaits_evaluation:  # which is done now
             self.carried.awaits_evaluation = False
