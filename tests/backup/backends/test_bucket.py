@@ -9,7 +9,7 @@ import pytest
 
 from infrastructure.backup.backends import bucket as bucket_module
 from infrastructure.backup.backends import open_place
-from infrastructure.backup.backends.base import Content
+from infrastructure.backup.backends.base import Content, Evidence
 from infrastructure.backup.backends.bucket import BucketPlace
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import StorageError
@@ -40,10 +40,10 @@ def reads(hub: Hub) -> int:
 def test_what_is_written_is_confirmed_by_the_hash_that_the_hub_lists(hub: Hub) -> None:
     place = opened(hub)
     place.write(FILE, [DATA[:1], DATA[1:]])
-    assert place.confirm(FILE, Content.of([DATA]))
+    assert place.confirm(FILE, Content.of([DATA])) is Evidence.CHECKSUM
     assert reads(hub) == 0
     other = opened(hub)  # knows no hash of what it has not written
-    assert other.confirm(FILE, Content.of([DATA]))
+    assert other.confirm(FILE, Content.of([DATA])) is Evidence.READ_BACK
     assert reads(hub) == 1
     assert hub.tokens_at_storage == {None}
     with pytest.raises(StorageError, match="does not hold"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from infrastructure.backup.backends import open_place
-from infrastructure.backup.backends.base import Content
+from infrastructure.backup.backends.base import Content, Evidence
 from infrastructure.backup.backends.drive import (
     ADVICE,
     ID_ATTRIBUTE,
@@ -55,7 +55,7 @@ def test_a_file_counts_only_when_drive_has_it(place: DrivePlace) -> None:
     upload(place.at(FILE), b"local-7")
     assert not place.confirm(FILE, CONTENT)
     upload(place.at(FILE))
-    assert place.confirm(FILE, CONTENT)
+    assert place.confirm(FILE, CONTENT) is Evidence.MOUNT
     assert b"".join(place.read(FILE)) == b"hello there"
 
 

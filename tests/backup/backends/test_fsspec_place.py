@@ -13,7 +13,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from infrastructure.backup.backends import fsspec_place, open_place, require_backend
-from infrastructure.backup.backends.base import Content
+from infrastructure.backup.backends.base import Content, Evidence
 from infrastructure.backup.backends.fsspec_place import ADVICE, FsspecPlace
 from infrastructure.backup.format.store import Store
 from infrastructure.core.errors import MissingPackageError, StorageError
@@ -183,7 +183,7 @@ def test_the_servers_own_checksum_is_proof_enough(key: str, value: object) -> No
     place = FsspecPlace("oddstore://backups")
     place.write(FILE, [DATA])
     OddStore.info_besides = {key: value}
-    assert place.confirm(FILE, CONTENT)
+    assert place.confirm(FILE, CONTENT) is Evidence.CHECKSUM
     assert OddStore.reads == 0
 
 
@@ -201,7 +201,7 @@ def test_another_checksum_is_neither_proof_nor_damage(besides: dict[str, Any]) -
     place = FsspecPlace("oddstore://backups")
     place.write(FILE, [DATA])
     OddStore.info_besides = besides
-    assert place.confirm(FILE, CONTENT)
+    assert place.confirm(FILE, CONTENT) is Evidence.READ_BACK
     assert OddStore.reads == 1
     place.write(FILE, [b"hello therf"])
     with pytest.raises(StorageError, match="does not hold"):
