@@ -20,6 +20,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from tqdm import tqdm
 
 from infrastructure.training.hf_bridge import bridged_training
 from infrastructure.training.hf_bridge.carried_state import CarriedState
@@ -136,6 +138,7 @@ def disturb(
 def storm(directory: Path, kinds: list[str], num_kills: int, seed: int) -> dict[str, Any]:
     """Disturb one kind after the other until there were so many kills."""
     torch.set_num_threads(1)
+    tqdm.set_lock(threading.RLock())  # its own is shared by forks: one that is killed may hold it
     expected: dict[str, dict[str, Any]] = {}
     seconds: dict[str, float] = {}
     for kind in kinds:

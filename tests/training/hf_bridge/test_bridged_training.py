@@ -125,7 +125,7 @@ def test_what_failed_is_recorded_with_its_step_and_the_run_is_free(tmp_path: Pat
         TrainerRun("tiny", settings(tmp_path), print).enter(stack)
 
 
-def test_the_record_and_the_summary_say_what_was_trained(tmp_path: Path) -> None:
+def test_the_record_and_the_summary_are_of_what_was_trained(tmp_path: Path) -> None:
     _, _, lines = train(tmp_path, max_steps=3, eval_strategy="steps", eval_steps=3)
     record = json.loads((run_of(tmp_path) / "run.json").read_text())
     assert record["data"]["num_examples"] == 22
