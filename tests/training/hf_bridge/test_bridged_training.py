@@ -77,6 +77,16 @@ def test_the_same_name_in_another_training_is_refused_by_what_differs(tmp_path: 
     assert steps_of(tmp_path)[-1] == 2
 
 
+def test_a_run_that_was_changed_is_not_what_its_last_arguments_train(tmp_path: Path) -> None:
+    train(tmp_path, max_steps=2)
+    train(tmp_path, max_steps=4, accept=["max_steps"])
+    refusal = r"max_steps was 2 until step 2, and is 4 since.*accept=\['max_steps'\]"
+    with pytest.raises(CheckpointError, match=refusal):
+        train(tmp_path, max_steps=4)
+    trainer, _, _ = train(tmp_path, max_steps=4, accept=["max_steps"])
+    assert trainer.state.global_step == 4
+
+
 def test_hooks_see_the_beginning_and_the_end_in_order(tmp_path: Path) -> None:
     seen: list[tuple[str, int, str | None]] = []
 
