@@ -20,6 +20,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -30,6 +31,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from tqdm import tqdm
 
 from infrastructure.training.hf_bridge import bridged_training
 from infrastructure.training.hf_bridge.carried_state import CarriedState
@@ -39,7 +41,7 @@ from tests.training.hf_bridge.own_trainers import KINDS, NAME, SAVED, callback_o
 
 OF_A_STORE = ("objects", "versions")
 MOST_KILLS_OF_ONE = 6
-NUM_KILLS, NUM_MUTANT_KILLS = 70, 24
+NUM_KILLS, NUM_MUTANT_KILLS = 70, 20
 MODULE = "tests.faults.kill_storm_own_trainers"
 
 
@@ -136,6 +138,7 @@ def disturb(
 def storm(directory: Path, kinds: list[str], num_kills: int, seed: int) -> dict[str, Any]:
     """Disturb one kind after the other until there were so many kills."""
     torch.set_num_threads(1)
+    tqdm.set_lock(threading.RLock())  # its own is shared by forks: one that is killed may hold it
     expected: dict[str, dict[str, Any]] = {}
     seconds: dict[str, float] = {}
     for kind in kinds:
@@ -217,7 +220,7 @@ def main() -> None:
 
 
 def _mutants_caught() -> Figures:
-    few = ("--kills", str(NUM_MUTANT_KILLS), "--kind", "early", "plateau")
+    few = ("--kills", str(NUM_MUTANT_KILLS), "--kind", "plateau")
     found = [run_module(MODULE, *few, "--mutant", name) for name in MUTANTS]
     return {"mutants": len(found), "mutants_caught": sum(bool(one["differing"]) for one in found)}
 

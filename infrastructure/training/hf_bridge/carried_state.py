@@ -248,7 +248,7 @@ def _filled(container: Any, value: Any) -> Any:
         for key, one in value.items():
             container[key] = _filled(before[key] if key in before else make(), one)
         return container
-    if isinstance(container, deque):
+    if isinstance(container, deque) and isinstance(value, list):
         container.clear()
         container.extend(value)
         return container

@@ -62,8 +62,7 @@ def _write_model(tensors: Tensors, files: dict[str, Any], folder: Path) -> None:
     for adapter, described in files["adapters"].items():
         inside = folder if adapter == DEFAULT_ADAPTER else folder / adapter
         inside.mkdir(exist_ok=True)
-        text = json.dumps(described["config"], indent=2, sort_keys=True)
-        (inside / "adapter_config.json").write_text(text)
+        (inside / "adapter_config.json").write_text(json.dumps(described["config"]))
         named = {name: tensors[own] for name, own in described["names"].items()}
         _save(named, inside / "adapter_model.safetensors")
 

@@ -502,7 +502,7 @@ def test_a_trainer_that_tries_smaller_batches_begins_with_the_weights_it_began_w
         train(tmp_path / "late", hooks=[Full()], auto_find_batch_size=True, **options)
 
 
-def test_temper_stop_is_told_from_a_signal(tmp_path: Path) -> None:
+def test_temper_stop_is_not_taken_for_another_signal(tmp_path: Path) -> None:
     def announced() -> None:
         announce_stop(run_of(tmp_path), os.getpid())
         os.kill(os.getpid(), signal.SIGTERM)

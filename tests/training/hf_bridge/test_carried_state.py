@@ -1,5 +1,6 @@
 """What a Trainer and its callbacks remember, into a version and out of it."""
 
+import copy
 import math
 from collections import defaultdict, deque
 from types import SimpleNamespace
@@ -35,7 +36,12 @@ class Patient:
 
 
 class Watching:
+    """Has something else that is called like it."""
+
     count = 7
+
+    def state(self) -> None:
+        raise AssertionError("not what a Trainer keeps")
 
 
 class Control(Patient):
@@ -46,6 +52,7 @@ class Trainer:
     """Attributes as those of Trainers, with what each has at its beginning."""
 
     def __init__(self, callbacks: Any = ()) -> None:
+        self._last_loaded_step = -1  # first, as whatever is passed over
         self._total_loss_scalar, self._globalstep_last_logged = 0.0, 0
         self._tr_loss = torch.tensor(0.0)
         self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
@@ -53,7 +60,6 @@ class Trainer:
         self._buffered_inputs: Any = None
         self._step, self.rate, self.names = 0, 0.5, ("a", "b")
         self.unchanged = [1, 2]
-        self._last_loaded_step = -1
         self.model = torch.nn.Linear(1, 1)
         self.callback_handler = SimpleNamespace(callbacks=list(callbacks))
         self.control = Control()
@@ -183,6 +189,23 @@ def test_generators_of_a_collator_go_on_where_they_were() -> None:
     assert [again.data_collator() for _ in range(2)] == expected
 
 
+@pytest.mark.parametrize("before", [None, {}, [1], deque([1], 2), 3, "text", torch.ones(1)])
+@pytest.mark.parametrize("after", [None, {"a": [2]}, [2], (), 4.5, "other", True])
+def test_an_attribute_may_become_another_kind(before: Any, after: Any) -> None:
+    def made() -> Any:
+        trainer: Any = Trainer()
+        trainer.kind = copy.deepcopy(before)
+        return trainer
+
+    trainer = made()
+    held = carried(trainer)
+    trainer.kind = after
+    again = made()
+    carried(again).restore(*written(held))
+    kind = list(again.kind) if isinstance(again.kind, deque) else again.kind
+    assert kind == after
+
+
 def test_a_version_shares_no_memory_with_what_was_put_back() -> None:
     trainer = Trainer()
     held = carried(trainer)
@@ -303,7 +326,12 @@ def test_weights_of_callbacks_that_no_version_holds_are_named() -> None:
     class BEMACallback:
         pass
 
-    assert "BEMACallback" in lost_state(Trainer([Patient(), BEMACallback()]))
+    class SyncRefModelCallback:
+        pass
+
+    lost = lost_state(Trainer([SyncRefModelCallback(), Patient(), BEMACallback()]))
+    assert lost.index("(BEMACallback) and") < lost.index("(SyncRefModelCallback)")
+    assert lost_state(Trainer([Patient(), BEMACallback()])).count("Callback") == 1
     assert lost_state(Trainer([Patient()])) == ""
 
 

@@ -104,7 +104,7 @@ def test_each_generator_goes_on_where_it_was(has_drawn: bool) -> None:
         torch.set_rng_state(own)
 
 
-def test_the_best_model_lies_where_the_state_of_the_trainer_says(tmp_path: Path) -> None:
+def test_the_best_model_lies_where_the_state_of_the_trainer_points(tmp_path: Path) -> None:
     snapshot = version(whole(None))
     state = {"global_step": 4, "best_global_step": 3, "best_model_checkpoint": "/gone/checkpoint-3"}
     content = torch.tensor([1, 2, 250], dtype=torch.uint8)

@@ -86,8 +86,8 @@ class World:
 
     def step(self, **flags: bool) -> Any:
         """A step with its end; the control that the Trainer has by then."""
-        asked = dict.fromkeys(("should_log", "should_evaluate", "should_save"), False)
-        control = SimpleNamespace(should_training_stop=False, **{**asked, **flags})
+        flags_by_default = dict.fromkeys(("should_log", "should_evaluate", "should_save"), False)
+        control = SimpleNamespace(should_training_stop=False, **{**flags_by_default, **flags})
         self.events.step_begins()
         self.events.micro_batch_done()
         self.events.gradients_are_final()
@@ -193,7 +193,7 @@ def test_epochs_end_where_their_rows_do() -> None:
 
 
 @pytest.mark.parametrize("length", [None, "stream"])
-def test_a_stream_ends_its_epoch_whenever_the_trainer_says_so(length: Any) -> None:
+def test_a_stream_ends_its_epoch_whenever_the_trainer_does(length: Any) -> None:
     world = World(length=None)
     if length == "stream":
         world.events.loader = iter([1])  # type: ignore[assignment]
@@ -300,15 +300,15 @@ def test_before_the_first_epoch_the_position_is_the_beginning() -> None:
     assert (world.state.position.epoch, world.state.position.example) == (0, 0)
 
 
-@pytest.mark.parametrize("asked", ["should_evaluate", "should_save", ""])
-def test_evaluating_and_saving_is_no_wait_for_data(asked: str) -> None:
+@pytest.mark.parametrize("due", ["should_evaluate", "should_save", ""])
+def test_evaluating_and_saving_is_no_wait_for_data(due: str) -> None:
     world, now = World(), iter(range(0, 1000, 10))
     world.events.clock.clock = lambda: float(next(now))
-    world.step(**({asked: True} if asked else {}))  # 0 to 10
+    world.step(**({due: True} if due else {}))  # 0 to 10
     control = world.step(should_log=True)  # 20 to 30
-    assert world.state.data_wait_seconds == (0.0 if asked else 10.0)
+    assert world.state.data_wait_seconds == (0.0 if due else 10.0)
     world.events.logged({"loss": 1.0}, control)
-    assert world.state.metrics["seconds"] == (20.0 if asked else 30.0)
+    assert world.state.metrics["seconds"] == (20.0 if due else 30.0)
 
 
 def test_a_deadline_that_is_near_interrupts() -> None:

@@ -173,7 +173,7 @@ def test_states_of_callbacks_are_those_of_this_moment() -> None:
     assert parts.state.stateful_callbacks == {}, "the Trainer's own is left alone"
 
 
-def test_a_finished_version_says_after_how_many_steps(tmp_path: Path) -> None:
+def test_a_finished_version_knows_after_how_many_steps(tmp_path: Path) -> None:
     snapshots = snapshots_of(parts_of(torch.nn.Linear(1, 1)))
     snapshots.state.best_evaluation_loss = math.inf
     values = snapshots.take(is_finished=True).values
@@ -203,7 +203,7 @@ def lora(rank: int) -> LoraConfig:
     return LoraConfig(r=rank, target_modules=["c_attn"], fan_in_fan_out=True)
 
 
-def test_adapters_of_several_names_are_told_apart() -> None:
+def test_adapters_of_several_names_stay_apart() -> None:
     model = get_peft_model(tiny_model(), lora(2))
     model.add_adapter("second", lora(3))
     model.set_adapter("second")
