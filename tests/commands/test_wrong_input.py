@@ -1728,7 +1728,7 @@ METHODS = [
     method(
         "a LoRA to begin with",
         "reward",
-        ["m is a LoRA beside its base", "merge_and_unload"],
+        ["m is a LoRA beside its base", "--as merged"],
         files={"m/adapter_config.json": "{}"},
     ),
     method(

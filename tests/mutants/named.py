@@ -179,9 +179,9 @@ NAMED = {
         "if False:",
     ),
     "a merged model is exported without its LoRA": (
-        "infrastructure/deployment/export.py",
-        "whole.merge_and_unload(safe_merge=True)",
-        "whole.unload()",
+        "infrastructure/training/models/lora.py",
+        "tuned.merge_and_unload(safe_merge=True)",
+        "tuned.unload()",
     ),
     "an export has the chat template of its base": (
         "infrastructure/deployment/export.py",

@@ -307,7 +307,7 @@ class TrainingConfig(StackwiseFields):
     )
     early_stopping_patience: Annotated[Count | None, _HOLDS_OUT] = Field(
         default=None,
-        description="Evaluations without improvement after which to stop; none: never.",
+        description="Evaluations without improvement before it stops, at its best; none: never.",
     )
     early_stopping_min_delta: Annotated[NotNegative, _STOPS_EARLY] = Field(
         default=0.0, description="Change for the better that counts as one."

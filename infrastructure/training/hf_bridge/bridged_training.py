@@ -30,6 +30,7 @@ from infrastructure.run.record_types import Summary
 from infrastructure.training.checkpoints.save_schedule import REQUEST_FILE, SaveSchedule
 from infrastructure.training.checkpoints.snapshot import Snapshot
 from infrastructure.training.core.state import StopReason, TrainingState
+from infrastructure.training.data.encoding.tokenization import ends_of_template
 from infrastructure.training.extensions.extension_hooks import Event, Hook, HookRunner
 from infrastructure.training.hf_bridge.carried_state import (
     CarriedState,
@@ -58,6 +59,7 @@ from infrastructure.training.hf_bridge.trainer_state import (
     restore_optimizer,
     trainer_state_of,
 )
+from infrastructure.training.models.saving_check import prepare_saving
 from infrastructure.training.recovery.save_retry import SaveRetryPolicy
 
 if TYPE_CHECKING:
@@ -257,6 +259,8 @@ def begin_training(
             run.report(f"note: no version holds {lost}: this training cannot be resumed")
         if processing_class is not None and not run.files.tokenizer.is_dir():
             run.save_tokenizer(processing_class)
+        for note in prepare_saving(parts.model, ends_of_template(processing_class)):
+            run.report(note)
         run.record(parts, _num_examples(facts))
         hooks = hooks_of(run, parts, others)
         hooks.load_state_dict(saved.get("hooks", {}))

@@ -245,7 +245,7 @@ def _check_model(name: str, key: str, *, takes_lora: bool = False) -> None:
         if not takes_lora:
             raise ValueError(
                 f"{key}: {name} is a LoRA beside its base, and this takes a whole model: merge it"
-                " first (PEFT's merge_and_unload(), then save_pretrained), and give that"
+                " first (temper export RUN FOLDER --as merged), and give that folder"
             )
         return
     if not (folder / "config.json").is_file():

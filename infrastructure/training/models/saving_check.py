@@ -42,7 +42,7 @@ def prepare_saving(model: torch.nn.Module, end_token_ids: Collection[int]) -> li
         ValueError: the trained model could not be saved, or not be read; says what to do.
     """
     inner: Any = inner_model(model)
-    if not hasattr(inner, "save_pretrained"):
+    if not isinstance(inner, require("transformers", "saving a model").PreTrainedModel):
         return []
     if quantized_layers(inner) and not hasattr(model, "peft_config"):
         refuse_quantized_base(str(inner.name_or_path))

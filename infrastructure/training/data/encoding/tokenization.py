@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -113,6 +113,14 @@ def answer_end_ids(tokenizer: "PreTrainedTokenizerBase", max_length: int = 4096)
     if isinstance(written, Encoded) and written.end_token in special_tokens(tokenizer):
         ends.add(written.end_token)
     return sorted(ends)
+
+
+def ends_of_template(processing_class: object) -> list[int]:
+    """Return what ends an answer by the chat template of a Trainer's tokenizer or processor;
+    nothing where there is none."""
+    tokenizer: Any = getattr(processing_class, "tokenizer", processing_class)
+    has_both = getattr(tokenizer, "chat_template", None) and getattr(tokenizer, "eos_token", None)
+    return answer_end_ids(tokenizer) if has_both else []
 
 
 @dataclass(frozen=True, slots=True)
