@@ -195,7 +195,6 @@ def sft(folder: Path) -> Any:
         eval_steps=2,
         save_steps=2,
         load_best_model_at_end=True,
-        metric_for_best_model="eval_entropy",
     )
     return SFTTrainer(
         model,
