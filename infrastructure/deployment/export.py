@@ -241,8 +241,10 @@ def _load(
         is_merged: a LoRA that is going to be merged: its base is what it was trained beside, also
             where that was quantised.
     """
-    checkpoint = version_of_model(run) if checkpoint is None else checkpoint
-    verify(checkpoint)
+    if checkpoint is None:
+        checkpoint = version_of_model(run)
+    else:
+        verify(checkpoint)
     snapshot = load_checkpoint(checkpoint)
     config = configuration_of(run, checkpoint)
     refuse_scores(run, config)
@@ -298,13 +300,15 @@ def version_of_model(run: RunDirectory) -> Path:
     """Return the version that a run's name stands for: that of `final/`, or else the newest.
 
     Raises:
-        CheckpointError: there is none.
+        CheckpointError: there is none that verifies.
     """
     newest = CheckpointManager(run.checkpoints).newest()
     step = final_step(run)
     if step is None or step_of(newest) == step:
         return newest
-    return by_step(Store(run.checkpoints)).get(step, newest)
+    checkpoint = by_step(Store(run.checkpoints)).get(step, newest)
+    verify(checkpoint)
+    return checkpoint
 
 
 def _saved_template(folder: Path) -> str | dict[str, str] | None:

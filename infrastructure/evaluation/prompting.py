@@ -12,7 +12,11 @@ from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.console import show_beside
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.evaluation.generation import Answer, generate_answers
-from infrastructure.evaluation.run_settings import background_of_run, precision_of_run
+from infrastructure.evaluation.run_settings import (
+    background_of_run,
+    precision_of_run,
+    quantization_of_run,
+)
 from infrastructure.optimization.gpu_capability import best_precision
 from infrastructure.training.core.precision import Precision, choose_device
 from infrastructure.training.data.encoding.chat_format import special_tokens
@@ -84,7 +88,11 @@ class Answerer:
         if max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}; an answer needs at least 1")
         chosen_device = choose_device(device)
-        manager = ModelManager(ModelConfig(name=str(model)), device=chosen_device, seed=0)
+        quantization: Any = quantization_of_run(Path(model))
+        config = ModelConfig(name=str(model), quantization=quantization)
+        manager = ModelManager(config, device=chosen_device, seed=0)
+        # layers of any width, which 4 bits do not have on a CPU
+        manager.dequantizes = quantization is not None and chosen_device.type == "cpu"
         source = find_source(str(model))
         is_of_hub = source.kind is SourceKind.HUB
         manager.sees = sees_pictures(source) or (is_of_hub and bool(images))

@@ -8,6 +8,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
+from infrastructure.core.optional import is_installed
 from infrastructure.monitoring.records.run_list import RUN_FILE
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
@@ -106,6 +107,17 @@ def precision_of_run(model: Path) -> str | None:
     """The number format that the run computed in that a model lies in; None: it lies in none."""
     run = record_of_run(model)
     return None if run is None else str(run.get("precision"))
+
+
+def quantization_of_run(model: Path) -> str | None:
+    """Return how the run quantised the base of its LoRA, where this machine can; None: it did not,
+    or the model lies in no run."""
+    run = record_of_run(model)
+    described = {} if run is None else run.get("model")
+    if not isinstance(described, dict) or not described.get("lora"):
+        return None
+    kind = described.get("quantization")
+    return kind if isinstance(kind, str) and is_installed("bitsandbytes") else None
 
 
 def background_of_run(model: Path) -> str:
