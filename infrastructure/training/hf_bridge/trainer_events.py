@@ -221,6 +221,8 @@ class TrainerEvents:
             self._pass_on_stop(control)
         if not control.should_training_stop:
             return
+        if self.state.is_cut_short and not self._is_at_end_of_epoch():
+            control.should_evaluate = False  # nobody does where nothing stops it, and it may draw
         self.carried.steps_end(control.should_evaluate)
         if self.state.is_interrupted:  # whoever does so may not wait for an evaluation
             self.saves.is_ending = True
