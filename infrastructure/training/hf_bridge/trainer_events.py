@@ -70,6 +70,7 @@ class TrainerEvents:
         self.clock = StepClock()
         self.has_logged = False
         self.is_updating = False
+        self._has_stepped = False  # in this epoch
         self._tokens_logged = state.num_tokens
         self._is_open = False  # a step has ended, and its numbers are still to come
         self._is_over = False  # the last version is on the disk
@@ -85,6 +86,7 @@ class TrainerEvents:
         done = 0 if steps is None else state.step % steps
         state.position.example = done * self.parts.global_batch_size
         self.saves.is_ending = False
+        self._has_stepped = False
         self._fire(Event.EPOCH_START)
 
     def step_begins(self) -> None:
@@ -112,7 +114,7 @@ class TrainerEvents:
     def step_ends(self, control: "TrainerControl") -> None:
         """The weights of a step are there; its log, evaluation and save are still to come."""
         state, progress = self.state, self.parts.state
-        self.is_updating = False  # the Trainer has counted it
+        self.is_updating, self._has_stepped = False, True  # the Trainer has counted it
         self.clock.end(goes_on_at_once=not (control.should_evaluate or control.should_save))
         state.step = progress.global_step
         state.num_examples += self.parts.global_batch_size
@@ -212,6 +214,11 @@ class TrainerEvents:
 
     def epoch_ends(self, control: "TrainerControl") -> None:
         """An epoch has ended, or the training in the middle of one."""
+        if self.state.is_cut_short and not self._has_stepped:
+            # Before a first step, of which a Trainer has drawn a part: what this epoch began
+            # with is in a version, or is what the training begins with.
+            control.should_evaluate = control.should_save = False
+            return
         self._close_step()
         self._take_over_saving(control)
         if self._is_at_end_of_epoch():
@@ -221,6 +228,8 @@ class TrainerEvents:
             self._pass_on_stop(control)
         if not control.should_training_stop:
             return
+        if self.state.is_cut_short and not self._is_at_end_of_epoch():
+            control.should_evaluate = False  # nobody does where nothing stops it, and it may draw
         self.carried.steps_end(control.should_evaluate)
         if self.state.is_interrupted:  # whoever does so may not wait for an evaluation
             self.saves.is_ending = True
