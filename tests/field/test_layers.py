@@ -35,6 +35,9 @@ FORMS: dict[str, Callable[[], Layers]] = {
     ],
     "nested": lambda: [torch.nn.Sequential(torch.nn.Sequential(linear())) for _ in range(3)],
     "blocks": lambda: [Block() for _ in range(3)],
+    "attention": lambda: [
+        torch.nn.TransformerEncoderLayer(WIDTH, 2, 12, 0.0, batch_first=True) for _ in range(3)
+    ],
     "without linear layers": lambda: [torch.nn.Conv1d(4, 4, 3, padding=1) for _ in range(3)],
     "mixed": lambda: [linear(), torch.nn.Tanh(), torch.nn.Sequential(linear())],
 }

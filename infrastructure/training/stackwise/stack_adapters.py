@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.utils.hooks import RemovableHandle
 
 from infrastructure.config.sections.training_config import TrainingConfig
@@ -122,7 +123,8 @@ class StackAdapters:
         adapters = LayerAdapters()
         for name, module in list(layer.named_modules()):
             shape = linear_shape(module)
-            if shape is None:
+            # torch's attention reads the weight of such a layer itself, and never calls it.
+            if shape is None or isinstance(module, NonDynamicallyQuantizableLinear):
                 continue
             parameter = next(layer.parameters())
             dtype = torch.float32 if config.adapters_full_precision else parameter.dtype
