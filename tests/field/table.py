@@ -11,7 +11,16 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
-CASES = [*(f"R{n}" for n in range(1, 16)), *(f"D{n}" for n in range(1, 11)), "S10"]
+CASES = [
+    *(f"R{n}" for n in range(1, 16)),
+    *(f"D{n}" for n in range(1, 11)),
+    *(f"S{n}" for n in (1, 2, 3, 7, 8, 9, 10, 11)),
+    "F6",
+    "F16",
+    "P7",
+    "W1",
+    "W2",
+]
 NAME = re.compile(r"::test_(?P<case>[rdsfpw]\d+)_(?P<what>\w+)")
 
 
