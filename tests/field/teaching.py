@@ -246,7 +246,11 @@ def train_with_callback(
 
 
 def _arguments(folder: Path) -> dict[str, Any]:
-    values = {"max_steps": NUM_STEPS, "per_device_train_batch_size": 4, "logging_steps": 7}
+    values: dict[str, Any] = {
+        "max_steps": NUM_STEPS,
+        "per_device_train_batch_size": 4,
+        "logging_steps": 7,
+    }
     values |= {"report_to": "none", "disable_tqdm": True, "use_cpu": True, "bf16": False}
     return {**values, "output_dir": str(folder / "of-the-trainer"), "save_strategy": "no"}
 
@@ -255,7 +259,7 @@ def _grpo_with_callback(inputs: Inputs, reward: Any, folder: Path) -> None:
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    own = {"num_generations": 4, "max_completion_length": 8}
+    own: dict[str, Any] = {"num_generations": 4, "max_completion_length": 8}
     _train(
         GRPOTrainer(
             inputs.base,

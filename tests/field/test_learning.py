@@ -131,7 +131,7 @@ def test_s3_each_answer_of_orpo_is_cut_by_its_own_length(inputs: Inputs, tmp_pat
     assert type(trainer).__name__ == "ORPOTrainer"
     row = trainer.train_dataset[len(rows_of("pairs"))]
     chosen, rejected = row["chosen_input_ids"], row["rejected_input_ids"]
-    text = training.tokenizer.decode(chosen, skip_special_tokens=True)
+    text = str(training.tokenizer.decode(chosen, skip_special_tokens=True))
     assert text.split() == ["7", "+", "1", "=", "8"]
     assert chosen[-1] == training.tokenizer.eos_token_id
     assert len(rejected) == 32

@@ -22,7 +22,7 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from tests.training.toy_training import Training
 
 # What a training that goes on finds out or gets anew; each other field is in a checkpoint.
-NOT_SAVED = {
+NOT_SAVED = {"grad_norm", "learning_rate", "rewards",
     "model", "optimizer", "phase", "total_steps", "data_wait_seconds", "num_processes", "batch",
     "output", "metrics", "checkpoint", "error", "must_save", "stop_reason", "is_interrupted",
     "stop_message", "stop_signal", "best_metric", "best_is_greater",

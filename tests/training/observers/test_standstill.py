@@ -103,5 +103,5 @@ def test_parameters_that_no_gradient_reaches_are_named_once(
     assert message.startswith("no gradient has reached 1.bias in 20 steps")
 
 
-def test_no_note_where_all_are_reached(caplog: pytest.LogCaptureFixture) -> None:
+def test_no_name_is_given_where_all_are_reached(caplog: pytest.LogCaptureFixture) -> None:
     assert named(caplog, ["0.weight", "0.bias", "1.weight", "1.bias"]) == []
