@@ -42,6 +42,7 @@ from infrastructure.evaluation.rows import (
 from infrastructure.evaluation.run_settings import (
     inherit_from_runs,
     precision_of_run,
+    quantization_of_run,
     record_of_run,
     run_folder,
     values_of,
@@ -162,6 +163,9 @@ def _measure(
     places: Collection[str] | None = None,
 ) -> ModelRows:
     config.data.eval_path = config.data.path
+    if config.source("model.quantization").layer is Layer.DEFAULT:
+        quantization: Any = quantization_of_run(Path(config.model.name))
+        config.model.quantization = quantization
     trainer = TrainerFactory().for_run(config, "transformers")
     trainer.keep_precision(precision_of_run(Path(config.model.name)))
     is_usual = config.source("training.validation_prompts").layer is Layer.DEFAULT

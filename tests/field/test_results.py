@@ -156,6 +156,19 @@ def test_f2_a_merged_model_has_the_base_that_its_lora_was_trained_beside(tmp_pat
     assert len(block.div(block.abs().max()).mul(500).round().unique()) <= 16
 
 
+def test_f2_a_lora_is_measured_beside_the_base_that_it_was_trained_beside(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = save_base(tmp_path / "base", "llama")
+    run = train(tmp_path, base, "qlora", max_steps=6)
+    words = ["train-eval", str(run), str(tmp_path / "rows.jsonl"), "--json"]
+    losses = {}
+    for given in ("", "4bit", "none"):
+        assert main([*words, *(["--quantization", given] if given else [])]) == 0
+        losses[given] = json.loads(capsys.readouterr().out)["metrics"]["eval_loss"]
+    assert losses[""] == losses["4bit"] != losses["none"]
+
+
 def test_f4_a_lora_on_a_tied_head_is_merged_into_a_head_of_its_own(tmp_path: Path) -> None:
     base = save_base(tmp_path / "base", "llama, tied")
     lora = {"r": 4, "target_modules": ["lm_head", "q_proj"]}
