@@ -254,7 +254,10 @@ def test_held_out_rows_have_the_columns_of_the_template_that_one_of_all_has(
     monkeypatch.setattr(tokenizer, "chat_template", listed + TEMPLATE)
     plain = [{"prompt": f"{n} + 1 =", "chosen": "a", "rejected": "b"} for n in range(3)]
     tool = {"type": "function", "function": {"name": "add", "description": "Adds."}}
-    held_out = [{**plain[0], "prompt": "8"}, {**plain[0], "prompt": "9", "tools": [tool]}]
+    held_out: list[dict[str, object]] = [
+        {**plain[0], "prompt": "8"},
+        {**plain[0], "prompt": "9", "tools": [tool]},
+    ]
     path = write_rows(tmp_path / "held_out.jsonl", held_out)
     settings = {"eval_path": str(path), "max_length": 500}
     data = read(tmp_path, tokenizer, plain, "dpo", **settings)
