@@ -29,6 +29,7 @@ from infrastructure.deployment.one_call import train as train_from_python
 from infrastructure.run.checkpoint_paths import best_of, by_step, step_of
 from infrastructure.run.configuration_judge import names as known_names
 from infrastructure.run.directory import RunDirectory
+from infrastructure.run.find import changed_under_way
 from infrastructure.run.history import history_of
 from infrastructure.run.restore import run_at_place
 from infrastructure.training.core.state import TrainingState
@@ -82,6 +83,15 @@ def changed(folder: Path) -> Path:
 
 
 def test_d9_a_changed_run_passes_for_none_of_its_settings(folder: Path, changed: Path) -> None:
+    file = folder / ".config/training_config.yaml"
+    for max_steps, rate in ((3, 1e-3), (8, 1e-4)):
+        settings = {"training.max_steps": max_steps, "training.learning_rate": rate}
+        found = changed_under_way(
+            load_config(yaml_path=file, environment={}, keywords=settings), []
+        )
+        assert found is not None, settings
+        assert found[0].path.resolve() == changed.resolve()
+        assert len(found[1]) == 2
     assert train(*CHANGED, "--name", "three") == ExitCode.DONE
     [as_last] = [run for run in runs_of(folder) if run != changed]
     assert summary_of(as_last)["steps"] == 8

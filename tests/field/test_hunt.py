@@ -325,6 +325,8 @@ def test_h105_what_the_tokenizer_cannot_read_of_a_question_is_named(
         assert len(found) == bool(number)
         assert all(line.startswith(f"{number} rows") and "'What is\\n2?'" in line for line in found)
     assert TokenSurvival(byte_level_tokenizer(CHATML)).lost_of(["字\n"], "字\n", []) == ""
+    ids = tokenizer("What is\n2?")["input_ids"]  # as a template that strips has written it
+    assert TokenSurvival(tokenizer).lost_of([" What is\n2? \n"], "What is\n2?", ids)
 
 
 def test_h115_where_no_row_is_left_the_reason_is_given(tmp_path: Path) -> None:

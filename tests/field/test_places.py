@@ -113,6 +113,21 @@ def test_f8_a_loss_that_cannot_be_repaired_is_named_and_the_version_before_count
     assert rig.remote.manifest_path(first) in rig.place.files.files, "two whole ones are kept"
 
 
+def test_f8_the_look_at_the_end_is_at_what_was_copied_last(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.copy(1)
+    rig.copier.look_at_the_end()
+    rig.run_until(lambda: rig.copier.has_looked)
+    path = shared_object(rig, rig.copy(2))
+    data = rig.place.files.files.pop(path)
+    rig.copier.look_at_the_end()
+    assert not rig.copier.has_looked
+    rig.run_until(lambda: rig.copier.has_looked)
+    assert rig.place.files.files[path] == data
+    rig.copier.look_at_the_end()
+    assert rig.copier.has_looked, "nothing was copied since"
+
+
 def test_f8_looks_keep_to_their_bound_of_questions(tmp_path: Path) -> None:
     rig = Rig(tmp_path)
     rig.copy(1)

@@ -134,9 +134,9 @@ NAMED = {
         "        pass\n",
     ),
     "prompts come in the order of the first epoch again": (
-        "infrastructure/training/methods/training_rhythm.py",
-        "range(state.global_step // steps)",
-        "range(0)",
+        "infrastructure/training/hf_bridge/carried_state.py",
+        "generator.set_state(state)",
+        "pass",
     ),
     "held-out pairs are weighed by their batch": (
         "infrastructure/training/methods/held_out_means.py",
@@ -200,8 +200,8 @@ NAMED = {
     ),
     "an export is that of the newest checkpoint, whichever is named": (
         "infrastructure/deployment/export.py",
-        "        verify(checkpoint)\n",
-        "        checkpoint = CheckpointManager(run.checkpoints).newest()\n",
+        "    checkpoint = version_of_model(run) if checkpoint is None else checkpoint\n    verify",
+        "    checkpoint = version_of_model(run)\n    verify",
     ),
     "a rack lacks a tensor": (
         "infrastructure/training/models/saving.py",

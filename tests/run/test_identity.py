@@ -53,6 +53,10 @@ class Scaled:
         return x * self.factor
 
 
+class Kept:
+    pass
+
+
 def scaling(factor: float) -> Callable[[float], float]:
     def scale(x: float, more: int = 0) -> float:
         return x * factor + more
@@ -376,7 +380,11 @@ def test_a_class_counts_with_its_bases(script: Callable[..., dict[str, Any]]) ->
     class OfTorch(Dataset[Any]):
         pass
 
+    class Both(Scaled, Kept):
+        pass
+
     assert [base["name"] for base in read(Child)["bases"]] == ["Scaled"]
+    assert [base["name"] for base in read(Both)["bases"]] == ["Scaled", "Kept"]
     assert read(OfTorch)["bases"][0] == {"name": "torch.utils.data.dataset:Dataset"}
     base = ("class Reward:", "class Base:\n    x = 1\n\nclass Reward(Base):")
     was, now = script(base), script((base[0], base[1].replace("x = 1", "x = 2")))

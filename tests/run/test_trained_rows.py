@@ -50,6 +50,10 @@ def test_no_row_is_found_without_the_secret(tmp_path: Path) -> None:
     again = trained_rows(runs[2])
     assert again is not None
     assert again.num_among(contents(3, 1 << 40, 5, 6)) == 4
+    record_trained_rows(runs[2], contents(8), first)  # it resumes with other rows
+    resumed = trained_rows(runs[2])
+    assert resumed is not None
+    assert resumed.num_among(contents(3, 1 << 40, 5, 6, 8)) == 5
 
 
 def test_of_many_rows_those_with_the_smallest_hashes_are_kept(

@@ -197,3 +197,10 @@ def test_what_a_person_gave_is_never_left_out(method: str) -> None:
     config = DeploymentConfig(preset="quick", **given)
     assert config.value("training.validation_prompts") == 7
     assert config.source("training.validation_prompts").layer is not Layer.PRESET
+
+
+def test_what_a_lower_layer_gave_holds_where_a_preset_does_not_apply() -> None:
+    cell = {"training.validation_prompts": 7, "training.method": "dpo"}
+    config = load(cell=cell, flags={"--preset": "quick"})
+    assert config.value("training.validation_prompts") == 7
+    assert config.value("training.max_steps") == QUICK

@@ -4,7 +4,11 @@ import pytest
 import torch
 
 from infrastructure.optimization.gpu_capability import cpu_has_bf16
-from infrastructure.training.core.precision import choose_device, choose_precision
+from infrastructure.training.core.precision import (
+    choose_device,
+    choose_precision,
+    training_device,
+)
 
 CPU = torch.device("cpu")
 
@@ -48,3 +52,19 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
     assert choose_device("auto").type == "cpu"
     with pytest.raises(ValueError, match="sees no GPU"):
         choose_device("cuda")
+
+
+def test_a_training_refuses_defaults_of_torch_that_would_change_it() -> None:
+    assert training_device("cpu") == CPU
+    torch.set_default_device("meta")
+    try:
+        with pytest.raises(ValueError, match="set_default_device"):
+            training_device("cpu")
+    finally:
+        torch.set_default_device(None)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(ValueError, match="set_default_dtype"):
+            training_device("cpu")
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -389,7 +389,7 @@ def reader_of(
         optimizer=optimizer,
         scheduler=scheduler,
     )
-    return FactsReader(run, parts, trainer, was or {}, before)
+    return FactsReader(run or SimpleNamespace(is_whole=False), parts, trainer, was or {}, before)
 
 
 def fake_trainer(callbacks: tuple[object, ...] = (), **holds: Any) -> Any:

@@ -244,3 +244,23 @@ CHAT = {
     name: [{"role": "user", "content": "Q"}, {"role": "assistant", "content": answer}]
     for name, answer in (("chosen", "a"), ("rejected", "b"))
 }
+
+
+def test_held_out_rows_have_the_columns_of_the_template_that_one_of_all_has(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table takes its columns from its first row."""
+    listed = "{% for t in tools or [] %}{{ t }}{% endfor %}"
+    monkeypatch.setattr(tokenizer, "chat_template", listed + TEMPLATE)
+    plain = [{"prompt": f"{n} + 1 =", "chosen": "a", "rejected": "b"} for n in range(3)]
+    tool = {"type": "function", "function": {"name": "add", "description": "Adds."}}
+    held_out: list[dict[str, object]] = [
+        {**plain[0], "prompt": "8"},
+        {**plain[0], "prompt": "9", "tools": [tool]},
+    ]
+    path = write_rows(tmp_path / "held_out.jsonl", held_out)
+    settings = {"eval_path": str(path), "max_length": 500}
+    data = read(tmp_path, tokenizer, plain, "dpo", **settings)
+    given, none = data.held_out[1]["tools"], data.held_out[0]["tools"]
+    assert (none, json.loads(given)) == (None, [tool])
+    assert [row["tools"] for row in data.train] == [None] * 3

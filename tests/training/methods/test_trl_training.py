@@ -291,3 +291,18 @@ def test_a_lora_reaches_the_experts(experts: bool, tmp_path: Path) -> None:
     trained = [name for name, p in trainer.model.named_parameters() if p.requires_grad]
     assert any("q_proj.lora_A" in name for name in trained)
     assert any(".experts." in name for name in trained) is experts
+
+
+def test_what_keeps_a_model_from_being_saved_is_taken_out_and_named(
+    tmp_path: Path, saved_llama: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(saved_llama, folder)
+    path = folder / "generation_config.json"
+    given = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**given, "do_sample": False, "temperature": 0.3}))
+    lines: list[str] = []
+    config = configuration("dpo", tmp_path, folder)
+    trainer = TrlTraining(config, tmp_path).make_trainer(is_new=True, say=lines.append)
+    assert any("temperature 0.3" in line for line in lines)
+    assert trainer.model.generation_config.temperature != 0.3

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from infrastructure.training.models.answer_end import teach_ends
+from infrastructure.training.models.answer_end import teach_ends, teach_trainer
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,20 @@ def test_a_model_that_generates_nothing_is_left_alone() -> None:
     model: Any = SimpleNamespace()
     teach_ends(model, [7])
     assert vars(model) == {}
+
+
+def test_a_trainer_that_writes_answers_ends_them_where_it_was_taught() -> None:
+    config, given = SimpleNamespace(eos_token_id=2), {"eos_token_id": 2, "top_k": 3}
+    trainer = SimpleNamespace(eos_token_ids=[2], generation_config=config, generation_kwargs=given)
+    teach_trainer(trainer, [9, 2, 7])
+    assert (trainer.eos_token_ids, config.eos_token_id) == ([2, 7, 9], [2, 7, 9])
+    assert given == {"eos_token_id": [2, 7, 9], "top_k": 3}
+
+
+def test_a_trainer_that_knows_one_end_takes_that_of_the_template() -> None:
+    config = SimpleNamespace(eos_token_id=2)
+    trainer = SimpleNamespace(eos_token_id=2, generation_config=config)
+    teach_trainer(trainer, [2])
+    assert (trainer.eos_token_id, config.eos_token_id) == (2, 2)
+    teach_trainer(trainer, [7, 2])
+    assert (trainer.eos_token_id, config.eos_token_id) == (7, 7)

@@ -8,6 +8,7 @@ import pytest
 from infrastructure.training.data.encoding.tokenization import (
     ConversationEncoder,
     Encoded,
+    answer_end_ids,
     truncate,
 )
 from infrastructure.training.data.readers import rows as reasons
@@ -385,3 +386,18 @@ def _readable(tokenizer: Any, text: str) -> list[str]:
     """A text as the tokenizer gives it back (an unknown letter is lost)."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     return str(tokenizer.decode(ids, skip_special_tokens=True)).split()
+
+
+@pytest.mark.parametrize(
+    ("template", "eos", "expected"),
+    [
+        (CHATML, "<|endoftext|>", ["<|endoftext|>", "<|im_end|>"]),
+        (CHATML, "<|im_end|>", ["<|im_end|>"]),
+        (None, "<|endoftext|>", ["<|endoftext|>"]),
+    ],
+)
+def test_an_answer_ends_where_the_template_ends_it(
+    template: str | None, eos: str, expected: list[str]
+) -> None:
+    tokenizer = byte_level_tokenizer(template, eos_token=eos)
+    assert {*tokenizer.convert_ids_to_tokens(answer_end_ids(tokenizer))} == {*expected}
