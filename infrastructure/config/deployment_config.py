@@ -92,6 +92,10 @@ def _no_secret(value: str | None) -> str | None:
     return value
 
 
+# Settings that earlier runs have recorded, and that changed nothing at their default.
+GONE = (("training", "fusion_mode"),)
+
+
 def _flat(key: str) -> Any:
     """A property of the root that reads and writes a field of a section."""
     section, _, name = key.partition(".")
@@ -424,11 +428,15 @@ class DeploymentConfig(ConfigSection):
         refuse_masked(saved)
         plugins = plugin_names.from_json(saved.get(PLUGINS, {}))
         note_origins(plugins)
-        config = cls(**without_masked_place(saved))
+        values: dict[str, Any] = without_masked_place(saved)
+        for section, name in GONE:
+            values = {**values, section: {k: v for k, v in values[section].items() if k != name}}
+        config = cls(**values)
         config._plugins = plugins
         config._settings = {
             key: Setting(key, config.value(key), Source(Layer(source["layer"]), source["place"]))
             for key, source in ((canonical(k), s) for k, s in saved["sources"].items())
+            if tuple(key.split(".")) not in GONE
         }
         return config
 

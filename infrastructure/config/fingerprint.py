@@ -24,6 +24,8 @@ EARLIER_DEFAULTS: dict[str, tuple[object, ...]] = {
     "data.over_length": ("quarantine",),
     "quantum.max_overhead_percent": (5.0, 2.0, 1.0),
     "model.adapter": ("standard",),
+    "training.backbone_quantized": (None, False),
+    "training.qlora_progressive_enabled": (None, False),
 }
 # They have not always counted: what an earlier version recorded does not say what they were.
 COUNTED_LATER = (

@@ -259,7 +259,7 @@ def test_auto_spreads_a_model_where_a_process_lacks_the_memory_and_names_it(
     trainer = TrainerFactory().for_run(config)
     trainer.initialize_data()
     assert trainer.sharding is Sharding.SHARD
-    assert ", and a process has 0.1 GiB: each of the 2" in trainer.sharding_sentence
+    assert ", and a process has 0.093 GiB: each of the 2" in trainer.sharding_sentence
     lines: list[str] = []
     assert checked_before(config, trainer, lines.append) == []
     assert lines[0].startswith("note: model and optimizer are not checked before this training")

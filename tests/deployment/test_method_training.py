@@ -56,7 +56,7 @@ def test_what_was_measured_before_and_after_is_kept(tmp_path: Path) -> None:
     assert "8 steps are few" in summary["advice"][0]["text"]
     measured.config = DeploymentConfig(training={"max_steps": 8})
     assert "8 steps are few, less than one epoch" in measured.summary()["advice"][0]["text"]
-    state.is_interrupted = True  # there is more to train
+    state.is_interrupted, state.total_steps = True, 9  # there is more to train
     assert "advice" not in measured.summary()
     other = _Measured(RunDirectory(tmp_path), DeploymentConfig(), began.append)
     other.load_state_dict(measured.state_dict())

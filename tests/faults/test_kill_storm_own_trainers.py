@@ -7,6 +7,7 @@ from tests.faults.kill_storm_own_trainers import MODULE
 
 def test_a_best_lora_survives_kills_and_another_machine() -> None:
     outcome = run_in_fork(MODULE, "--kills", "2", "--kind", "adapter")
-    assert (outcome["finished"], outcome["differing"], outcome["failed"]) == (1, 0, 0), outcome
+    assert (outcome["differing"], outcome["failed"]) == (0, 0), outcome
+    assert outcome["finished"] >= 1
     assert outcome["kills"] >= 2
     assert outcome["moved"] >= 1

@@ -200,8 +200,8 @@ NAMED = {
     ),
     "an export is that of the newest checkpoint, whichever is named": (
         "infrastructure/deployment/export.py",
-        "    checkpoint = version_of_model(run) if checkpoint is None else checkpoint\n    verify",
-        "    checkpoint = version_of_model(run)\n    verify",
+        "    if checkpoint is None:\n        checkpoint = version_of_model(run)\n",
+        "    if True:\n        checkpoint = version_of_model(run)\n",
     ),
     "a rack lacks a tensor": (
         "infrastructure/training/models/saving.py",

@@ -44,7 +44,8 @@ def find_bad_rows(
     finally:
         optimizer.zero_grad()
     usual = [loss for loss in losses if math.isfinite(loss)]
-    limit = max(watch.limit(), watch.factor * statistics.median(usual)) if usual else math.inf
+    limit = watch.limit(num_items=1)  # of single rows, which jump before there is a median
+    limit = max(limit, watch.factor * statistics.median(usual)) if usual else math.inf
     return [i for i, loss in enumerate(losses) if not math.isfinite(loss) or loss > limit]
 
 

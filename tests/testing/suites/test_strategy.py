@@ -27,6 +27,7 @@ class TestFinetune(TestStandard):
     settings: ClassVar[dict[str, Any]] = {
         "strategy": "finetune",
         "unfreeze_interval": 1,
+        "num_epochs": 4,
         "layerwise_lr_decay": 0.9,
     }
 

@@ -174,7 +174,7 @@ def test_a_version_is_of_a_finished_training_where_nothing_more_is_to_come(
     if is_ending is not None:  # else as it begins
         saver.is_ending = is_ending
     at = state()
-    at.is_interrupted = is_interrupted
+    at.is_interrupted, at.total_steps = is_interrupted, at.step + 1
     saver.request("scheduled")
     saver.save(at)
     assert taken == [is_finished]

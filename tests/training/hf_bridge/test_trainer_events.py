@@ -66,12 +66,14 @@ class World:
         )
         self.parts: Any = SimpleNamespace(
             device=torch.device("cpu"),
+            optimizer=torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1),
             args=SimpleNamespace(gradient_accumulation_steps=2),
             state=self.trainer,
             needs_own_checkpoints=needs_own,
             global_batch_size=6,
         )
         self.state = TrainingState(torch.nn.Linear(1, 1))
+        self.state.total_steps = 99
         self.stops_at = ""
         loader: Any = None if length is None else range(length)
         hooks: Any = SimpleNamespace(fire=self.fire)

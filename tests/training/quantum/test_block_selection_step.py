@@ -161,7 +161,7 @@ def test_a_new_phase_chooses_among_its_own_blocks(saved_llama: Path, tmp_path: P
     """Gradual unfreezing: first the top, then the rest joins."""
     moved = Moved()
     quantum = {"problem": "block_selection", "num_blocks": 1, "answer": "cyclic"}
-    settings = {"strategy": "finetune", "unfreeze_interval": 1, "num_epochs": 3}
+    settings = {"strategy": "finetune", "unfreeze_interval": 1, "num_epochs": 4}
     trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, hooks=(moved,), **settings)
     trainer.train()
     phases = defaultdict(set)
