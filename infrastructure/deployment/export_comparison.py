@@ -29,6 +29,7 @@ from infrastructure.evaluation.plain_reading import (
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
 from infrastructure.training.data.readers.rows import PICTURE_PART, Turn
+from infrastructure.training.models.added_modules import added_modules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
