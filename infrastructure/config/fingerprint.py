@@ -24,9 +24,9 @@ EARLIER_DEFAULTS: dict[str, tuple[object, ...]] = {
     "data.over_length": ("quarantine",),
     "quantum.max_overhead_percent": (5.0, 2.0, 1.0),
     "model.adapter": ("standard",),
-    "training.backbone_quantized": (None, False),
-    "training.qlora_progressive_enabled": (None, False),
 }
+# Off by default in earlier runs, where it is left open now.
+ONCE_OFF = ("training.backbone_quantized", "training.qlora_progressive_enabled")
 # They have not always counted: what an earlier version recorded does not say what they were.
 COUNTED_LATER = (
     "quantum.max_overhead_percent",
@@ -110,7 +110,10 @@ def earlier_settings(config: DeploymentConfig, recorded: Mapping[str, object]) -
 
 def current_keys(recorded: Mapping[str, object]) -> dict[str, object]:
     """A recorded purpose by the keys of today: some have been renamed."""
-    return {canonical(key): value for key, value in recorded.items()}
+    current = {canonical(k): value for k, value in recorded.items() if k != "training.fusion_mode"}
+    return {
+        key: None if key in ONCE_OFF and value is False else value for key, value in current.items()
+    }
 
 
 def _default(key: str) -> object:
