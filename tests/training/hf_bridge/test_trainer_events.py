@@ -239,7 +239,7 @@ def test_a_trainer_that_never_sums_up_has_its_last_version_at_its_end() -> None:
 def test_an_interruption_saves_at_once_and_again_if_an_evaluation_follows(
     awaits_evaluation: bool,
 ) -> None:
-    world = World()
+    world = World(length=2)  # one step is an epoch
     world.step()
     world.state.interrupt("a person", StopReason.SIGNAL)
     control: Any = SimpleNamespace(
