@@ -92,7 +92,7 @@ def _no_secret(value: str | None) -> str | None:
     return value
 
 
-# Settings that earlier runs have recorded, and that changed nothing at their default.
+# Settings that earlier runs have recorded: section and name.
 GONE = (("training", "fusion_mode"),)
 
 
@@ -430,7 +430,9 @@ class DeploymentConfig(ConfigSection):
         note_origins(plugins)
         values: dict[str, Any] = without_masked_place(saved)
         for section, name in GONE:
-            values = {**values, section: {k: v for k, v in values[section].items() if k != name}}
+            if name in values.get(section, {}):
+                kept = {key: value for key, value in values[section].items() if key != name}
+                values[section] = kept
         config = cls(**values)
         config._plugins = plugins
         config._settings = {

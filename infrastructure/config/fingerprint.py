@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from infrastructure.config.aliases import canonical
-from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.deployment_config import GONE, DeploymentConfig
 from infrastructure.config.field_help import metadata_of
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.schema import schema_of
@@ -25,8 +25,8 @@ EARLIER_DEFAULTS: dict[str, tuple[object, ...]] = {
     "quantum.max_overhead_percent": (5.0, 2.0, 1.0),
     "model.adapter": ("standard",),
 }
-# Off by default in earlier runs, where it is left open now.
-ONCE_OFF = ("training.backbone_quantized", "training.qlora_progressive_enabled")
+# Off changes as little as none, and was the default of earlier runs.
+OFF_IS_NONE = ("training.backbone_quantized", "training.qlora_progressive_enabled")
 # They have not always counted: what an earlier version recorded does not say what they were.
 COUNTED_LATER = (
     "quantum.max_overhead_percent",
@@ -56,7 +56,7 @@ def result_settings(config: DeploymentConfig) -> dict[str, object]:
     ]
     settings = {key: _inside(nested, key) for key in keys}
     fields = schema_of(DeploymentConfig).fields
-    return settings | {
+    return current_keys(settings) | {
         key: True for key in settings if fields[key].is_switch and settings[key] is not None
     }
 
@@ -109,11 +109,11 @@ def earlier_settings(config: DeploymentConfig, recorded: Mapping[str, object]) -
 
 
 def current_keys(recorded: Mapping[str, object]) -> dict[str, object]:
-    """A recorded purpose by the keys of today: some have been renamed."""
-    current = {canonical(k): value for k, value in recorded.items() if k != "training.fusion_mode"}
-    return {
-        key: None if key in ONCE_OFF and value is False else value for key, value in current.items()
-    }
+    """A recorded purpose by the keys of today, of which some have been renamed or are gone; values
+    that do the same are alike."""
+    kept = {key: value for key, value in recorded.items() if tuple(key.split(".")) not in GONE}
+    off = {key for key, value in kept.items() if key in OFF_IS_NONE and value is False}
+    return {canonical(key): None if key in off else value for key, value in kept.items()}
 
 
 def _default(key: str) -> object:
