@@ -14,6 +14,7 @@ from pathlib import Path
 
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.errors import DamagedFileError
+from infrastructure.core.files import make_directory
 from infrastructure.core.json_text import as_integer, as_list, as_text
 
 FILE = "lineage.json"
@@ -78,6 +79,7 @@ class Lineage:
         """
         self._since = max(self._since, *map(sequence_of, listed), -1)
         self.is_recorded = False
+        make_directory(self.path.parent)
         self.add(listed)
 
     def add(self, names: Iterable[str]) -> None:
@@ -93,7 +95,7 @@ class Lineage:
         if len(kept) < len(new):
             self._since = max(self._since, sequence_of(kept[0]) - 1)
         self._known = {*kept}
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.parent.mkdir(exist_ok=True)
         write_record(self.path, {"known": kept, "since": self._since})
         self.is_recorded = True
 

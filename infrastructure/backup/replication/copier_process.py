@@ -229,7 +229,7 @@ def _copy(settings: CopierSettings) -> None:
     link = settings.link()
     os.nice(NICENESS)
     path = Path(settings.status)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(exist_ok=True)  # not its parents: of a run that is gone, nothing comes back
     successor_path = path.with_suffix(SUCCESSOR_SUFFIX)
     lock, successor = Lock(path.with_suffix(LOCK_SUFFIX)), Lock(successor_path)
     successor.take()

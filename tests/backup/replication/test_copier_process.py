@@ -191,6 +191,21 @@ def test_it_ends_when_the_training_has_and_all_is_confirmed(rig: Rig) -> None:
     assert (rig.status().state, rig.status().confirmed_name) == ("finished", name)
 
 
+def test_a_run_that_was_deleted_while_its_copier_started_stays_deleted(
+    rig: Rig, tmp_path: Path
+) -> None:
+    rig.status_path = tmp_path / "runs/deleted/checkpoints/backup.json"
+    rig.store = Store(rig.status_path.parent)
+    copier = subprocess.run(
+        [sys.executable, "-m", "infrastructure.backup.replication.copier_process"],
+        input=json.dumps(asdict(rig.settings())).encode() + b"\n",
+        cwd=PACKAGE_PARENT,
+        check=False,
+    )
+    assert copier.returncode == 1
+    assert not (tmp_path / "runs").exists()
+
+
 def test_that_of_another_run_is_not_waited_for(rig: Rig, tmp_path: Path) -> None:
     other = Rig(tmp_path / "other")
     other.place = other.place / "not/mounted"
