@@ -125,7 +125,17 @@ def test_what_was_known_before_a_restoration_is_its_past_for_later_processes_too
     assert foreign(Lineage(tmp_path), 5, 9, 10) == [10]
 
 
-def test_the_folder_of_a_store_is_made(tmp_path: Path) -> None:
+def test_the_folder_of_a_store_is_made_but_not_that_of_a_deleted_run(tmp_path: Path) -> None:
     root = tmp_path / "run" / "checkpoints"
+    with pytest.raises(FileNotFoundError):
+        begun(root, [version(3)])
+    assert not root.parent.exists()
+    root.parent.mkdir()
     begun(root, [version(3)])
+    assert Lineage(root).known == {version(3)}
+
+
+def test_the_folder_of_a_restored_run_is_made(tmp_path: Path) -> None:
+    root = tmp_path / "run" / "checkpoints"
+    Lineage(root).restored([version(3)])
     assert Lineage(root).known == {version(3)}
