@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _num_modules_frozen = len(sys.modules)
 _looked_at: set[str] = set()  # modules that no test wrote
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 MANY_OBJECTS = 50_000  # garbage is looked for among them in milliseconds
 
 # Tests write and sync some hundred thousand small files; a disk takes milliseconds for each.
@@ -194,8 +195,9 @@ def spawned_by_fork(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Generator[None, object, object]:
-    """Put logging back: a configuration that names a log level sets that of the process, and a
-    command sets the root logger up as it would in its own process."""
+    """Put logging and signals back: a configuration that names a log level sets that of the
+    process, and a command sets up the root logger and what a hang-up does, as in its own process."""
+    signals = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     ours, root = logging.getLogger("infrastructure"), logging.getLogger()
     levels = [(logger, logger.level) for logger in (ours, root)]
     handlers, disabled = list(root.handlers), root.manager.disable
@@ -209,3 +211,6 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
         if root.manager.disable != disabled:
             logging.disable(disabled)  # each logger remembers what was disabled, else
         logging.captureWarnings(False)
+        for number, handler in signals.items():
+            if signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
