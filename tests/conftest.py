@@ -196,7 +196,7 @@ def spawned_by_fork(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Generator[None, object, object]:
     """Put logging and signals back: a configuration that names a log level sets that of the
-    process, and a command sets up the root logger and what a hang-up does, as in its own process."""
+    process; a command sets up the root logger, and what a hang-up does, as in its own process."""
     signals = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     ours, root = logging.getLogger("infrastructure"), logging.getLogger()
     levels = [(logger, logger.level) for logger in (ours, root)]
