@@ -195,9 +195,10 @@ def spawned_by_fork(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol() -> Generator[None, object, object]:
-    """Put logging and signals back: a configuration that names a log level sets that of the
-    process; a command sets up the root logger, and what a hang-up does, as in its own process."""
+    """Put logging, signals and streams back: a configuration that names a log level sets that of
+    the process; a command sets up the root logger and what a hang-up does, as in its own."""
     signals = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    streams = sys.stdout, sys.stderr  # below `-s`, `monkeypatch` may leave those of `capsys` there
     ours, root = logging.getLogger("infrastructure"), logging.getLogger()
     levels = [(logger, logger.level) for logger in (ours, root)]
     handlers, disabled = list(root.handlers), root.manager.disable
@@ -211,6 +212,7 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
         if root.manager.disable != disabled:
             logging.disable(disabled)  # each logger remembers what was disabled, else
         logging.captureWarnings(False)
+        sys.stdout, sys.stderr = streams
         for number, handler in signals.items():
             if signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
