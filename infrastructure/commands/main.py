@@ -24,7 +24,6 @@ from infrastructure.core.errors import (
     NoAnswerError,
     ProcessLostError,
     TemperError,
-    TrainingDivergedError,
 )
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
 from infrastructure.core.importing import own_process
@@ -172,7 +171,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _fail(error, ExitCode.FAILED)
     except ProcessLostError as error:
         return _lost(error)
-    except (TrainingDivergedError, NoAnswerError, OSError) as error:
+    except (NoAnswerError, OSError) as error:
         return _fail(error, ExitCode.FAILED)
     except (ValueError, TemperError) as error:
         return _fail(error, ExitCode.WRONG_INPUT)

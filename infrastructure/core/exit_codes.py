@@ -11,7 +11,7 @@ class ExitCode(IntEnum):
 
     DONE = 0  # and confirmed wherever a copy was asked for
     FAILED = 1  # or damage was found
-    WRONG_INPUT = 2
+    WRONG_INPUT = 2  # or a training that would end the same again: no supervisor restarts it
     NOT_CONFIRMED = 3  # finished here, but its copy is not confirmed where it was asked for
     PROCESS_LOST = 75  # another process of the training is gone (EX_TEMPFAIL): it can go on
     HUNG_UP = 129  # SIGHUP

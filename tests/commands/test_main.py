@@ -26,6 +26,7 @@ from infrastructure.commands.main import (
 )
 from infrastructure.commands.parser import known_flags, parse
 from infrastructure.core import importing
+from infrastructure.core.errors import NothingLearnedError, TrainingDivergedError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.optional import DISTRIBUTION
 
@@ -377,6 +378,20 @@ def test_an_error_that_nobody_foresaw_is_one_sentence(
         f"temper: RuntimeError: CUDA error with *** at {BROKEN_AT} (and a note);"
         " run again with --log-level DEBUG for the traceback\n"
     )
+
+
+@pytest.mark.parametrize("error", [TrainingDivergedError, NothingLearnedError])
+def test_no_supervisor_restarts_what_would_end_the_same_again(
+    error: type[Exception], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def end(options: object) -> int:
+        raise error("the loss is NaN")
+
+    monkeypatch.setattr(train, "run", end)
+    code = main(["train"])
+    assert capsys.readouterr().err == "temper: the loss is NaN\n"
+    unit = (ROOT / "examples/machines/temper.service").read_text()
+    assert f"RestartPreventExitStatus={code}\n" in unit
 
 
 def test_a_traceback_is_shown_on_request_and_holds_no_secret(

@@ -65,7 +65,7 @@ def started(folder: Path) -> list[str]:
     [
         ("end", 0),
         ("exit=2", 2),  # wrong input
-        ("exit=1", 1),  # a training that diverged
+        ("exit=1", 1),  # it failed
         ("exit=3", 3),
         ("exit=130", 130),  # a deadline
         (f"kill={int(signal.SIGTERM)}", 143),  # `temper stop` before a handler is there
