@@ -258,5 +258,5 @@ def test_a_process_that_was_started_counts_as_this_one() -> None:
     spin = "import time; end = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
     before = hardware._own_seconds()
     assert subprocess.run([sys.executable, "-c", spin], check=True).returncode == 0
-    assert hardware._own_seconds() - before >= 0.3
+    assert hardware._own_seconds() - before >= 0.25  # counted in hundredths, each part rounded
     assert hardware.OtherPrograms().share() <= 1.0
