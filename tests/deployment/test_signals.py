@@ -5,7 +5,9 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,6 +73,12 @@ def test_a_second_ctrl_c_breaks_off_the_step(state: TrainingState) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
+def sleep_after(act: Callable[[], object]) -> None:
+    """What `act` brings about may come at once, or while this sleeps."""
+    act()
+    time.sleep(60)
+
+
 def test_it_waits_until_nothing_is_lost_by_it(state: TrainingState) -> None:
     allowed = threading.Event()
     with stop_on_signals(state, allowed.is_set):
@@ -78,8 +86,7 @@ def test_it_waits_until_nothing_is_lost_by_it(state: TrainingState) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.2)  # the weights change, or are being saved
         with pytest.raises(KeyboardInterrupt):
-            threading.Timer(0.1, allowed.set).start()
-            time.sleep(60)
+            sleep_after(threading.Timer(0.1, allowed.set).start)
 
 
 def test_any_more_ctrl_c_lose_nothing_that_waiting_keeps(state: TrainingState) -> None:
@@ -88,8 +95,7 @@ def test_any_more_ctrl_c_lose_nothing_that_waiting_keeps(state: TrainingState) -
         for _ in range(5):
             os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(StopSignal):
-            allowed.set()
-            time.sleep(60)
+            sleep_after(allowed.set)
 
 
 def test_what_is_raised_is_the_first_signal_and_is_not_raised_again_while_it_unwinds(
@@ -126,17 +132,11 @@ def test_a_step_that_takes_too_long_is_broken_off(
 ) -> None:
     """Such as the compiling of a model, or a long evaluation."""
     monkeypatch.setattr(stop_signals, "PATIENCE_SECONDS", 0.1)
-    begun: list[StopReason | None] = []
     with (
         stop_on_signals(state),
         pytest.raises(KeyboardInterrupt, match=re.escape(reason_of(number))),
     ):
-        try:
-            os.kill(os.getpid(), number)
-        finally:
-            begun.append(state.stop_reason)
-        time.sleep(60)
-    assert begun == [StopReason.SIGNAL]
+        sleep_after(lambda: os.kill(os.getpid(), number))
 
 
 def test_nothing_comes_after_the_end(state: TrainingState, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,8 +152,7 @@ def test_nothing_comes_after_the_end(state: TrainingState, monkeypatch: pytest.M
         os.kill(os.getpid(), signal.SIGTERM)
     (timer,) = timers
     assert timer.finished.is_set(), "it goes on"
-    timer.function()  # had it been about to wake the training at that very moment
-    time.sleep(0.05)
+    timer.function()  # as where it was just about to wake the training
 
 
 def test_the_old_handlers_come_back(state: TrainingState) -> None:
