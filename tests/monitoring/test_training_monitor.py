@@ -75,7 +75,7 @@ def scripted(directory: Path | None = None, **options: Any) -> TrainingMonitor:
     return TrainingMonitor(directory, **options)
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not come to that"
