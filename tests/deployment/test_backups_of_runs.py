@@ -247,7 +247,7 @@ def test_a_signal_leaves_a_confirmed_copy_within_the_emergency_time(
     tmp_path: Path, place: Path
 ) -> None:
     settings = small_settings(tmp_path, num_epochs=400, keep_checkpoints=2)
-    settings["backup"] = {"place": str(place), "emergency_seconds": 30}
+    settings["backup"] = {"place": str(place), "emergency_seconds": 100}
     (tmp_path / ".config").mkdir()
     (tmp_path / ".config/training_config.yaml").write_text(json.dumps(settings))
     process = start_temper("train", folder=tmp_path)
