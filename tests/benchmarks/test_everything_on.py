@@ -21,7 +21,7 @@ while True:
     time.sleep(0.01)
 '''],
     stdout=subprocess.PIPE,
-    stderr=open(sys.argv[1], "w") if sys.argv[1:] else subprocess.DEVNULL,
+    stderr=open(sys.argv[2], "w") if sys.argv[1] == "dots" else subprocess.DEVNULL,
 )
 for step in range(1000):
     helper.stdout.readline()
@@ -31,7 +31,7 @@ for step in range(1000):
 
 def test_a_training_stands_still_with_what_it_has_started_until_its_turn(tmp_path: Path) -> None:
     dots = tmp_path / "dots"
-    training = Training([sys.executable, "-c", COUNTS, str(dots)])
+    training = Training([sys.executable, "-c", COUNTS, "dots", str(dots)])
     try:
         assert training.go(0).num_tokens == 0
         assert training.go(5).num_tokens == 5
