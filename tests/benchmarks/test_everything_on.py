@@ -2,6 +2,7 @@
 
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,8 +13,15 @@ from benchmarks.everything_on import Training, Turn, page, train_pair
 COUNTS = """
 import subprocess, sys
 helper = subprocess.Popen(
-    [sys.executable, "-c", "import time\\nwhile True: print(flush=True); time.sleep(0.01)"],
+    [sys.executable, "-u", "-c", '''
+import sys, time
+while True:
+    print()
+    print(end=".", file=sys.stderr)
+    time.sleep(0.01)
+'''],
     stdout=subprocess.PIPE,
+    stderr=open(sys.argv[2], "w") if sys.argv[1] == "dots" else subprocess.DEVNULL,
 )
 for step in range(1000):
     helper.stdout.readline()
@@ -21,15 +29,16 @@ for step in range(1000):
 """
 
 
-def test_a_training_stands_still_with_what_it_has_started_until_its_turn() -> None:
-    training = Training([sys.executable, "-c", COUNTS])
+def test_a_training_stands_still_with_what_it_has_started_until_its_turn(tmp_path: Path) -> None:
+    dots = tmp_path / "dots"
+    training = Training([sys.executable, "-c", COUNTS, "dots", str(dots)])
     try:
         assert training.go(0).num_tokens == 0
         assert training.go(5).num_tokens == 5
-        time.sleep(1.0)  # a hundred lines, if it were not stopped
-        turn = training.go(10)
-        assert turn.num_tokens == 5
-        assert turn.seconds < 0.5
+        num_dots = dots.stat().st_size
+        time.sleep(0.5)  # fifty lines, if it were not stopped
+        assert dots.stat().st_size == num_dots > 0
+        assert training.go(10).num_tokens == 5
         assert {each.status() for each in (training._tree, *training._started())} == {"stopped"}
     finally:
         training.end()

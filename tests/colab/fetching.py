@@ -1,6 +1,7 @@
 """What the tests of fetching share: rows, a hurried patience, and a look at what is there."""
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 from colab.fetching_data import fetch_file
@@ -17,6 +18,7 @@ HURRIED = Patience(
 IMPATIENT = Patience(
     silence_seconds=0.3, pace_seconds=0.4, least_bytes=2000, num_attempts=3, first_wait_seconds=0.01
 )
+TRICKLED = replace(IMPATIENT, silence_seconds=20)  # for one that says little
 
 
 def web(

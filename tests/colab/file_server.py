@@ -39,6 +39,7 @@ class Served:
         cuts: after how many bytes the answers break off, one after the other; then none does.
         is_always_cut: the last of `cuts` holds for all that follow.
         pause_seconds: before each piece.
+        holds_at: after so many bytes nothing comes any more.
         shift_bytes: so much later than it was asked for a part begins.
         ignores_if_range: a part is given, whatever version it was asked for of.
         then: what lies there after the next answer.
@@ -53,6 +54,7 @@ class Served:
     cuts: list[int] = field(default_factory=list)
     is_always_cut: bool = False
     pause_seconds: float = 0.0
+    holds_at: int | None = None
     piece_bytes: int = PIECE_BYTES
     shift_bytes: int = 0
     ends_by_closing: bool = False
@@ -151,6 +153,9 @@ class Handler(BaseHTTPRequestHandler):
         kept = data if cut is None else data[:cut]
         for first in range(0, len(kept), served.piece_bytes):
             if served.pause_seconds and self.server_of.stopping.wait(served.pause_seconds):
+                break
+            if served.holds_at is not None and first >= served.holds_at:
+                self.server_of.stopping.wait()
                 break
             piece = kept[first : first + served.piece_bytes]
             self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece) if served.is_chunked else piece)

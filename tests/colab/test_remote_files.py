@@ -14,8 +14,15 @@ from colab.remote_files import DriveFile, MountedFile
 from colab.transfer import Patience
 from infrastructure.core.errors import DataError
 from infrastructure.core.waiting import within
-from tests.colab.fetching import HASH, HURRIED, IMPATIENT, ROWS, fetch, parts, visible
-from tests.colab.file_server import LOGIN_PAGE, QUOTA_PAGE, FileServer, Served, shared_on_drive
+from tests.colab.fetching import HASH, HURRIED, IMPATIENT, ROWS, TRICKLED, fetch, parts, visible
+from tests.colab.file_server import (
+    LOGIN_PAGE,
+    PIECE_BYTES,
+    QUOTA_PAGE,
+    FileServer,
+    Served,
+    shared_on_drive,
+)
 
 FILE_ID = "1aB_cD-eFgHiJkLmNoPqRsTuVwXyZ01234"
 
@@ -82,6 +89,8 @@ def test_what_drive_spoils_is_never_taken_for_data(
     shared_on_drive(file_server, FILE_ID, spoilt, "chats.jsonl")
     wanted = HASH if "SHA" in message else None
     patience = IMPATIENT if spoilt.pause_seconds else HURRIED
+    if spoilt.piece_bytes < PIECE_BYTES:
+        patience = TRICKLED
     with pytest.raises(DataError, match=message):
         fetch(drive(file_server, patience), tmp_path, wanted, patience)
     assert visible(tmp_path) == []
@@ -194,7 +203,7 @@ def failing_at(
     def limited(seconds: float, question: Callable[[], object]) -> object:
         timeouts.append(question)
         if len(timeouts) < number:
-            return within(seconds, question)
+            return within(60, question)
         return within(seconds, lambda: answer(failure, released))
 
     return limited

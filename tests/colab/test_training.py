@@ -46,6 +46,16 @@ config = DeploymentConfig(**{small_settings(folder, **settings)!r})
 """
 
 
+# It never comes to its first step.
+IN_PREPARATION = """
+import time
+from unittest import mock
+from infrastructure.training.enhanced_trainer import EnhancedTrainer
+with mock.patch.object(EnhancedTrainer, "initialize_model", lambda *_: time.sleep(600)):
+    summary = colab.train(config)
+"""
+
+
 def has_a_panel(shown: Cell) -> bool:
     return re.search(r"<span>step [\d,]+ of", panel_of(shown)) is not None
 
@@ -95,7 +105,8 @@ def test_interrupting_the_cell_saves_and_shows_where_and_the_cell_goes_on(
     assert str(run) in shown.text
     assert "Run this cell again" in shown.text
     assert "stopped" in panel_of(shown)
-    kernel.run_until(code, lambda cell: "Preparing model" in cell.text)
+    preparing = cell(tmp_path, IN_PREPARATION, num_epochs=LONG)
+    kernel.run_until(preparing, lambda cell: "Preparing model" in cell.text)
     shown = kernel.interrupt()
     assert shown.error.startswith("KeyboardInterrupt")  # the cells after it are not run
     assert "Interrupted before the first step: what was saved before is safe" in shown.text

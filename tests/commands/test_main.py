@@ -52,14 +52,17 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
 
 
 def test_help_answers_in_under_a_second() -> None:
-    """In seconds of processor time, so that a busy machine does not decide."""
-    run("--help")  # the first start compiles the sources
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    completed = run("--help")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert completed.returncode == ExitCode.DONE
-    assert "train-resume" in completed.stdout
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+    """In seconds of processor time, and the least of some, so that a busy machine does not decide;
+    the first start compiles the sources."""
+    seconds: list[float] = []
+    for _ in range(4):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        completed = run("--help")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert completed.returncode == ExitCode.DONE
+        assert "train-resume" in completed.stdout
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(seconds) < 1.0
 
 
 LOADED_BY_HELP = """

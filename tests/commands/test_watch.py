@@ -4,28 +4,38 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 
+from infrastructure.commands import watch as watch_command
 from infrastructure.commands.main import main
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.monitoring import watch
 from infrastructure.monitoring.records.run_owner import computes, started_trainings
 from tests.monitoring.written_run import write_run
 
-# Takes a while, as PyTorch does; then it has a run, and after a moment that is finished.
+# Takes a while, as PyTorch does; then it has a run, and when that was seen it is finished.
 TRAINING = """
 import json, os, sys, time
 from pathlib import Path
-time.sleep(0.6)
+
+def wait_for(path):
+    while not path.exists():
+        time.sleep(0.01)
+
+wait_for(Path("is waited for"))
 if sys.argv[1] == "train":
     run = Path("runs/20260102-new")
     run.mkdir()
     (run / "run.json").write_text(json.dumps({"run_id": run.name}))
     (run / "trained_by").write_text(f"process {os.getpid()} on {os.uname().nodename}\\n")
-    time.sleep(0.6)
+    wait_for(Path("is shown"))
     (run / "summary.json").write_text(json.dumps({"status": "finished", "steps": 7}))
 """
 
@@ -47,6 +57,23 @@ def started(folder: Path, request: pytest.FixtureRequest) -> Iterator[subprocess
         process.kill()
 
 
+@pytest.fixture
+def watching(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is started goes on when the command waits for it, and then when it shows its run."""
+
+    def sleep(seconds: float) -> None:
+        (folder / "is waited for").touch()
+        time.sleep(seconds)
+
+    def watched(*arguments: Any) -> str:
+        (folder / "is shown").touch()
+        return watch.watch(*arguments)
+
+    monkeypatch.setattr(watch_command, "time", SimpleNamespace(time=time.time, sleep=sleep))
+    monkeypatch.setattr(watch_command, "watch", watched)
+
+
+@pytest.mark.usefixtures("watching")
 @pytest.mark.parametrize("started", ["train"], indirect=True)
 def test_the_run_of_a_training_that_is_being_started_is_waited_for(
     started: subprocess.Popen[bytes], folder: Path, capsys: pytest.CaptureFixture[str]
@@ -70,6 +97,7 @@ def test_one_look_names_a_training_that_has_no_run_yet(
     assert any("Finished at step 3" in line for line in others), others
 
 
+@pytest.mark.usefixtures("watching")
 @pytest.mark.parametrize("started", ["train-resume"], indirect=True)
 def test_a_training_that_ends_without_a_run_is_not_waited_for_longer(
     started: subprocess.Popen[bytes], capsys: pytest.CaptureFixture[str]

@@ -57,7 +57,7 @@ def with_place(folder: Path, place: Path, **training: Any) -> Any:
 
 def lose(directory: Path) -> None:
     """Remove it although a copier may still write its last words there."""
-    for _ in range(20):
+    for _ in range(300):
         shutil.rmtree(directory, ignore_errors=True)
         if not directory.exists():
             return
@@ -246,8 +246,8 @@ def test_the_wait_at_the_end_can_be_skipped(
 def test_a_signal_leaves_a_confirmed_copy_within_the_emergency_time(
     tmp_path: Path, place: Path
 ) -> None:
-    settings = small_settings(tmp_path, num_epochs=400, keep_checkpoints=2)
-    settings["backup"] = {"place": str(place), "emergency_seconds": 30}
+    settings = small_settings(tmp_path, num_epochs=4000, keep_checkpoints=2)
+    settings["backup"] = {"place": str(place), "emergency_seconds": 100}
     (tmp_path / ".config").mkdir()
     (tmp_path / ".config/training_config.yaml").write_text(json.dumps(settings))
     process = start_temper("train", folder=tmp_path)

@@ -39,7 +39,7 @@ def temper(*arguments: str, folder: Path) -> tuple[int, str]:
 
 
 def test_a_detached_training_goes_on_by_itself_until_it_is_stopped(tmp_path: Path) -> None:
-    write_settings(tmp_path, num_epochs=400)
+    write_settings(tmp_path, num_epochs=4000)
     code, output = temper("train", "--detach", folder=tmp_path)
     (run,) = runs_of(tmp_path)
     trainer = read_trainer(run)

@@ -298,6 +298,8 @@ def program(path: Path, script: str) -> None:
 
 def test_interrupted_it_explains_how_to_go_on(tmp_path: Path) -> None:
     project = make_small_project(tmp_path)
+    endless = "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); signal.pause()"
+    (project.root / "backend.py").write_text(endless)  # however late the interrupt comes
     process = start_in_a_group_of_its_own(project)
     os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate()

@@ -54,7 +54,7 @@ def variables() -> dict[str, str]:
 
 
 def test_a_closed_terminal_saves_and_ends_with_129(tmp_path: Path) -> None:
-    write_settings(tmp_path, num_epochs=200)
+    write_settings(tmp_path, num_epochs=4000)
     with at_a_terminal(tmp_path) as process:
         run = when_saved(tmp_path, 3, process)
     assert process.wait(120) == 129

@@ -249,9 +249,7 @@ def test_a_signal_ends_the_wait_for_a_place_that_went_away(
         if line.startswith("Waiting for the backup"):
             break
     process.send_signal(number)
-    started = time.monotonic()
-    out, _ = process.communicate(timeout=60)
-    assert time.monotonic() - started < 10
+    out, _ = process.communicate(timeout=120)  # of the 600 s that it would wait
     assert process.returncode == ExitCode.NOT_CONFIRMED
     assert "Not waiting any longer" in out
     assert "NOT SAFE YET" in out

@@ -18,6 +18,9 @@ import pytest
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.deployment.deploy_training import TrainingDeployment
+from infrastructure.training.extensions.extension_hooks import Hook
+from tests.deployment.queue_process import HOLD_AT, Holding
 from tests.deployment.runs import (
     ROOT,
     deploy,
@@ -90,7 +93,14 @@ RANKS = Path("ranks.txt")
 
 
 def ranks_are_forks() -> None:
-    """For an agent, before it begins: to start Pythons takes longer than all that they train."""
+    """For an agent, before it begins: to start Pythons takes longer than all that they train. They
+    wait at HOLD_AT while there is a file `hold`."""
+    get_observers = TrainingDeployment._observers
+
+    def observers(self: TrainingDeployment, *parts: Any) -> list[Hook]:
+        return [*get_observers(self, *parts), Holding()]
+
+    TrainingDeployment._observers = observers  # type: ignore[method-assign]
     subprocess_handler.Popen = ForkedRank  # type: ignore[misc]
     inspect.stack = names_of_stack
 
@@ -193,6 +203,7 @@ def test_a_rank_that_dies_is_started_again_and_the_same_run_goes_on(
     settings = settings_with_dropout(tmp_path, saved_llama, num_processes=2)
     settings["training"]["num_epochs"] = 4
     write(tmp_path, settings)
+    (tmp_path / "hold").touch()
     process = forked_python(
         [sys.executable, "-m", "infrastructure", "train", "--new-run"],
         cwd=tmp_path,
@@ -201,9 +212,10 @@ def test_a_rank_that_dies_is_started_again_and_the_same_run_goes_on(
         stderr=subprocess.PIPE,
         preexec_fn=ranks_are_forks,
     )
-    run = when_saved(tmp_path, 2, process)
+    run = when_saved(tmp_path, HOLD_AT, process)
     ranks = dict(map(json.loads, (tmp_path / RANKS).read_text().splitlines()))
     os.kill(ranks["1"], signal.SIGKILL)
+    (tmp_path / "hold").unlink()
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     (note,) = (line for line in err.splitlines() if line.startswith("note: the process"))

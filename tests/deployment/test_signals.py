@@ -5,7 +5,9 @@ import re
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -71,15 +73,20 @@ def test_a_second_ctrl_c_breaks_off_the_step(state: TrainingState) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
+def sleep_after(act: Callable[[], object]) -> None:
+    """What `act` brings about may come at once, or while this sleeps."""
+    act()
+    time.sleep(60)
+
+
 def test_it_waits_until_nothing_is_lost_by_it(state: TrainingState) -> None:
     allowed = threading.Event()
     with stop_on_signals(state, allowed.is_set):
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(0.2)  # the weights change, or are being saved
-        threading.Timer(0.1, allowed.set).start()
         with pytest.raises(KeyboardInterrupt):
-            time.sleep(5)
+            sleep_after(threading.Timer(0.1, allowed.set).start)
 
 
 def test_any_more_ctrl_c_lose_nothing_that_waiting_keeps(state: TrainingState) -> None:
@@ -87,14 +94,14 @@ def test_any_more_ctrl_c_lose_nothing_that_waiting_keeps(state: TrainingState) -
     with stop_on_signals(state, allowed.is_set):
         for _ in range(5):
             os.kill(os.getpid(), signal.SIGINT)
-        allowed.set()
         with pytest.raises(StopSignal):
-            time.sleep(5)
+            sleep_after(allowed.set)
 
 
 def test_what_is_raised_is_the_first_signal_and_is_not_raised_again_while_it_unwinds(
-    state: TrainingState,
+    state: TrainingState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stop_signals, "UNWINDING_SECONDS", 60.0)  # as long as the machine likes
     unwound: list[bool] = []
 
     def broken_off() -> None:
@@ -125,19 +132,27 @@ def test_a_step_that_takes_too_long_is_broken_off(
 ) -> None:
     """Such as the compiling of a model, or a long evaluation."""
     monkeypatch.setattr(stop_signals, "PATIENCE_SECONDS", 0.1)
-    started = time.monotonic()
-    with stop_on_signals(state):
-        os.kill(os.getpid(), number)
-        with pytest.raises(KeyboardInterrupt, match=re.escape(reason_of(number))):
-            time.sleep(10)
-    assert time.monotonic() - started < 5
+    with (
+        stop_on_signals(state),
+        pytest.raises(KeyboardInterrupt, match=re.escape(reason_of(number))),
+    ):
+        sleep_after(lambda: os.kill(os.getpid(), number))
 
 
 def test_nothing_comes_after_the_end(state: TrainingState, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop_signals, "PATIENCE_SECONDS", 0.05)
+    timers: list[threading.Timer] = []
+
+    def noted(_seconds: float, wake: Callable[[], None]) -> threading.Timer:
+        timers.append(threading.Timer(60.0, wake))
+        return timers[-1]
+
+    monkeypatch.setattr(stop_signals, "threading", SimpleNamespace(**vars(threading)))
+    monkeypatch.setattr(stop_signals.threading, "Timer", noted)
     with stop_on_signals(state):
         os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(0.2)
+    (timer,) = timers
+    assert timer.finished.is_set(), "it goes on"
+    timer.function()  # as where it was just about to wake the training
 
 
 def test_the_old_handlers_come_back(state: TrainingState) -> None:

@@ -142,13 +142,18 @@ def test_values_that_do_not_go_together_fail_by_name_and_the_others_are_trained(
     ],
 )
 def test_the_time_of_a_trial_counts_while_its_sweep_is_dead(
-    tmp_path: Path, attributes: dict[str, Any], is_alive: bool, seconds: float
+    tmp_path: Path,
+    attributes: dict[str, Any],
+    is_alive: bool,
+    seconds: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The table and the estimate of what is left are made of it."""
-    began = attributes.get("began")
-    known = {**attributes, **({} if began is None else {"began": time.time() + began})}
+    now, began = time.time(), attributes.get("began")
+    monkeypatch.setattr(time, "time", lambda: now)
+    known = {**attributes, **({} if began is None else {"began": now + began})}
     sweep: Any = SimpleNamespace(_frozen=lambda trial: SimpleNamespace(user_attrs=known))
     write_record(tmp_path / "summary.json", {"status": "finished", "seconds": 7.0})
     place: Any = SimpleNamespace(is_alive=is_alive, run_path=tmp_path)
     unseen = Sweep._seconds_unseen(sweep, SimpleNamespace(), place)  # type: ignore[arg-type]
-    assert unseen == pytest.approx(seconds, abs=2)
+    assert unseen == pytest.approx(seconds)

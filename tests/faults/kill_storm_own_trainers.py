@@ -35,6 +35,7 @@ from tqdm import tqdm
 
 from infrastructure.training.hf_bridge import bridged_training
 from infrastructure.training.hf_bridge.carried_state import CarriedState
+from tests.deployment.runs import end_copiers
 from tests.faults.judge import Figures, print_figures, run_module
 from tests.faults.kill_storm import in_child
 from tests.training.hf_bridge.own_trainers import KINDS, NAME, SAVED, callback_of, trained
@@ -92,6 +93,7 @@ def move_away(directory: Path, place: Path) -> None:
     store = directory / "runs" / NAME / "checkpoints"
     if not any((store / "versions").glob("*.json")):
         return
+    end_copiers(directory)
     shutil.rmtree(place / NAME, ignore_errors=True)
     for part in OF_A_STORE:
         shutil.copytree(store / part, place / NAME / part)
@@ -150,13 +152,14 @@ def storm(directory: Path, kinds: list[str], num_kills: int, seed: int) -> dict[
         os.waitpid(in_child(partial(train, kind, timed, None)), 0)
         seconds[kind] = time.monotonic() - began
     total, draw, number = Outcome(), random.Random(seed), 0
-    while total.kills < num_kills and total.failed < len(kinds):
+    while (total.kills < num_kills or not total.moved) and total.failed < len(kinds):
         kind, number = kinds[number % len(kinds)], number + 1
         folder = directory / f"disturbed-{number}"
         undisturbed = directory / kind
         one = disturb(kind, folder, undisturbed, expected[kind], seconds[kind], draw)
         for name, count in vars(one).items():
             setattr(total, name, getattr(total, name) + count)
+        end_copiers(folder)
         shutil.rmtree(folder)
     return {"kinds": kinds, "trainings": number, **vars(total)}
 

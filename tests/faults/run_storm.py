@@ -31,6 +31,7 @@ from infrastructure.backup.format.store import Store
 from infrastructure.deployment.deploy_training import DeploymentConfig, TrainingDeployment
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
 from infrastructure.training import enhanced_trainer
+from tests.deployment.runs import end_copiers
 from tests.faults.judge import print_figures
 from tests.faults.kill_storm import in_child
 from tests.forks import import_what_takes_long
@@ -132,6 +133,7 @@ def storm(directory: Path, num_kills: int, seed: int) -> Outcome:
         disturbed.mkdir()
         kill_until_finished(disturbed, duration_seconds, draw, outcome)
         compare(reference, disturbed, outcome)
+        end_copiers(disturbed)
         shutil.rmtree(disturbed)
     return outcome
 
@@ -162,6 +164,7 @@ def kill_until_finished(
         outcome.deaths[death] += 1
         if death == "machine":
             end(helpers)
+            end_copiers(directory)  # those of trainings that were killed without them
             shutil.rmtree(directory / "runs", ignore_errors=True)
             committed = 0
         committed = look(directory / "runs", "*/checkpoints", committed, outcome)

@@ -70,11 +70,19 @@ def test_f24_a_run_of_the_future_comes_before_a_new_one(
     assert plan_run(tmp_path, "b").run_id == following
 
 
-def test_f11_a_clock_that_goes_back_leaves_the_charts_in_order() -> None:
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> float:
+    """What the clock shows all through a test."""
+    moment = time.time()
+    monkeypatch.setattr(time, "time", lambda: moment)
+    return moment
+
+
+def test_f11_a_clock_that_goes_back_leaves_the_charts_in_order(now: float) -> None:
     history = MachineHistory()
     for seconds_ago in (900, 898, 896, DAY_SECONDS, DAY_SECONDS - 2, DAY_SECONDS - 60):
         history.add(sample(seconds_ago, cpu_percent=seconds_ago % 7 + 1.0))
-        history.add_performance({"time": time.time() - seconds_ago, "seconds_per_step": 2.0})
+        history.add_performance({"time": now - seconds_ago, "seconds_per_step": 2.0})
     assert not history.pauses  # 58 s between two samples are none
     moments = [moment for moment, _ in history.curves["cpu_percent"]]
     steps = [later - earlier for earlier, later in pairwise(moments)]
@@ -84,6 +92,7 @@ def test_f11_a_clock_that_goes_back_leaves_the_charts_in_order() -> None:
     assert chart.curve.buckets[-1].step == pytest.approx(64, abs=0.1)
 
 
+@pytest.mark.usefixtures("now")
 def test_f11_a_clock_that_goes_forward_and_back_makes_a_pause_and_no_more() -> None:
     history = MachineHistory()
     for seconds_ago in (900, 898, 896 - DAY_SECONDS, 894 - DAY_SECONDS, 892, 890):

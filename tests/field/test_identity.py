@@ -218,7 +218,7 @@ def test_what_cannot_be_compared_is_noted_at_the_start(tmp_path: Path) -> None:
 def test_a_restored_run_knows_its_rows_and_no_file_for_others_has_its_key(tmp_path: Path) -> None:
     place = tmp_path / "place"
     here, there = tmp_path / "here", tmp_path / "there"
-    backup = {"place": str(place), "finish_seconds": 30, "emergency_seconds": 30}
+    backup = {"place": str(place), "finish_seconds": 120, "emergency_seconds": 120}
     train(here, config=settings(here, backup=backup), max_steps=2)
     facts = facts_of(here / "runs/tiny")
     parts = facts["parts"]

@@ -71,15 +71,14 @@ def test_f9_a_step_before_which_all_is_saved_is_broken_off(
             if events.state.step == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(60)
+                raise AssertionError("it was waited for")
 
         TrainerEvents.micro_batch_done = signalled  # type: ignore[method-assign]
         with pytest.raises(stop_signals.StopSignal) as raised:
             train(config)
         assert raised.value.name == "SIGTERM"
 
-    began = time.monotonic()
     assert in_fork(stopped) == 0
-    assert time.monotonic() - began < 55
     assert newest_step(run_folder(config)) == 2
 
 

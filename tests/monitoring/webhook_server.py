@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from unittest import mock
+
+from infrastructure.monitoring.watching import alert_queue
 
 
 class WebhookServer(ThreadingHTTPServer):
@@ -48,7 +51,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def webhook_server() -> Iterator[WebhookServer]:
-    with WebhookServer() as server:
+    """A sink waits for it as long as a busy machine may need."""
+    with WebhookServer() as server, mock.patch.object(alert_queue, "CLOSE_SECONDS", 60.0):
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

@@ -20,7 +20,7 @@ from infrastructure.quantum.quantum_step import (
 )
 from infrastructure.quantum.samplers.dense_annealer import DenseAnnealer
 from infrastructure.quantum.samplers.fallback import FallbackSampler
-from tests.quantum.samplers.questions import least_energy, random_model
+from tests.quantum.samplers.questions import least_energy, random_model, waits_cut_short
 
 MISBEHAVING = "tests.quantum.samplers.misbehaving"
 
@@ -100,16 +100,20 @@ EMPTY = (f"{MISBEHAVING}:Empty", "gave an empty answer")
 GARBAGE = (f"{MISBEHAVING}:Garbage", "not a SampleSet")
 
 
-# Who answers at all is given time to start on a busy machine.
-@pytest.mark.parametrize(
-    ("solver", "sentence", "timeout"), [(*HANGING, 2), (*RAISING, 60), (*EMPTY, 60), (*GARBAGE, 60)]
-)
+@pytest.mark.parametrize(("solver", "sentence"), [HANGING, RAISING, EMPTY, GARBAGE])
 def test_a_sampler_that_misbehaves_costs_no_more_than_the_timeout(
-    solver: str, sentence: str, timeout: float, bqm: dimod.BinaryQuadraticModel
+    solver: str,
+    sentence: str,
+    bqm: dimod.BinaryQuadraticModel,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Who answers at all is given time to start on a busy machine; who hangs does so for ten
+    minutes."""
+    limits = waits_cut_short(monkeypatch) if solver == HANGING[0] else [60.0]
     began = time.monotonic()
-    solution = quantum_solve(Chosen(bqm, plain_answers(bqm)), resources(solver, timeout=timeout))
-    assert time.monotonic() - began < timeout + 0.5
+    solution = quantum_solve(Chosen(bqm, plain_answers(bqm)), resources(solver))
+    assert time.monotonic() - began < 60.5
+    assert 0 < limits[0] <= 60
     assert solution.is_fallback
     assert solution.answered_by == "none"
     assert solution.energy == pytest.approx(solution.alternatives["none"])
@@ -118,12 +122,12 @@ def test_a_sampler_that_misbehaves_costs_no_more_than_the_timeout(
 
 
 def test_a_sampler_that_hangs_leaves_the_next_one_its_time(
-    bqm: dimod.BinaryQuadraticModel,
+    bqm: dimod.BinaryQuadraticModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    began = time.monotonic()
-    hanging = resources(HANGING[0], timeout=3, fallback=["exact"])
+    limits = waits_cut_short(monkeypatch)
+    hanging = resources(HANGING[0], fallback=["exact"])
     solution = quantum_solve(Chosen(bqm, plain_answers(bqm)), hanging)
-    assert time.monotonic() - began < 3.5
+    assert 0 < limits[0] <= 30
     assert solution.answered_by == "exact"
     assert solution.energy == pytest.approx(least_energy(bqm))
     assert not solution.is_fallback

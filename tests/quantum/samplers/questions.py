@@ -2,6 +2,11 @@
 
 import dimod
 import numpy as np
+import pytest
+
+from infrastructure.quantum.samplers.deadline import Deadline
+from infrastructure.quantum.samplers.messages import Message
+from infrastructure.quantum.samplers.process_sampler import Talk
 
 
 def random_model(
@@ -26,3 +31,17 @@ def least_energy(bqm: dimod.BinaryQuadraticModel, num_ones: int | None = None) -
     ones = (np.asarray(found.record.sample) > 0).sum(axis=1)
     energies = found.record.energy
     return float(energies.min() if num_ones is None else energies[ones == num_ones].min())
+
+
+def waits_cut_short(monkeypatch: pytest.MonkeyPatch, seconds: float = 1.0) -> list[float]:
+    """Each wait for another process ends after so long; how long each might have lasted. A limit so
+    short that a test may wait for it would be over on a busy machine before anything is asked."""
+    limits: list[float] = []
+    result = Talk.result
+
+    def hurried(self: Talk, deadline: Deadline) -> Message:
+        limits.append(deadline.seconds_left)
+        return result(self, Deadline(seconds))
+
+    monkeypatch.setattr(Talk, "result", hurried)
+    return limits

@@ -14,7 +14,7 @@ from infrastructure.core.agent import agent_folder, end_with_agent, left_to_agen
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
 from infrastructure.core.files import write_text
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
 STOPPED = "Stopped at step 1"
 
 

@@ -206,7 +206,7 @@ def test_ranks_end_when_their_agent_is_killed(tmp_path: Path) -> None:
     rank_0 = psutil.Process(int((tmp_path / "rank-0@0").read_text()))
     process.kill()
     process.wait()
-    psutil.wait_procs([rank_0], 20)
+    psutil.wait_procs([rank_0], PATIENCE_SECONDS)
     assert (tmp_path / "signals").read_text() == "SIGTERM\n"
 
 
@@ -268,7 +268,7 @@ def _kill(path: Path) -> None:
 
 
 def _wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)

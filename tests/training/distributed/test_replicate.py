@@ -106,7 +106,7 @@ ERRORS = [
     ),
     Case("failed", {**SHORT, **SAVES}, planted={1: "an error"}),
 ]
-LIMIT_SECONDS = 3.0
+LIMIT_SECONDS = 6.0
 NUM_PAIRS = 8
 
 

@@ -116,7 +116,7 @@ HUNG = [
         f"rank {rank} {where if isinstance(where, str) else f'hangs in round {where}'}",
         {**SPREAD, **SAVES, "training.max_steps": 2},
         planted={rank: where},
-        limit_seconds=3.0,
+        limit_seconds=6.0,
     )
     for rank in (1, 0)
     for where in ("hangs in a gather", "hangs in a reduction", 20)

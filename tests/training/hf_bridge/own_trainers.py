@@ -355,7 +355,7 @@ def without_times(entry: dict[str, Any]) -> dict[str, Any]:
 
 def callback_of(folder: Path, place: Path | None = None, **options: Any) -> TemperCallback:
     """As it is written for a training whose machine may go away."""
-    backup = {} if place is None else {"backup": {"place": str(place), "finish_seconds": 30}}
+    backup = {} if place is None else {"backup": {"place": str(place), "finish_seconds": 120}}
     config = DeploymentConfig(
         output_dir=str(folder / "runs"),
         enable_monitoring=False,

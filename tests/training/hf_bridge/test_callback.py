@@ -395,7 +395,7 @@ def test_another_machine_goes_on_from_the_place(
     tmp_path: Path, undisturbed: Callable[..., torch.Tensor]
 ) -> None:
     here, there, place = tmp_path / "here", tmp_path / "there", tmp_path / "place"
-    backup = {"place": str(place), "finish_seconds": 30, "emergency_seconds": 30}
+    backup = {"place": str(place), "finish_seconds": 120, "emergency_seconds": 120}
     stop = At(Event.AFTER_BACKWARD, 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
     train(here, config=settings(here, backup=backup), hooks=[stop])
     assert (place / "tiny").is_dir()

@@ -1,7 +1,6 @@
 """All rows of a data set count, in their order, however they lie in memory or in a file."""
 
 import itertools
-import time
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,19 +174,16 @@ def test_pictures_count_by_their_pixels_and_what_has_no_content_is_unseen() -> N
 def test_as_many_rows_are_compared_as_time_allowed_at_the_beginning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dataset_rows, "MOST_SECONDS", 0.05)
-
-    class Slow(Of):
-        def __getitem__(self, index: int) -> Any:
-            time.sleep(0.002)
-            return self.rows[index]
-
-    first = rows_facts(Slow([*range(1000)]), KEY, CPU)
-    assert 0 < first["num_hashed"] < 1000
+    seconds = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: next(seconds))
+    monkeypatch.setattr(dataset_rows, "time", clock)
+    monkeypatch.setattr(dataset_rows, "MOST_SECONDS", 25.0)
+    first = rows_facts(Of([*range(1000)]), KEY, CPU)
+    assert 20 < first["num_hashed"] < 30
     monkeypatch.setattr(dataset_rows, "MOST_SECONDS", 0.0)
-    assert rows_facts(Slow([*range(1000)]), KEY, CPU, first["num_hashed"]) == first
+    assert rows_facts(Of([*range(1000)]), KEY, CPU, first["num_hashed"]) == first
     changed = [-1, *range(1, 1000)]
-    assert rows_facts(Slow(changed), KEY, CPU, first["num_hashed"]) != first
+    assert rows_facts(Of(changed), KEY, CPU, first["num_hashed"]) != first
 
 
 @pytest.mark.parametrize("name", ["Image", "Audio", "Video"])

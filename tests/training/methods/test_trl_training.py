@@ -107,9 +107,14 @@ def test_a_stopped_training_is_stopped_and_a_finished_one_not_trained_again(
     config = configuration("dpo", tmp_path, saved_llama, training={"max_steps": 300})
 
     def stopped() -> None:
-        import threading
+        before = TrainerEvents.micro_batch_done
 
-        threading.Timer(1.5, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+        def signalled(events: TrainerEvents) -> None:
+            before(events)
+            if events.state.step == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        TrainerEvents.micro_batch_done = signalled  # type: ignore[method-assign]
         assert train(config)["status"] == "stopped"
 
     assert in_fork(stopped) == 0

@@ -174,5 +174,5 @@ def test_an_endless_word_does_not_stop_the_training(character: str) -> None:
     texts = sample_texts()[:300]
     started = time.monotonic()
     found = train_tokenizer([*texts, character * 300_000], 400)
-    assert time.monotonic() - started < 10  # it was minutes
+    assert time.monotonic() - started < 60  # it was minutes
     assert found.decode(found(character * 3000)["input_ids"]) == character * 3000

@@ -26,7 +26,7 @@ def config_of(folder: Path, monitor: dict[str, Any], **more: Any) -> DeploymentC
 def test_a_run_is_watched_from_its_first_step_to_its_last(tmp_path: Path) -> None:
     settings = small_settings(tmp_path, metrics_sinks=["jsonl", "tensorboard"])
     monitor = {"interval": 0.1, "profile_steps": 2, "thresholds": {"gradient_norm": 1e-6}}
-    place = {"place": str(tmp_path / "place"), "finish_seconds": 30}
+    place = {"place": str(tmp_path / "place"), "finish_seconds": 120}
     run, lines = deploy(DeploymentConfig(**settings, monitor=monitor, backup=place))
     samples = read_metrics(run / SYSTEM_FILE)
     assert samples[-1]["step"] == losses(run)[-1][0]

@@ -24,6 +24,7 @@ from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.quantum.overhead_budget import OverheadBudget
 from tests.deployment.runs import deploy, losses, runs_of, small_settings
 from tests.forks import outcome_of_forked
+from tests.quantum.samplers.questions import waits_cut_short
 from tests.slow import slow
 from tests.training.quantum.quantum_runs import (
     extension_of,
@@ -46,18 +47,23 @@ class FirstStep(Observer):
 
 
 @pytest.mark.parametrize(
-    ("sampler", "message", "timeout"),
+    ("sampler", "message"),
     [
-        ("Hanging", "Hanging", 2),
-        ("Raising", "the solver is offline", 60),  # which a busy machine is given the time to say
-        ("Garbage", "Garbage", 60),
-        pytest.param("Empty", "Empty", 60, marks=slow),
+        ("Hanging", "had no answer"),
+        ("Raising", "the solver is offline"),
+        ("Garbage", "Garbage"),
+        pytest.param("Empty", "Empty", marks=slow),
     ],
 )
 def test_a_sampler_that_does_not_answer(
-    saved_llama: Path, tmp_path: Path, sampler: str, message: str, timeout: float
+    saved_llama: Path,
+    tmp_path: Path,
+    sampler: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    first = FirstStep()
+    first, timeout = FirstStep(), 60  # which a busy machine is given to answer
+    limits = waits_cut_short(monkeypatch) if sampler == "Hanging" else [timeout]
     trainer = quantum_trainer(
         saved_llama,
         tmp_path,
@@ -73,6 +79,7 @@ def test_a_sampler_that_does_not_answer(
     assert record["is_fallback"]
     assert record["answered_by"] == next(iter(record["alternatives"]))
     assert record["solver_seconds"] < timeout + 0.5
+    assert 0 < limits[0] <= timeout
     assert record["allowed_seconds"] is None  # and no large number that means nothing
     assert trainer.state is not None
     (noted,) = trainer.state.recoveries
@@ -143,7 +150,8 @@ def test_a_solver_has_what_the_overhead_leaves_it(
 
 
 def test_an_answer_that_comes_too_late_is_reported(saved_llama: Path, tmp_path: Path) -> None:
-    quantum = {"data_budget": 0.5, "background": True}
+    hanging = {"solver": f"{BAD}:Hanging", "timeout": 300}
+    quantum = {"data_budget": 0.5, "background": True, **hanging}
     trainer = quantum_trainer(saved_llama, tmp_path, quantum=quantum, max_steps=2)
     trainer.train()
     assert [record["outcome"] for record in records(trainer)] == ["asked", "unused"]

@@ -1,7 +1,7 @@
 """Compiling is decided once, by measurement, and leaves no trace in the numbers."""
 
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,26 +9,29 @@ import pytest
 import torch
 
 from infrastructure.core.errors import CheckpointError
+from infrastructure.optimization.compiling import decide_compiling
 from infrastructure.training.sizing import compile_benchmark as compile_trial
 from infrastructure.training.sizing.compile_benchmark import CompileBenchmark
 from tests.training.toy import ToyAdapter
 from tests.training.toy_training import Training
 
-SLOWER_SECONDS = 0.03  # much, so that it shows on a busy machine, too
-
 
 class Compiler:
-    """Makes a toy adapter slow until it is compiled; counts how often it was asked."""
+    """Makes a toy adapter slow until it is compiled, by a clock of its own; counts how often it was
+    asked."""
 
     def __init__(self, adapter: ToyAdapter, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[bool] = []
+        self.now = 0.0
         prepare = adapter.prepare_batch
 
         def slow_batch(examples: Sequence[int]) -> dict[str, Any]:
-            if not self.calls or not self.calls[-1]:
-                time.sleep(SLOWER_SECONDS)
+            is_compiled = bool(self.calls) and self.calls[-1]
+            self.now += 0.01 if is_compiled else 0.04
             return prepare(examples)
 
+        timed = partial(decide_compiling, clock=lambda: self.now)
+        monkeypatch.setattr(compile_trial, "decide_compiling", timed)
         monkeypatch.setattr(adapter, "prepare_batch", slow_batch)
         monkeypatch.setattr(adapter, "set_compiled", self.calls.append)
 

@@ -1,8 +1,9 @@
 """Builds caches in forked children, one for each line of its input, until somebody kills the child.
 Torch is imported once.
 
-A line is a folder and a number of bytes: the kernel kills a child in the middle of the write that
-makes a file longer. 0 is no limit.
+A line is a folder and two numbers. One is of bytes: the kernel kills a child in the middle of the
+write that makes a file longer. The other is of pages, after which a child waits to be killed. 0 is
+no limit.
 """
 
 import os
@@ -10,6 +11,7 @@ import resource
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from infrastructure.training.stackwise.activation_cache import ActivationCache, Pages, trunk_hash
@@ -32,17 +34,23 @@ def die_when_a_file_is_longer(limit_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
 
 
+def wait(most_pages: int, done: int, total: int) -> None:
+    """Who kills it counts the pages."""
+    while done == most_pages:
+        signal.pause()
+    time.sleep(0.002)
+
+
 def main() -> None:
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
-            folder, limit_bytes = line.rsplit(maxsplit=1)
+            folder, limit_bytes, most_pages = line.rsplit(maxsplit=2)
             print("begun", os.getpid(), flush=True)
             if int(limit_bytes):
                 die_when_a_file_is_longer(int(limit_bytes))
             cache, trunk, _ = cache_in(Path(folder))
-            # who kills it counts the pages
-            cache.build(trunk, lambda done, total: time.sleep(0.002))
+            cache.build(trunk, partial(wait, int(most_pages)))
             os._exit(0)
         _, status = os.waitpid(child, 0)
         print("ended", os.WIFSIGNALED(status), flush=True)

@@ -33,7 +33,7 @@ def test_as_many_as_given_are_made_ahead_and_no_more() -> None:
 
     ahead = prefetch(items(), 3)
     assert next(ahead) == 0
-    assert third.wait(10)
+    assert third.wait(60)
     ahead.close()
     assert made == [0, 1, 2, 3]
     assert threads() == []
