@@ -68,6 +68,9 @@ class Service(Place):
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
         self.files.write(path, buffers)
 
+    def create(self, path: Path, data: bytes) -> bool:
+        return self.files.files.setdefault(path, data) is data
+
     def remove(self, path: Path) -> None:
         self.files.remove(path)
 
@@ -175,6 +178,10 @@ class Disturbed(Place):
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
         self._change(path)
         self.inner.write(path, buffers)
+
+    def create(self, path: Path, data: bytes) -> bool | None:
+        self._change(path)
+        return self.inner.create(path, data)
 
     def remove(self, path: Path) -> None:
         self._change(path)
