@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import huggingface_hub
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.registry import _registry
@@ -16,14 +17,17 @@ from fsspec.registry import _registry
 from infrastructure.backup.backends.base import Content, Place
 from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.backends.fsspec_place import FsspecPlace
+from infrastructure.backup.backends.hub import HubPlace
 from infrastructure.backup.format.file_operations import Buffer
 from infrastructure.backup.format.store import Store
+from infrastructure.backup.inventory import runs_at, verify_all
 from infrastructure.backup.replication.claims import MOST_TRIES, NUM_KEPT, Claims
 from infrastructure.backup.replication.copier import LOOK_SECONDS
 from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.backup.run_backup import RunBackup
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.testing.suites.storage_backend import _names
+from tests.backup.backends.hub_server import TOKEN, running_hub
 from tests.backup.memory_place import RUN, MemoryPlace, save
 from tests.backup.replication.test_copier import HOUR, Rig
 
@@ -225,6 +229,25 @@ class Sharing(MemoryPlace):
         self.files = self.files if other is None else other.files
 
 
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+def test_on_the_hub_too_one_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    with running_hub() as hub:
+        one, two = (
+            training(tmp_path, name, HubPlace("hf://me/backups", hub.url))
+            for name in ("one", "two")
+        )
+        save(one.local, 2)
+        save(two.local, 3)
+        at_the_same_instant([one, two], manifest_seconds=3.0)
+        assert sorted([state(one), state(two)]) == ["fenced", "idle"]
+        confirmed = [rig.copier.status().confirmed_name for rig in (one, two)]
+        assert confirmed.count(None) == 1
+        assert {*confirmed} == {None, *one.remote.versions()}
+    huggingface_hub.close_session()
+
+
 def test_where_a_place_cannot_create_both_see_each_other_afterwards(tmp_path: Path) -> None:
     place = Sharing()
     one, two = training(tmp_path, "one", place), training(tmp_path, "two", Sharing(place))
@@ -264,11 +287,14 @@ def test_a_copier_that_was_killed_after_its_claim_goes_on(
     tmp_path: Path, kind: Open, is_newer_there: bool
 ) -> None:
     rig = training(tmp_path, "one", kind(tmp_path))
-    name = killed_before_its_manifest(rig)
-    newest = save(rig.local, 3) if is_newer_there else name
+    rig.copy(1)
+    newest = killed_before_its_manifest(rig)
+    if is_newer_there:  # and the one that was claimed is gone here
+        newest = save(rig.local, 3)
+        rig.local.remove_all_but([newest])
     restarted(rig).settle()
     assert rig.copier.status().confirmed_name == newest
-    assert numbers_at(rig.place) == [0, 1][: 1 + is_newer_there]
+    assert numbers_at(rig.place) == [0, 1, 2][: 2 + is_newer_there]
 
 
 def test_a_claim_fences_before_and_without_its_manifest(tmp_path: Path, kind: Open) -> None:
@@ -384,7 +410,9 @@ def test_a_copier_removes_old_claims(tmp_path: Path) -> None:
     rig.copy(90)
     rig.settle()
     assert numbers_at(rig.place) == [*range(4, NUM_KEPT + 5)]
-    assert not rig.remote.newest()[1]
+    found = list(verify_all(rig.place.url, rig.remote))
+    assert [version.problem for version in found] == [None] * 2
+    assert runs_at(rig.place) == [RUN]
 
 
 def test_a_listing_that_is_late_costs_questions_only(tmp_path: Path) -> None:
