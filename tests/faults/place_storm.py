@@ -450,7 +450,8 @@ class History:
     def _restarted(self) -> None:
         self.outcome.restarts += 1
         writer = self.draw.choice(self.writers)
-        is_fenced = writer.copier.status().state == FENCED
+        # where all is lost, nothing tells that there was another: the first one to come goes on
+        is_fenced = writer.copier.status().state == FENCED and bool(self._paths())
         writer.restart()
         self._pass(200.0)
         if is_fenced and self.weather == Weather():
