@@ -27,6 +27,7 @@ from infrastructure.backup.inventory import (
 from infrastructure.backup.repair.run_files_repair import RunFileRepair
 from infrastructure.backup.repair.run_repair import Repair, StoreRepair
 from infrastructure.backup.replication.apart import ApartSettings
+from infrastructure.backup.replication.claims import Claims
 from infrastructure.backup.replication.copier_client import CopierClient
 from infrastructure.backup.replication.copier_process import CopierSettings
 from infrastructure.backup.replication.download import fetch_newest
@@ -161,7 +162,9 @@ class RunBackup:
             StorageError: the place does not answer, or this machine's disk refuses.
         """
         try:
-            Lineage(self.store.root).restored(link.store.versions())
+            claimed = Claims(link).holder()  # perhaps of a copier that died before its manifest
+            names = [*link.store.versions(), *([claimed] if claimed else [])]
+            Lineage(self.store.root).restored(names)
         except OSError as error:
             raise self._unreachable(error) from error
 

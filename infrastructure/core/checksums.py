@@ -20,8 +20,13 @@ _LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
 
 def write_record(path: Path, record: Mapping[str, object]) -> None:
     """Write a JSON object with its checksum, atomically."""
+    write_json(path, with_checksum(record))
+
+
+def with_checksum(record: Mapping[str, object]) -> JsonObject:
+    """The JSON object that `parse_record` takes for whole."""
     plain = json.loads(json.dumps({**record}, allow_nan=False))
-    write_json(path, {**plain, CHECKSUM: _checksum(plain)})
+    return {**plain, CHECKSUM: _checksum(plain)}
 
 
 def read_record(path: Path) -> JsonObject:

@@ -68,6 +68,9 @@ class Service(Place):
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
         self.files.write(path, buffers)
 
+    def create(self, path: Path, data: bytes) -> bool:
+        return self.files.files.setdefault(path, data) is data
+
     def remove(self, path: Path) -> None:
         self.files.remove(path)
 
@@ -175,6 +178,10 @@ class Disturbed(Place):
     def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
         self._change(path)
         self.inner.write(path, buffers)
+
+    def create(self, path: Path, data: bytes) -> bool | None:
+        self._change(path)
+        return self.inner.create(path, data)
 
     def remove(self, path: Path) -> None:
         self._change(path)
@@ -443,7 +450,8 @@ class History:
     def _restarted(self) -> None:
         self.outcome.restarts += 1
         writer = self.draw.choice(self.writers)
-        is_fenced = writer.copier.status().state == FENCED
+        # where all is lost, nothing tells that there was another: the first one to come goes on
+        is_fenced = writer.copier.status().state == FENCED and bool(self._paths())
         writer.restart()
         self._pass(200.0)
         if is_fenced and self.weather == Weather():

@@ -229,6 +229,15 @@ class Place(FileOperations, abc.ABC):
         The directory is made where a place has directories.
         """
 
+    def create(self, path: Path, data: bytes) -> bool | None:
+        """Put a small file there, whole, if there is none of its name: of any number of machines
+        that do this at the same instant, one does. Lasting when this returns.
+
+        Returns:
+            Whether it did; False: there is one. None: this place cannot, and nothing was done.
+        """
+        return None
+
     @abc.abstractmethod
     def remove(self, path: Path) -> None:
         """Remove a file, so that it no longer takes space where that is possible."""

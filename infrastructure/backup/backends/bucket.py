@@ -88,6 +88,9 @@ class BucketPlace(HubPlace):
             self.api.batch_bucket_files(self.repo_id, add=[(file.name, at)])
         self._written[at] = (Content.of(buffers, self.hashes), computed.hash)
 
+    def create(self, path: Path, data: bytes) -> None:
+        """Nothing: a bucket takes no conditions."""
+
     def remove(self, path: Path) -> None:
         at = self.at(path)
         self._file(path)  # what is not there cannot be removed

@@ -18,7 +18,7 @@ STREAMS = ("read", "read_into", "read_back")
 MEND = "mend it there, and go on with the run, which reads it anew"
 CALLS = (
     *("identify", "require_identity", "probe", "sweep", "confirm"),
-    *("size", "names", "write", "remove", "free_bytes", "make_directory", "sync_file"),
+    *("size", "names", "write", "create", "remove", "free_bytes", "make_directory", "sync_file"),
     *("sync_directory", "rename", "truncate", "forget_cached", "close"),
 )
 

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,8 @@ Result = TypeVar("Result")
 
 PART = ".part"
 OLD_PART_SECONDS = 86400.0
+# of file systems that give no file a second name, such as exFAT
+NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 
 ADVICE = {
     errno.ENOSPC: "make room on that disk, or name another place",
@@ -140,6 +143,32 @@ class FolderPlace(Place):
         except BaseException:
             self._remove_if_there(part)
             raise
+
+    def create(self, path: Path, data: bytes) -> bool | None:
+        """A program's mount may give the same name on two machines."""
+        if self._program is not None:
+            return None
+        self.make_directory(path.parent)
+        target = self.at(path)
+        part = target.with_name(f"{target.name}.{secrets.token_hex(4)}{PART}")
+        try:
+            self.operations.write(part, [data])
+            self.operations.sync_file(part)
+            return self._link(part, target)
+        finally:
+            self._remove_if_there(part)
+
+    def _link(self, part: Path, target: Path) -> bool | None:
+        try:
+            self.operations.link(part, target)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno in NO_LINKS:
+                return None
+            raise
+        self.operations.sync_directory(target.parent)
+        return True
 
     def sweep(self, directory: Path) -> None:
         """Also the parts of files whose writer is gone: the lock of a living one spares its part.

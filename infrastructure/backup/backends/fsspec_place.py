@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from infrastructure.backup.backends.base import Content, Evidence, Place, require_content
-from infrastructure.backup.backends.remote_errors import as_os_errors
+from infrastructure.backup.backends.remote_errors import as_os_errors, is_there, is_unsupported
 from infrastructure.backup.format.file_operations import CHUNK_BYTES, Buffer
 from infrastructure.config.registries import BACKENDS
 from infrastructure.core.errors import MissingPackageError, StorageError
@@ -41,6 +41,9 @@ NO_SCHEMES = {"folder", "fsspec"}  # names of our backends that stand before no 
 COMMON = ("s3", "gs", "az", "hf", "sftp")  # schemes that most people use
 BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "tos", "tosfs"}
 # fmt: on
+# Here the server itself refuses to create what is there. Of other file systems, those of fsspec ask
+# first and write then. One that only speaks S3 may not heed the condition: then it is as elsewhere.
+CONDITIONAL = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"}
 CHECKSUMS = ("ETag", "etag", "md5", "md5Hash", "md5Checksum", "sha256", "checksum")
 PIP_LINES = {
     "s3": "pip install s3fs",
@@ -137,6 +140,11 @@ class FsspecPlace(Place):
             self._call(path, lambda at: self.file_system.makedirs(self._parent(at), exist_ok=True))
             self._call(path, partial(self._write, buffers=buffers))
 
+    def create(self, path: Path, data: bytes) -> bool | None:
+        if self.scheme not in CONDITIONAL:
+            return None
+        return self._call(path, partial(self._create, data=data))
+
     def remove(self, path: Path) -> None:
         self._call(path, self.file_system.rm_file)
 
@@ -183,6 +191,17 @@ class FsspecPlace(Place):
             file.write(start)
             for buffer in rest:
                 file.write(buffer)
+
+    def _create(self, at: str, data: bytes) -> bool | None:
+        try:
+            self.file_system.pipe_file(at, data, mode="create")
+        except Exception as error:
+            if is_there(error):
+                return False
+            if is_unsupported(error):
+                return None
+            raise
+        return True
 
     @staticmethod
     def _parent(at: str) -> str:

@@ -38,6 +38,7 @@ URL = re.compile(
 KINDS = {"datasets": "dataset", "buckets": "bucket"}
 SMALL_BYTES = 16 * 1024**2  # the Hub takes none of more than 10 MB into git itself
 MOST_PENDING = 100  # files in one commit
+NUM_TRIES = 5  # while others commit to the same repository
 ADVICE = {
     errno.EACCES: "log in with `hf auth login`, or set HF_TOKEN to a token that may write there",
     errno.ENOENT: "check its name, and whose token this is with `hf auth whoami`",
@@ -170,6 +171,35 @@ class HubPlace(Place):
             self._make_ready()
             self.api.preupload_lfs_files(self.repo_id, [operation], repo_type=self.repo_type)
         self._add(at, operation)
+
+    def create(self, path: Path, data: bytes) -> bool | None:
+        """A commit on top of one that has no such file: the Hub takes it there or nowhere."""
+        from huggingface_hub import CommitOperationAdd
+        from huggingface_hub.errors import HfHubHTTPError
+
+        self.commit()
+        at, message = self.at(path), "Claim the next version"
+        repo, kind = self.repo_id, self.repo_type
+        with self.plain_errors(self.shown(path)):
+            self._make_ready()
+            for _ in range(NUM_TRIES):
+                head, add = (
+                    self.api.repo_info(repo, repo_type=kind).sha,
+                    CommitOperationAdd(at, data),
+                )
+                if head is None:
+                    return None
+                if self.api.get_paths_info(repo, [at], revision=head, repo_type=kind):
+                    return False
+                try:
+                    self.api.create_commit(
+                        repo, [add], commit_message=message, repo_type=kind, parent_commit=head
+                    )
+                    return True
+                except HfHubHTTPError as error:
+                    if status_of(error) != 412:
+                        raise
+            raise OSError(errno.EAGAIN, "others commit to this repository at the same time")
 
     def remove(self, path: Path) -> None:
         from huggingface_hub import CommitOperationDelete

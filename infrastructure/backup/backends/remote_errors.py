@@ -43,6 +43,8 @@ WORDS_ERRNO = {
     "writeerror": errno.ENOTCONN,
 }
 MAX_TEXT = 300
+# What stores, and clients older than the condition, answer to a write that has one.
+UNSUPPORTED = ("notimplemented", "invalidargument", "invalidrequest", "paramvalidation")
 
 
 @contextlib.contextmanager
@@ -85,6 +87,18 @@ def errno_of(error: Exception) -> int:
     if "notfound" in text or "nosuchkey" in text:
         return errno.ENOENT
     return _errno_of_kind(error)
+
+
+def is_there(error: Exception) -> bool:
+    """Whether a file was not created because there is one of its name."""
+    chain = list(_with_causes(error))
+    return any(isinstance(each, FileExistsError) or status_of(each) == 412 for each in chain)
+
+
+def is_unsupported(error: Exception) -> bool:
+    """Whether a store, or its client, cannot create a file on the condition that there is none."""
+    words = [f"{_code(each)} {type(each).__name__}".lower() for each in _with_causes(error)]
+    return isinstance(error, TypeError) or any(w in text for text in words for w in UNSUPPORTED)
 
 
 def _errno_of_kind(error: Exception) -> int:

@@ -94,6 +94,10 @@ class FileOperations:
     def rename(self, source: Path, target: Path) -> None:
         source.replace(target)
 
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name; one that is there already is an error."""
+        target.hardlink_to(source)
+
     def remove(self, path: Path) -> None:
         path.unlink()
 

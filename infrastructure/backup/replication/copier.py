@@ -18,6 +18,7 @@ from infrastructure.backup.format.lineage import Lineage
 from infrastructure.backup.format.manifest import Manifest
 from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
+from infrastructure.backup.replication.claims import Claims
 from infrastructure.backup.replication.folder_upload import Publication, PublishedFolder
 from infrastructure.backup.replication.remote_pruning import GRACE_SECONDS, PlacePruning
 from infrastructure.backup.replication.remote_session import (
@@ -71,6 +72,7 @@ class Copier:
         draw: Callable[[], float] = random.random,
     ) -> None:
         self.local, self.link = local, link
+        self.claims = Claims(link)
         self.pruning = PlacePruning(link, retention, grace_seconds)
         self._record = record
         self._publications: dict[str, PublishedFolder | Publication] = {}  # still to be done
@@ -331,6 +333,8 @@ class Copier:
         lineage.begin(self._local_names, [name for name in parents if name is not None])
         self._lineage = lineage
         self._refuse_strangers(listed)
+        if (holder := self.claims.holder()) is not None:
+            self._refuse_strangers([holder])
         self._looked_at = self.link.clock()
 
     def _identify(self) -> None:
@@ -488,6 +492,7 @@ class Copier:
         assert self._lineage is not None
         assert self._upload is not None
         self._lineage.add([self._upload.name])
+        self.claims.take(self._upload.name, lambda holder: self._refuse_strangers([holder]))
 
     def _arrived(self, upload: Upload) -> None:
         self.close()

@@ -19,7 +19,7 @@ from infrastructure.core.checksums import SUMS, parse_sums, write_sums
 from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
 from infrastructure.core.files import whole_directory
 
-STORE_NAMES = ("objects", "versions", "tmp", "lock")
+STORE_NAMES = ("objects", "versions", "claims", "tmp", "lock")
 FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.2, 15.0
 
 

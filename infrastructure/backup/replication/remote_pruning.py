@@ -16,6 +16,7 @@ from infrastructure.backup.backends.base import Content
 from infrastructure.backup.format.codec import SUFFIX
 from infrastructure.backup.format.manifest import Manifest, scores_of
 from infrastructure.backup.format.retention import Retention
+from infrastructure.backup.replication.claims import Claims
 from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.core.files import write_json
@@ -129,6 +130,7 @@ class PlacePruning:
         now = self.link.clock()
         if self._swept_at is None or now - self._swept_at >= self.grace_seconds:
             yield from self._sweep()
+            yield from Claims(self.link).prune()
             self._swept_at = now
         for digest in living & self.unnamed_since.keys():
             del self.unnamed_since[digest]

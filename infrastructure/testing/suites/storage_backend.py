@@ -120,6 +120,15 @@ class StorageBackendSuite:
         assert content == b"hello there!", f"after a second write the file holds {content!r}"
         assert place.size(FILE) == len(content), "after a second write it has the size of the first"
 
+    def test_what_is_there_is_not_created_again(self, tmp_path: Path) -> None:
+        """Of two that write at the same instant, one must see that the other did."""
+        path = FILE.with_name("claim")
+        if self.look(tmp_path).create(path, b"one") is None:
+            return  # it cannot do that
+        assert self.look(tmp_path).create(path, b"another") is False, "a file is created twice"
+        content = b"".join(self.look(tmp_path).read(path))
+        assert content == b"one", f"a file that was created as b'one' holds {content!r}"
+
     def test_neighbours_stay_as_they_are(self, tmp_path: Path) -> None:
         """Names that begin with one another, in folders that do."""
         place = self.look(tmp_path)

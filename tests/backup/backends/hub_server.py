@@ -9,6 +9,7 @@ import shutil
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -39,7 +40,12 @@ class Hub:
     tokens_at_storage: set[str | None] = field(default_factory=set)
     failing: dict[str, int] = field(default_factory=dict)  # part of a request → status
     buckets: dict[str, dict[str, tuple[str, int]]] = field(default_factory=dict)  # Xet's name, size
+    num_changes: Counter[str] = field(default_factory=Counter)  # of a repository: its head
+    lock: threading.Lock = field(default_factory=threading.Lock)
     xet_folder: str = ""  # hf_xet itself keeps there what it uploads, a folder each time
+
+    def head(self, repo: str) -> str:
+        return f"{self.num_changes[repo]:040x}"
 
     def commits(self) -> int:
         return sum("/commit/" in line for line in self.requests)
@@ -133,14 +139,17 @@ class Handler(BaseHTTPRequestHandler):
             case "preupload":
                 return {"files": [mode(file) for file in json.loads(body)["files"]]}
             case "commit":
-                self._commit(repo, [json.loads(line) for line in body.splitlines() if line])
+                with self.hub.lock:
+                    self._commit(repo, [json.loads(line) for line in body.splitlines() if line])
+                    self.hub.num_changes[repo] += 1
                 return {"commitUrl": f"{self.hub.url}/{repo}", "commitOid": "0" * 40}
             case "paths-info":
                 wanted = parse_qs(body.decode())["paths"]
                 return [self._entry(repo, path) for path in wanted if path in files]
             case "tree":
                 return self._tree(repo, "/".join(parts[5:]))
-        return {"id": "/".join(parts[1:3]), "private": repo not in self.hub.public, "siblings": []}
+        about = {"private": repo not in self.hub.public, "sha": self.hub.head(repo)}
+        return {"id": "/".join(parts[1:3]), "siblings": [], **about}
 
     def _bucket(self, parts: list[str], body: bytes) -> Any:
         bucket, what = "/".join(parts[:2]), parts[2] if len(parts) > 2 else ""
@@ -211,6 +220,9 @@ class Handler(BaseHTTPRequestHandler):
         for line in lines:
             value = line["value"]
             match line["key"]:
+                case "header":
+                    if value.get("parentCommit") not in (None, self.hub.head(repo)):
+                        raise Refused(412)
                 case "file":
                     files[value["path"]] = base64.b64decode(value["content"])
                     large.discard(value["path"])

@@ -293,3 +293,9 @@ def test_a_file_that_the_mount_denies_is_not_removed(
     with pytest.raises(FileExistsError):
         place.write(FILE, [b"something else"])
     assert place.at(FILE).read_bytes() == b"hello there"
+
+
+def test_nothing_is_created_on_a_mount_that_has_its_own_names(place: DrivePlace) -> None:
+    assert place.create(Path("run-1/claims/1"), b"x") is None  # type: ignore[func-returns-value]
+    with pytest.raises(FileNotFoundError):
+        place.names(Path("run-1/claims"))

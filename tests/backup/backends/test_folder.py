@@ -4,7 +4,9 @@ import errno
 import fcntl
 import os
 import shutil
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -302,3 +304,44 @@ def test_a_file_is_locked_while_it_is_written(tmp_path: Path) -> None:
     place.write(FILE, Pieces([b"", b""]))
     assert seen == [True]
     assert place.confirm(FILE, CONTENT)
+
+
+def test_of_many_that_create_a_file_one_does_and_it_is_whole(tmp_path: Path) -> None:
+    places = [FolderPlace(tmp_path / "backups") for _ in range(8)]
+    barrier = threading.Barrier(len(places))
+
+    def create(number: int) -> bool | None:
+        barrier.wait()
+        return places[number].create(FILE, b"%d" % number * 1000)
+
+    with ThreadPoolExecutor(len(places)) as threads:
+        answers = list(threads.map(create, range(len(places))))
+    assert sorted(answers, key=bool) == [False] * 7 + [True]
+    assert b"".join(places[0].read(FILE)) == b"%d" % answers.index(True) * 1000
+    assert places[0].names(FILE.parent) == [FILE.name]
+
+
+class WithoutLinks(FileOperations):
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def link(self, source: Path, target: Path) -> None:
+        raise OSError(self.number, os.strerror(self.number))
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EIO])
+def test_where_no_file_gets_a_second_name_none_is_created(tmp_path: Path, number: int) -> None:
+    place = FolderPlace(tmp_path / "backups", WithoutLinks(number))
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="Input/output"):
+            place.create(FILE, b"x")
+    else:
+        assert place.create(FILE, b"x") is None
+    assert place.names(FILE.parent) == []
+
+
+def test_below_a_mount_that_a_program_plays_nothing_is_created(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"remote: {tmp_path} fuse.rclone rw 0 0\n")
+    assert FolderPlace(tmp_path / "backups", mounts=mounts).create(FILE, b"x") is None
+    assert not (tmp_path / "backups").exists()

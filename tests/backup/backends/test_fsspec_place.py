@@ -362,3 +362,26 @@ def test_what_ends_with_the_process_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [*ADVICE, errno.ENOTCONN])
 def test_every_error_has_a_remedy(number: int) -> None:
     assert len(open_place("memory://x").advice(OSError(number, "x"))) > 20
+
+
+def test_only_a_store_that_refuses_by_itself_creates(place: FsspecPlace) -> None:
+    is_able = place.scheme == "memory"
+    assert place.create(FILE, b"one") is (True if is_able else None)
+    assert place.create(FILE, b"two") is (False if is_able else None)
+    if is_able:
+        assert b"".join(place.read(FILE)) == b"one"
+    else:
+        with pytest.raises(FileNotFoundError):
+            place.size(FILE)
+
+
+def test_a_store_that_refuses_conditions_is_as_one_without_and_one_that_fails_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fsspec_place, "CONDITIONAL", {"oddstore"})
+    place = FsspecPlace("oddstore://backups")
+    OddStore.error = TypeError("unexpected keyword argument 'mode'")
+    assert place.create(FILE, b"x") is None
+    OddStore.error = OSError(errno.EBUSY, "503 Slow Down")
+    with pytest.raises(OSError, match="Slow Down"):
+        place.create(FILE, b"x")

@@ -272,3 +272,40 @@ def test_a_process_that_has_imported_nothing_else_can_use_it() -> None:
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("HfApi\n", "")
+
+
+def test_of_two_that_create_a_file_on_the_same_commit_one_does(
+    hub: Hub, place: HubPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = SMALL.with_name("claim"), HubPlace(place.url, hub.url)
+    assert place.create(SMALL, b"x") is True
+    commit, left = place.api.create_commit, [b"theirs"]
+
+    def after_the_other(*arguments: object, **keywords: object) -> object:
+        assert other.create(path, left.pop()) is True
+        return commit(*arguments, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(place.api, "create_commit", after_the_other)
+    assert place.create(path, b"ours") is False
+    assert b"".join(place.read(path)) == b"theirs"
+
+
+def test_another_commit_takes_no_claim_and_without_end_it_is_an_error(
+    hub: Hub, place: HubPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, commit, left = HubPlace(place.url, hub.url), place.api.create_commit, [1]
+
+    def after_another(*arguments: object, **keywords: object) -> object:
+        if left:
+            left.pop()
+            other.write(LARGE, [b"another run"])
+            other.commit()
+        return commit(*arguments, **keywords)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(place.api, "create_commit", after_another)
+    assert place.create(SMALL, b"x") is True
+    left += [1] * 100
+    with pytest.raises(OSError, match="others commit") as raised:
+        place.create(SMALL.with_name("2"), b"x")
+    assert raised.value.errno == errno.EAGAIN
+    assert place.names(SMALL.parent) == [SMALL.name]

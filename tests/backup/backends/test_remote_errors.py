@@ -4,7 +4,12 @@ import errno
 
 import pytest
 
-from infrastructure.backup.backends.remote_errors import as_os_errors, errno_of
+from infrastructure.backup.backends.remote_errors import (
+    as_os_errors,
+    errno_of,
+    is_there,
+    is_unsupported,
+)
 from infrastructure.core.errors import StorageError
 
 
@@ -82,3 +87,31 @@ def test_what_a_library_wraps_is_unwrapped() -> None:
 def test_our_own_errors_and_those_of_the_machine_stay(error: BaseException) -> None:
     with pytest.raises(type(error)), as_os_errors("x"):
         raise error
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "exists", "unsupported"),
+    [
+        (FileExistsError("bucket/x"), True, False),
+        (StatusError(status=412), True, False),
+        (caused(OSError(errno.EINVAL, "x"), boto(412, "PreconditionFailed")), True, False),
+        (caused(OSError(errno.ENOSYS, "x"), boto(501, "NotImplemented")), False, True),
+        (caused(OSError(errno.EINVAL, "x"), boto(400, "InvalidArgument")), False, True),
+        (named("ParamValidationError"), False, True),
+        (TypeError("unexpected keyword argument 'mode'"), False, True),
+        (boto(400, "RequestTimeout"), False, False),
+        (boto(400, "ExpiredToken"), False, False),
+        (boto(409, "ConditionalRequestConflict"), False, False),
+        (boto(503, "SlowDown"), False, False),
+        (ConnectionResetError(errno.ECONNRESET, "x"), False, False),
+    ],
+)
+def test_what_a_store_answers_to_a_condition(
+    error: Exception, exists: bool, unsupported: bool
+) -> None:
+    assert (is_there(error), is_unsupported(error)) == (exists, unsupported)

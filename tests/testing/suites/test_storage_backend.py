@@ -127,6 +127,14 @@ class Appends(Broken):
         super().write(path, [*buffers, old])
 
 
+class CreatesTwice(Broken):
+    """Asks first, of what it saw before."""
+
+    def create(self, path: Path, data: bytes) -> bool:
+        self.write(path, [data])
+        return True
+
+
 class OverwritesNeighbours(Broken):
     """Keeps what lies under the first four letters of a name."""
 
@@ -277,6 +285,7 @@ DEFECTS: list[tuple[Callable[[Path], Place], str, str]] = [
     (ListsBelow, "test_a_file_is_listed_as_soon_as_it_was_written", "not listed in the one above"),
     (ListsNothing, "test_what_was_never_written_is_not_there", "names of what is not there"),
     (Appends, "test_a_second_write_replaces_the_whole_file", "after a second write"),
+    (CreatesTwice, "test_what_is_there_is_not_created_again", "is created twice"),
     (OverwritesNeighbours, "test_neighbours_stay_as_they_are", ""),
     (KeepsRemoved, "test_what_is_removed_is_gone", "still listed"),
     (NeverSure, "test_what_was_written_is_confirmed", "not confirmed after"),
