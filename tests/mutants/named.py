@@ -185,8 +185,8 @@ NAMED = {
     ),
     "an export has the chat template of its base": (
         "infrastructure/deployment/export.py",
-        "loaded.tokenizer.chat_template = template\n",
-        "pass\n",
+        "tokenizer_directory=run.tokenizer if run.tokenizer.is_dir() else None",
+        "tokenizer_directory=None",
     ),
     "an export is written over what lies there": (
         "infrastructure/deployment/export.py",
