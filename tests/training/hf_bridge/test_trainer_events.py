@@ -58,7 +58,9 @@ class Carried:
 class World:
     """The events of a training of 3 epochs of 5 batches, 2 of which make a step of 6 examples."""
 
-    def __init__(self, *, needs_own: bool = False, length: int | None = 5) -> None:
+    def __init__(
+        self, *, needs_own: bool = False, length: int | None = 5, num_tokens: int = 0
+    ) -> None:
         self.fired: list[str] = []
         self.saves, self.carried = Saves(), Carried()
         self.trainer = SimpleNamespace(
@@ -74,6 +76,7 @@ class World:
         )
         self.state = TrainingState(torch.nn.Linear(1, 1))
         self.state.total_steps = 99
+        self.state.num_tokens = num_tokens
         self.stops_at = ""
         loader: Any = None if length is None else range(length)
         hooks: Any = SimpleNamespace(fire=self.fire)
@@ -136,6 +139,14 @@ def test_a_step_that_is_to_be_logged_ends_with_its_log() -> None:
     assert (world.state.loss, world.fired.count("step_end")) == (1.5, 1)
     world.step()
     assert world.state.metrics == {}
+
+
+def test_the_first_speed_after_a_resume_counts_this_session_s_tokens() -> None:
+    world = World(num_tokens=1_000)
+    control = world.step(should_log=True)
+    world.events.logged({"loss": 1.5, "num_tokens": 1_060.0}, control)
+    seconds = max(world.state.metrics["seconds"], 1e-9)
+    assert world.state.metrics["tokens_per_second"] * seconds == pytest.approx(60)
 
 
 def test_a_log_without_a_loss_is_none_of_a_step() -> None:

@@ -129,3 +129,12 @@ def test_what_failed_in_between_leaves_nothing_either() -> None:
         fails()
     assert trainer.counts == [1]
     assert model.weight.grad is None
+
+
+def test_a_step_takes_as_long_as_all_of_its_micro_batches(
+    tmp_path: Path, saved_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 10_000, 3))  # each micro-batch, and the update, between two readings
+    monkeypatch.setattr(StepProbe, "_now", lambda self: float(next(clock)))
+    costs, _, _ = probed("dpo", tmp_path, saved_llama)
+    assert costs.step_seconds == 2 * 3.0 + 3.0

@@ -61,6 +61,8 @@ def test_the_last_batch_is_dropped_where_the_loader_drops_it() -> None:
     assert source.num_examples == 8
     assert [len(batch) for batch in numbers_of(source)] == [4, 4]
     assert numbers_of(source)[1] == numbers_of(source, start=4)[0]
+    order = epoch_order(NUM_ROWS, 0, 1).tolist()  # other rows are left over in each epoch
+    assert numbers_of(source, epoch=1) == [order[:4], order[4:8]]
     with pytest.raises(ValueError, match="gives no batch"):
         LoaderSource(DataLoader(ROWS, batch_size=11, drop_last=True), seed=0)
 

@@ -54,6 +54,18 @@ def test_lora_holds_its_matrices_alone_also_while_they_are_frozen() -> None:
     assert all("lora_" in name for name in names)
 
 
+def test_what_is_trained_beside_a_lora_is_held_too() -> None:
+    model = apply_lora(llama(), LoraConfig(r=2))
+    norm = "base_model.model.model.norm.weight"
+    dict(model.named_parameters())[norm].requires_grad_(True)
+    held = copy_of(trainable_state(model))
+    assert norm in held
+    with torch.no_grad():
+        dict(model.named_parameters())[norm].fill_(7.0)
+    load_trainable_state(model, held)
+    assert torch.equal(dict(model.named_parameters())[norm], torch.ones(32))
+
+
 def test_buffers_that_belong_to_the_state() -> None:
     assert trainable_state(WithBuffers()).keys() == {
         "norm.weight",
