@@ -3,24 +3,27 @@
 A hook of mkdocs (see mkdocs.yml). What stands on these pages is what the running program has.
 """
 
+import argparse
 import inspect
 import re
 import tomllib
+from argparse import HelpFormatter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import temper
-from infrastructure.commands.main import create_parser
-from infrastructure.commands.parser import subcommands
+from infrastructure.commands.main import HIDDEN, create_parser
+from infrastructure.commands.parser import CommandParser, subcommands
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import allowed_values, plain
 from infrastructure.config.merging.effect import conditions_of
 from infrastructure.config.schema import FieldSpec, schema_of
-from infrastructure.config.sources.flags import flag_names
+from infrastructure.config.sources.flags import SETTINGS_DEST, flag_names
 
 ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+FEW_SETTINGS = 20  # that a command shows among its own arguments
 OUTSIDE = re.compile(r"\]\(\.\./(?!#)([^)\s]+)\)")
 
 
@@ -51,19 +54,53 @@ def _setting_row(key: str, spec: FieldSpec) -> str:
 
 
 def commands_page() -> str:
-    """The help of every command, as the terminal shows it."""
+    """Every command and action with all of its flags; those of settings stand once, at `train`."""
     parser = create_parser()
     lines = ["# Commands", "", "```text", parser.format_help().rstrip(), "```", ""]
     for name, command in subcommands(parser).items():
-        lines += [
-            f"## temper {name}",
-            "",
-            "```text",
-            command.format_full_help().rstrip(),
-            "```",
-            "",
-        ]
+        if name != HIDDEN:
+            lines += _command_section(f"temper {name}", command, "##")
     return "\n".join(lines)
+
+
+def _command_section(title: str, command: CommandParser, marks: str) -> Iterator[str]:
+    """The arguments of a command, then those of each of its actions, a heading lower."""
+    yield from (f"{marks} {title}", "", command.description or "", "")
+    own, settings = _arguments(command)
+    if len(settings) < FEW_SETTINGS:
+        own, settings = [*own, *settings], []
+    if own:
+        yield from (*_table_head("argument", "means"), *map(_argument_row, own), "")
+    if settings and title == "temper train":
+        yield from (f"{marks}# Flags of settings", "", "The [settings](settings.md) by flag.", "")
+        yield from (*_table_head("flag", "means"), *map(_argument_row, settings), "")
+    elif settings:
+        yield from (
+            f"It also takes the {len(settings)} [flags of settings](#flags-of-settings).",
+            "",
+        )
+    for name, action in subcommands(command).items():
+        yield from _command_section(f"{title} {name}", action, f"{marks}#")
+
+
+def _arguments(command: CommandParser) -> tuple[list[argparse.Action], list[argparse.Action]]:
+    """A command's own arguments, and the flags that give settings."""
+    shown = [
+        action
+        for action in command.complete()._actions
+        if action.help is not argparse.SUPPRESS
+        and not isinstance(action, argparse._SubParsersAction | argparse._HelpAction)
+    ]
+    settings = [action for action in shown if action.dest == SETTINGS_DEST]
+    return [action for action in shown if action not in settings], settings
+
+
+def _argument_row(action: argparse.Action) -> str:
+    takes = HelpFormatter("")._format_args(action, str(action.metavar or action.dest.upper()))
+    takes = "" if action.nargs == 0 else takes.replace("|", chr(92) + "|")
+    spelled = [f"`{flag} {takes}".rstrip() + "`" for flag in action.option_strings]
+    text = re.sub(r"%(?=%)", "", action.help or "").replace("|", chr(92) + "|")
+    return f"| {'<br>'.join(spelled) or f'`{takes}`'} | {text} |"
 
 
 def python_page() -> str:

@@ -3,13 +3,14 @@
 import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import temper
-from infrastructure.commands.main import create_parser
-from infrastructure.commands.parser import subcommands
+from infrastructure.commands.main import HIDDEN, create_parser
+from infrastructure.commands.parser import CommandParser, subcommands
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from notebooks.build import REPOSITORY
@@ -44,9 +45,23 @@ def test_the_reference_has_every_setting_command_and_name(site: Path) -> None:
     missing = [k for k in schema_of(DeploymentConfig).fields if f"<code>{k}</code>" not in settings]
     assert missing == []
     commands = text_of(site, "reference/commands")
-    assert [c for c in subcommands(create_parser()) if f'id="temper-{c}"' not in commands] == []
+    shown = set(re.findall(r"<code>(--[\w-]+|-\w)", commands))
+    for words, command in all_commands():
+        assert (f'id="{"-".join(words)}"' in commands) == (words[1] != HIDDEN), words
+        flags = {flag for action in command._actions for flag in action.option_strings}
+        assert flags - shown <= {"-h", "--help"}, words
     python = text_of(site, "reference/python")
     assert [n for n in temper.__all__ if f'id="{n.lower()}"' not in python] == []
+
+
+def all_commands() -> Iterator[tuple[tuple[str, ...], CommandParser]]:
+    """Every command and action, by its words."""
+    waiting = [(("temper",), create_parser())]
+    while waiting:
+        words, parser = waiting.pop()
+        for name, command in subcommands(parser).items():
+            waiting.append(((*words, name), command.complete()))
+            yield waiting[-1]
 
 
 def test_links_out_of_the_pages_lead_to_the_repository(site: Path) -> None:

@@ -59,7 +59,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 PRESET_FLAG = f"--{PRESET}"
 SEVERAL = " Several: with commas, or the flag again; what has a comma itself in double quotes."
 _OWN_NAME = {"", "model", "data", "training"}
-_DEST = "config_flags"
+SETTINGS_DEST = "config_flags"
 
 
 def flag_names(key: str) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def add_preset_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         PRESET_FLAG,
         action=_Remember,
-        dest=_DEST,
+        dest=SETTINGS_DEST,
         default=argparse.SUPPRESS,
         metavar="NAME",
         help=f"settings that go together; what else is given goes before them. {purposes}."
@@ -158,7 +158,7 @@ def add_preset_flag(parser: argparse.ArgumentParser) -> None:
 
 def flags_given(namespace: argparse.Namespace) -> dict[str, Any]:
     """What was typed, by flag; empty where nothing was."""
-    return dict(getattr(namespace, _DEST, {}))
+    return dict(getattr(namespace, SETTINGS_DEST, {}))
 
 
 def flag_settings(flags: Mapping[str, object], schema: Schema) -> list[Setting]:
@@ -196,8 +196,8 @@ class _Remember(argparse.Action):
         flag = str(option_string)
         is_off = self.nargs == 0 and flag.startswith("--no-")
         value = not is_off if self.nargs == 0 else values
-        given = getattr(namespace, _DEST, {})
-        setattr(namespace, _DEST, {**given, flag: self._after(given.get(flag), value)})
+        given = getattr(namespace, SETTINGS_DEST, {})
+        setattr(namespace, SETTINGS_DEST, {**given, flag: self._after(given.get(flag), value)})
 
     def _after(self, earlier: Any, value: Any) -> Any:
         """What a flag comes to that was given before."""
@@ -240,7 +240,12 @@ def _all_flags(spec: FieldSpec) -> list[str]:
 def _add_flag(group: Any, spec: FieldSpec) -> None:
     names, takes, text = _words_of(spec.key)
     group.add_argument(
-        *names, action=_action(spec), dest=_DEST, default=argparse.SUPPRESS, help=text, **takes
+        *names,
+        action=_action(spec),
+        dest=SETTINGS_DEST,
+        default=argparse.SUPPRESS,
+        help=text,
+        **takes,
     )
 
 
