@@ -399,7 +399,7 @@ def test_r1_a_run_on_pictures_whose_saved_processor_differs_is_not_finished(
 
     monkeypatch.setattr(MultimodalModelAdapter, "save", otherwise)
     with pytest.raises(CheckpointError, match="makes other pixel_values of a picture"):
-        train_seeing(tmp_path, "llava", "lora", max_steps=2)
+        train_seeing(tmp_path, "llava", "full", max_steps=2)
     [run] = [path.parent for path in tmp_path.glob("runs/*/run.json")]
     assert not (run / "final").exists()
     assert not RunDirectory(run).is_finished()
