@@ -97,11 +97,11 @@ def fixed_questions(
     """
     encoder = ConversationEncoder(tokenizer, max_length=2 * longest, pictures=pictures)
     written = [encoder.prompt_ids([Turn("user", text)])[:longest] for text in QUESTIONS]
-    asked = [GenerationPrompt(t, ids, "", 8) for t, ids in zip(QUESTIONS, written, strict=True)]
+    questions = [GenerationPrompt(t, ids, "", 8) for t, ids in zip(QUESTIONS, written, strict=True)]
     if pictures is not None:
         ids = encoder.prompt_ids([about_picture(QUESTIONS[0])], images=[fixed_picture()])
-        asked[0] = replace(asked[0], prompt_ids=ids, pictures=(_encoded(fixed_picture()),))
-    return asked
+        questions[0] = replace(questions[0], prompt_ids=ids, pictures=(_encoded(fixed_picture()),))
+    return questions
 
 
 def about_picture(question: str) -> Turn:

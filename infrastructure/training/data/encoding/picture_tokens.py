@@ -198,5 +198,5 @@ class PictureTokens:
 def _token_ids(processor: Any) -> list[int]:
     """The tokens that a processor tells a model to be of pictures; none where it says nothing."""
     unknown = processor.tokenizer.unk_token_id
-    said = getattr(processor, "image_token_ids", None) or []
-    return [int(number) for number in said if number is not None and number != unknown]
+    known = getattr(processor, "image_token_ids", None) or []
+    return [int(number) for number in known if number is not None and number != unknown]

@@ -83,9 +83,9 @@ def test_gemma_3_is_given_what_its_processor_gives(tmp_path: Path) -> None:
 def test_no_token_of_a_picture_is_cut_whose_mark_stays() -> None:
     tokens = PictureTokens(gemma3_processor(), "gemma")
     tokenizer = tokens.processor.tokenizer
-    asked = conversation("image", "Which colour is it?")
-    turns = (Turn("user", "Well?"), Turn("assistant", "red"), *asked.turns)
-    two = Conversation(turns, pictures=asked.pictures)
+    shown = conversation("image", "Which colour is it?")
+    turns = (Turn("user", "Well?"), Turn("assistant", "red"), *shown.turns)
+    two = Conversation(turns, pictures=shown.pictures)
 
     def encode(max_length: int) -> Encoded | BadRow:
         encoder = ConversationEncoder(
