@@ -5,7 +5,6 @@ themselves. The distance is relative: of the logits less their mean, the norm of
 the norm. A random other model is about 1.4 away from any; weights of fewer bits are allowed more.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.core.errors import CheckpointError
-from infrastructure.core.optional import require
 from infrastructure.evaluation.plain_reading import (
     HALF,
     HALF_TOLERANCE,
@@ -23,19 +21,20 @@ from infrastructure.evaluation.plain_reading import (
     QUESTIONS,
     Expected,
     Trained,
+    about_picture,
     distance,
+    fixed_picture,
     fixed_questions,
 )
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
-from infrastructure.training.data.readers.rows import PICTURE_PART, Turn
+from infrastructure.training.data.readers.rows import Turn
 from infrastructure.training.models.added_modules import added_modules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_TOKENS = 64
-PICTURE_SIDE = 48  # pixels
 TOLERANCES = {16: HALF_TOLERANCE, 8: 0.2, 4: 0.6}
 
 LogitsOf = Callable[[torch.Tensor], torch.Tensor]
@@ -78,7 +77,8 @@ class Reference:
         # Plain transformers does not compute with the weights of extensions.
         is_plain = hasattr(model, "generate") and not added_modules(model)
         if tokenizer is not None and is_plain and end_ids:
-            trained = Trained(model, tokenizer, fixed_questions(tokenizer), end_ids)
+            questions = fixed_questions(tokenizer, pictures=pictures)
+            trained = Trained(model, tokenizer, questions, end_ids, pictures=pictures)
             expected = Expected.of(trained)
         logits = [logits_of(model, pictures)(ids) for ids in prompts]
         return cls(prompts, logits, tolerance, expected)
@@ -196,18 +196,9 @@ def prompts_of(
     written = (encoder.prompt_ids([Turn("user", question)]) for question in QUESTIONS)
     shown = []
     if pictures is not None:
-        parts = [{"type": PICTURE_PART}, {"type": "text", "text": QUESTIONS[0]}]
-        turn = Turn("user", QUESTIONS[0], json.dumps({"content": parts}))
-        shown = [torch.tensor([encoder.prompt_ids([turn], images=[_picture()])])]
+        turn = about_picture(QUESTIONS[0])
+        shown = [torch.tensor([encoder.prompt_ids([turn], images=[fixed_picture()])])]
     return [*(torch.tensor([ids[:longest]]) for ids in written), *shown]
-
-
-def _picture() -> Any:
-    """Stripes of all colours."""
-    images = require("PIL.Image", "comparing what a model sees")
-    stripes = torch.arange(PICTURE_SIDE**2 * 3, dtype=torch.int64) * 7 % 256
-    pixels = stripes.to(torch.uint8).reshape(PICTURE_SIDE, PICTURE_SIDE, 3)
-    return images.fromarray(pixels.numpy())
 
 
 def logits_of(model: Any, pictures: PictureTokens | None = None) -> LogitsOf:
@@ -218,7 +209,7 @@ def logits_of(model: Any, pictures: PictureTokens | None = None) -> LogitsOf:
         device = next(model.parameters()).device
         given: dict[str, torch.Tensor] = {}
         if pictures is not None and pictures.mark_id in ids:
-            given = pictures.pixels_of([_picture()]) | pictures.kinds(ids)
+            given = pictures.pixels_of([fixed_picture()]) | pictures.kinds(ids)
             given = {name: value.to(device) for name, value in given.items()}
             if (pixels := given.get("pixel_values")) is not None:
                 given["pixel_values"] = pixels.to(model.dtype)

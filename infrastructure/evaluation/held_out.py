@@ -186,7 +186,7 @@ def trained_model(trainer: EnhancedTrainer) -> Trained | None:
     return Trained(
         model,
         tokenizer,
-        questions or fixed_questions(tokenizer),
+        questions or fixed_questions(tokenizer, pictures=data.pictures),
         data.stop_token_ids,
         trainer.precision.autocast,
         data.pictures,

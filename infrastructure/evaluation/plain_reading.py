@@ -3,11 +3,15 @@
 It answers a few prompts, and stops where its own files say that an answer ends. These tokens are
 those of the trained model in memory, as Temper measures it: greedy, in the same number format. What
 differs is named, and the model is not called finished. Where the two choose different tokens whose
-logits are as near as rounding makes them, they count as the same.
+logits are as near as rounding makes them, they count as the same. A model that sees is shown
+pictures by the folder's own processor.
 """
 
 import gc
+import hashlib
+import io
 import itertools
+import json
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -32,8 +36,8 @@ from infrastructure.optimization.memory_readings import release_memory, resident
 from infrastructure.training.core.preserve import preserve
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
-from infrastructure.training.data.readers.rows import Turn
-from infrastructure.training.data.store.examples import GenerationPrompt
+from infrastructure.training.data.readers.rows import PICTURE_PART, Turn
+from infrastructure.training.data.store.examples import GenerationPrompt, Picture
 from infrastructure.training.models.added_modules import added_modules
 from infrastructure.training.models.answer_end import GENERATION_FILE, known_ends
 from infrastructure.training.models.model_inputs import inner_model, is_sharded
@@ -44,11 +48,15 @@ from infrastructure.training.models.saved_model import rounded_beside
 from infrastructure.training.models.transformers_backend import base_of_lora
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from transformers import PreTrainedTokenizerBase
 
 NUM_QUESTIONS = 3
 MAX_TOKENS = 32  # of an answer: a check, not a measurement
 QUESTIONS = ("What is the capital of France?", "Write 12 + 30 as a number.", "Say: так, 東京!")
+PICTURE_SIDE = 48  # pixels
+OF_TEXT = ("input_ids", "attention_mask")  # of what a processor makes of text and pictures
+PIXEL_TOLERANCE = 0.02  # of the same picture, by an image processor of another library
 PLAIN_TOLERANCE = 1e-3  # of the same weights, in sums of another order
 HALF_TOLERANCE = 0.05  # the same in 16 bits
 HALF = (torch.bfloat16, torch.float16)
@@ -78,12 +86,44 @@ class Trained:
 
 
 def fixed_questions(
-    tokenizer: "PreTrainedTokenizerBase", longest: int = MAX_TOKENS
+    tokenizer: "PreTrainedTokenizerBase",
+    longest: int = MAX_TOKENS,
+    pictures: PictureTokens | None = None,
 ) -> list[GenerationPrompt]:
-    """Questions where there are no held-out ones, written as in training."""
-    encoder = ConversationEncoder(tokenizer, max_length=2 * longest)
+    """Questions where there are no held-out ones, written as in training.
+
+    Args:
+        pictures: of a model that sees, which is shown a picture with the first one.
+    """
+    encoder = ConversationEncoder(tokenizer, max_length=2 * longest, pictures=pictures)
     written = [encoder.prompt_ids([Turn("user", text)])[:longest] for text in QUESTIONS]
-    return [GenerationPrompt(t, ids, "", 8) for t, ids in zip(QUESTIONS, written, strict=True)]
+    questions = [GenerationPrompt(t, ids, "", 8) for t, ids in zip(QUESTIONS, written, strict=True)]
+    if pictures is not None:
+        ids = encoder.prompt_ids([about_picture(QUESTIONS[0])], images=[fixed_picture()])
+        questions[0] = replace(questions[0], prompt_ids=ids, pictures=(_encoded(fixed_picture()),))
+    return questions
+
+
+def about_picture(question: str) -> Turn:
+    """A question with a picture before it."""
+    parts = [{"type": PICTURE_PART}, {"type": "text", "text": question}]
+    return Turn("user", question, json.dumps({"content": parts}))
+
+
+def fixed_picture() -> "Image":
+    """Stripes of all colours."""
+    images = require("PIL.Image", "comparing what a model sees")
+    stripes = torch.arange(PICTURE_SIDE**2 * 3, dtype=torch.int64) * 7 % 256
+    pixels = stripes.to(torch.uint8).reshape(PICTURE_SIDE, PICTURE_SIDE, 3)
+    image: Image = images.fromarray(pixels.numpy())
+    return image
+
+
+def _encoded(image: "Image") -> Picture:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    content = file.getvalue()
+    return Picture(hashlib.sha256(content).hexdigest(), len(content), content=content)
 
 
 def check_saved(folder: Path, trained: Trained) -> list[str]:
@@ -165,10 +205,13 @@ class Expected:
         allowed = max(self.tolerance, tolerance)
         try:
             model, tokenizer = self.loading.read(folder)
+            seeing = self._seeing_of(folder)
         except Exception as error:  # whatever a reader of it would meet
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise _differs(folder, f"plain transformers cannot read it ({reason})") from error
         self._compare_files(folder, model, tokenizer)
+        if seeing is not None:
+            self._compare_seeing(folder, seeing)
         with self.trained.autocast():
             answers, logits = _written_by(model, self.trained, None)
         del model
@@ -212,6 +255,50 @@ class Expected:
         for question in self.trained.questions:
             if tokenizer(question.prompt)["input_ids"] != ours(question.prompt)["input_ids"]:
                 raise _differs(folder, f"its tokenizer writes {question.prompt!r} otherwise")
+
+    def _seeing_of(self, folder: Path) -> PictureTokens | None:
+        """What makes tokens and pixels of pictures by the folder's own files."""
+        ours = self.trained.pictures
+        if ours is None:
+            return None
+        processor = self.loading.read_processor(folder)
+        return PictureTokens(processor, str(folder), background=ours.background)
+
+    def _compare_seeing(self, folder: Path, theirs: PictureTokens) -> None:
+        """How a chat is written with pictures, and what is made of these: the same pixels, whose
+        answers are compared afterwards."""
+        ours = self.trained.pictures
+        assert ours is not None
+        if ours.processor.chat_template != theirs.processor.chat_template:
+            raise _differs(folder, "its processor has another chat template")
+        shown = [picture for question in self.trained.questions for picture in question.pictures]
+        for image in (fixed_picture(), *ours.images(shown)):
+            what = f"of a picture of {image.width} x {image.height} pixels"
+            if ours.ids_of(image) != theirs.ids_of(image):
+                raise _differs(folder, f"its processor makes other tokens {what}")
+            if (name := _other_input(ours, theirs, image)) is not None:
+                raise _differs(folder, f"its processor makes other {name} {what}")
+
+
+def _other_input(ours: PictureTokens, theirs: PictureTokens, image: "Image") -> str | None:
+    """What a model is given of a picture, by name, that is another thing by a reader's way: theirs
+    makes tokens and pixels in one call. Image processors of PIL and of torchvision may differ by
+    their rounding."""
+    kinds = {type(one.processor.image_processor) for one in (ours, theirs)}
+    allowed = PIXEL_TOLERANCE if len(kinds) > 1 else 0.0
+    read = theirs.processor(
+        text=[theirs.mark], images=[image], add_special_tokens=False, return_tensors="pt"
+    )
+    given = ours.pixels_of([image]) | ours.kinds(torch.tensor([ours.ids_of(image)]))
+    expected = {n: torch.as_tensor(v).double() for n, v in given.items()}
+    actual = {n: torch.as_tensor(v).double() for n, v in read.items() if n not in OF_TEXT}
+    for name in sorted(expected.keys() | actual.keys()):
+        if name not in expected or name not in actual:
+            return name
+        one, other = expected[name], actual[name]
+        if one.shape != other.shape or (one - other).norm() > allowed * one.norm():
+            return name
+    return None
 
 
 def _differs(folder: Path, how: str) -> CheckpointError:
@@ -319,6 +406,14 @@ class Loading:
                     ends = transformers.GenerationConfig.from_pretrained(folder)
                     inner_model(model).generation_config = ends
         return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
+
+    def read_processor(self, folder: Path) -> Any:
+        """The processor in a folder."""
+        transformers = require("transformers", "reading a saved model")
+        trusted = {"trust_remote_code": self.options["trust_remote_code"]}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return transformers.AutoProcessor.from_pretrained(folder, **trusted)
 
 
 def _auto_class(model: Any) -> str:

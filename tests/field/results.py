@@ -2,7 +2,8 @@
 
 Families of models × kinds of training, and bases with odd generation configurations. The reader
 here is written against transformers and PEFT alone; what it answers is held against Temper's own
-answers, with the ends. Prints a table; exit code 1 if a line does not hold.
+answers, with the ends; models that see are asked about pictures. Prints a table; exit code 1 if a
+line does not hold.
 """
 
 import json
@@ -10,14 +11,22 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig
+from PIL import Image
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    GenerationConfig,
+)
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.deployment.deploy_training import TrainingDeployment
@@ -26,6 +35,20 @@ from infrastructure.deployment.export_request import ExportRequest, Part
 from infrastructure.evaluation.prompting import Answerer
 from infrastructure.run.directory import RunDirectory
 from tests.conftest import train_tiny_tokenizer
+from tests.training.seeing_models import (
+    TEXT,
+    TOWER,
+    picture,
+    save_gemma3,
+    save_idefics3,
+    save_llava,
+    save_qwen_vl,
+    save_text_model,
+    save_tower,
+    widened,
+    write_colours,
+)
+from tests.training.usable_torchvision import has_torchvision
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -36,7 +59,7 @@ MARKS = {"additional_special_tokens": ["<|im_start|>", END]}
 VOCABULARY = 320  # some tokenizers add tokens of their own
 SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
-    "hidden_size": 64,  # which 4 bits need on a CPU
+    "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
@@ -72,8 +95,35 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**HEADS, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
     ),
 }
+WIDTH = 64  # which 4 bits need on a CPU
+WITH_TOWER = "llama and a tower"
+
+
+def save_text_and_tower(folder: Path, width: int) -> Path:
+    """A model of text, and beside it a tower that training puts before it."""
+    save_tower(folder.parent / "tower", **widened(TOWER, width))
+    return save_text_model(folder, **widened(TEXT, width))
+
+
+# Those that see pictures: what saves one of a width.
+SEEING: dict[str, Callable[[Path, int], Path]] = {
+    "llava": save_llava,
+    "qwen2-vl": save_qwen_vl,
+    "idefics3": save_idefics3,
+    "gemma3, pictures": save_gemma3,
+    WITH_TOWER: save_text_and_tower,
+}
 KINDS = ("full", "lora", "qlora", "dpo", "dpo lora")
 NOT_HERE = {("gpt2", "qlora"): "bitsandbytes has no Conv1D"}
+if not has_torchvision():  # transformers names it where it loads such a processor
+    reason = "its processor needs torchvision, which is not installed"
+    NOT_HERE |= {(name, kind): reason for name in ("qwen2-vl", "idefics3") for kind in KINDS}
+# What is refused before a step, and the words that say why.
+REFUSED = {
+    **{(name, kind): "reads pictures" for name in SEEING for kind in ("dpo", "dpo lora")},
+    **{(WITH_TOWER, kind): "is a trainer of TRL" for kind in ("dpo", "dpo lora")},
+    (WITH_TOWER, "qlora"): "needs its weights as they were",
+}
 
 # Settings of generation: those that transformers does not write, and those that change answers.
 ODD: dict[str, dict[str, Any]] = {
@@ -113,6 +163,15 @@ NEUTRAL = {
     **{"num_return_sequences": 1, "max_new_tokens": 12},
 }
 QUESTIONS = ("Is 4711 right?", "Is 12 wrong?", "Reverse 33", "Is it?")
+# Of models that see: colours and sizes of the pictures, and the question about them.
+Shown = tuple[tuple[str, tuple[int, int]], ...]
+ABOUT_PICTURES: tuple[tuple[Shown, str], ...] = (
+    ((("red", (20, 18)),), "Which colour is it?"),
+    ((("green", (33, 21)),), "Which colour is it?"),
+    ((("blue", (18, 40)),), "Which colour is it?"),
+    ((("blue", (20, 18)), ("green", (30, 30))), "Which colour is it?"),
+    ((), "Which colour?"),
+)
 
 
 def save_base(folder: Path, family: str, generation: dict[str, Any] | None = None) -> Path:
@@ -145,8 +204,12 @@ def write_rows(folder: Path, kind: str) -> Path:
     return path
 
 
-def train(folder: Path, base: Path, kind: str, **training: Any) -> Path:
-    """A short training; the run."""
+def train(folder: Path, base: Path, kind: str, rows: Path | None = None, **training: Any) -> Path:
+    """A short training; the run.
+
+    Args:
+        rows: others than those of `write_rows`.
+    """
     lora = training.pop("lora", {"r": 4} if "lora" in kind else None)
     model: dict[str, Any] = {"name": str(base), "lora_config": lora}
     if kind == "qlora":
@@ -161,7 +224,7 @@ def train(folder: Path, base: Path, kind: str, **training: Any) -> Path:
         values |= {"validation_prompts": 0, "num_epochs": 3}
     config = DeploymentConfig(
         model=model,
-        data={"path": str(write_rows(folder, kind)), "max_length": 64, "num_workers": 0},
+        data={"path": str(rows or write_rows(folder, kind)), "max_length": 64, "num_workers": 0},
         training={**values, **training},
         cache={"directory": str(folder / "cache")},
         output_dir=str(folder / "runs"),
@@ -173,13 +236,33 @@ def train(folder: Path, base: Path, kind: str, **training: Any) -> Path:
     return Path(summary["paths"]["run"])
 
 
+def train_seeing(folder: Path, family: str, kind: str, **training: Any) -> Path:
+    """A training on pictures that alone answer the question; the run."""
+    base = SEEING[family](folder / "base", WIDTH)
+    if "lora" in kind and (family, kind) not in REFUSED and family != WITH_TOWER:
+        (
+            folder / "first"
+        ).mkdir()  # of a model that sees: a few matrices beside chance learn little
+        base = train_seeing(folder / "first", family, "full") / "final"
+    rows = write_colours(folder / "rows", 36)
+    more: dict[str, Any] = {"num_epochs": 1, "max_steps": 2} if "dpo" in kind else {"num_epochs": 8}
+    if family == WITH_TOWER:
+        tower = {"vision_tower": str(folder / "tower")}
+        more |= {"enabled_extensions": ["multimodal"], "multimodal": tower}
+    return train(folder, base, kind, rows, **{"learning_rate": 5e-3, **more, **training})
+
+
 def read(folder: Path, *, is_quantized: bool = False) -> Any:
     """A saved model by transformers and PEFT alone, as the card of a LoRA says."""
     settings = folder / "adapter_config.json"
     if not settings.is_file():
-        return AutoModelForCausalLM.from_pretrained(folder)
+        sees = "vision_config" in json.loads((folder / "config.json").read_text())
+        auto = AutoModelForImageTextToText if sees else AutoModelForCausalLM
+        return auto.from_pretrained(folder)
     options: dict[str, Any] = {}
-    if "output_router_logits=False" in (folder / "README.md").read_text():
+    card = (folder / "README.md").read_text()
+    auto = AutoModelForImageTextToText if "ImageTextToText" in card else AutoModelForCausalLM
+    if "output_router_logits=False" in card:
         options["output_router_logits"] = False
     if is_quantized:
         options["quantization_config"] = BitsAndBytesConfig(
@@ -189,7 +272,8 @@ def read(folder: Path, *, is_quantized: bool = False) -> Any:
             bnb_4bit_compute_dtype=torch.float32,
         )
     base = json.loads(settings.read_text())["base_model_name_or_path"]
-    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32, **options)
+    base = folder / base if base.startswith(".") else base
+    plain = auto.from_pretrained(base, dtype=torch.float32, **options)
     with warnings.catch_warnings():  # PEFT's on a LoRA on a tied head
         warnings.simplefilter("ignore")
         model = PeftModel.from_pretrained(plain, str(folder))
@@ -197,16 +281,22 @@ def read(folder: Path, *, is_quantized: bool = False) -> Any:
     return model
 
 
-def plain_answers(folder: Path, **options: bool) -> list[tuple[str, bool]]:
-    """What a reader of the folder gets, and whether it has ended by itself."""
+def read_greedy(folder: Path, **options: bool) -> tuple[Any, list[int]]:
+    """The same without the base's taste, and the tokens that end its answers."""
     model = read(folder, **options).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     own = model.generation_config
     ends = own.eos_token_id if isinstance(own.eos_token_id, list) else [own.eos_token_id]
-    for name in dir(own):  # greedy: nothing of the base's taste
+    for name in dir(own):
         is_tokens = name in ("eos_token_id", "pad_token_id", "bos_token_id")
         if not name.startswith("_") and not is_tokens and name in own.to_dict():
             setattr(own, name, None)
+    return model, ends
+
+
+def plain_answers(folder: Path, **options: bool) -> list[tuple[str, bool]]:
+    """What a reader of the folder gets, and whether it has ended by itself."""
+    model, ends = read_greedy(folder, **options)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
     answers = []
     for question in QUESTIONS:
         ids = tokenizer.apply_chat_template(
@@ -218,6 +308,53 @@ def plain_answers(folder: Path, **options: bool) -> list[tuple[str, bool]]:
         written = model.generate(**ids, **NEUTRAL)[0, ids["input_ids"].shape[1] :].tolist()
         has_ended = bool(written) and written[-1] in ends
         answers.append((tokenizer.decode(written, skip_special_tokens=True).strip(), has_ended))
+    return answers
+
+
+def write_pictures(folder: Path) -> list[tuple[list[Path], str]]:
+    """The files of the pictures of each question, and the question."""
+    written = []
+    for shown, question in ABOUT_PICTURES:
+        files = [folder / f"{colour}-{width}x{height}.png" for colour, (width, height) in shown]
+        for file, (colour, size) in zip(files, shown, strict=True):
+            picture(colour, 99, size).save(file)
+        written.append((files, question))
+    return written
+
+
+def plain_answers_to_pictures(
+    folder: Path, questions: list[tuple[list[Path], str]], **options: bool
+) -> list[tuple[str, bool]]:
+    """What a reader of the folder gets who shows pictures by the folder's own processor."""
+    model, ends = read_greedy(folder, **options)
+    processor = AutoProcessor.from_pretrained(folder)
+    answers = []
+    for files, question in questions:
+        content: list[dict[str, Any]] = [
+            {"type": "image", "image": Image.open(file)} for file in files
+        ]
+        content += [{"type": "text", "text": question}]
+        given = processor.apply_chat_template(
+            [{"role": "user", "content": content}],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_tensors="pt",
+            return_dict=True,
+        )
+        written = model.generate(**given, **NEUTRAL)[0, given["input_ids"].shape[1] :].tolist()
+        has_ended = bool(written) and written[-1] in ends
+        answers.append((processor.decode(written, skip_special_tokens=True).strip(), has_ended))
+    return answers
+
+
+def tempers_answers_to_pictures(
+    model: Path, questions: list[tuple[list[Path], str]]
+) -> list[tuple[str, bool]]:
+    """What `temper ask --image` writes."""
+    answers = []
+    for files, question in questions:
+        [answer] = Answerer(model, max_tokens=12, device="cpu", images=files).answers([question])
+        answers.append((answer.text.strip(), not answer.is_cut))
     return answers
 
 
@@ -241,23 +378,71 @@ def result(folder: Path, family: str, kind: str) -> Line:
     """Train a family in one way, and read what is saved and exported."""
     if (family, kind) in NOT_HERE:
         return Line(family, kind, True, NOT_HERE[family, kind])
+    if (family, kind) in REFUSED:
+        return _refused(folder, family, kind)
+    if family in SEEING:
+        return _seeing_result(folder, family, kind)
     base = save_base(folder / "base", family)
     if "dpo" in kind:  # of a model that answers and ends
         (folder / "first").mkdir()
         base = train(folder / "first", base, "full") / "final"
     run = train(folder, base, kind)
-    expected = tempers_answers(run)
-    read_back = {"final": plain_answers(run / "final", is_quantized=kind == "qlora")}
+    return _compared(folder, run, family, kind, tempers_answers(run), plain_answers)
+
+
+def _compared(
+    folder: Path,
+    run: Path,
+    family: str,
+    kind: str,
+    expected: list[tuple[str, bool]],
+    reader: Callable[..., list[tuple[str, bool]]],
+) -> Line:
+    """What is saved and what is exported, as a reader of each gets it."""
+    is_quantized = kind == "qlora"
+    parts = {"export": Part.LORA if "lora" in kind else Part.AUTO}
     if "lora" in kind:
-        export_model(RunDirectory(run), None, folder / "merged", ExportRequest(part=Part.MERGED))
-        read_back["merged"] = plain_answers(folder / "merged")
-    else:
-        export_model(RunDirectory(run), None, folder / "export", ExportRequest())
-        read_back["export"] = plain_answers(folder / "export")
+        parts["merged"] = Part.MERGED
+    read_back = {"final": reader(run / "final", is_quantized=is_quantized)}
+    for name, part in parts.items():
+        export_model(RunDirectory(run), None, folder / name, ExportRequest(part=part))
+        read_back[name] = reader(folder / name, is_quantized=is_quantized and part is Part.LORA)
     wrong = [name for name, answers in read_back.items() if answers != expected]
     num_ended = sum(has_ended for _, has_ended in expected)
     what = f"{num_ended} of {len(expected)} answers end; {', '.join(read_back)} the same"
     return Line(family, kind, not wrong, what if not wrong else f"{wrong}: {read_back}, {expected}")
+
+
+def _seeing_result(folder: Path, family: str, kind: str) -> Line:
+    """The same, asked about pictures; the answers have to depend on them."""
+    run = train_seeing(folder, family, kind)
+    questions = write_pictures(folder)
+    expected = tempers_answers_to_pictures(run, questions)
+    line = _compared(
+        folder,
+        run,
+        family,
+        kind,
+        expected,
+        lambda model, **options: plain_answers_to_pictures(model, questions, **options),
+    )
+    colours = [shown[0][0] for shown, _ in ABOUT_PICTURES if len(shown) == 1]
+    num_right = sum(text == colour for (text, _), colour in zip(expected, colours, strict=False))
+    is_seen = len({text for text, _ in expected[: len(colours)]}) == len(colours)
+    what = f"{line.what}; {num_right} of {len(colours)} colours right"
+    return replace(line, holds=line.holds and is_seen, what=what)
+
+
+def _refused(folder: Path, family: str, kind: str) -> Line:
+    """What cannot be trained is refused before a step."""
+    words = REFUSED[family, kind]
+    try:
+        train_seeing(folder, family, kind)
+    except ValueError as error:
+        steps = [*folder.glob("runs/*/checkpoints/versions/*.json")]
+        holds = words in str(error) and not steps
+        return Line(family, kind, holds, f"refused: {str(error) if not holds else words}")
+    return Line(family, kind, False, "not refused")
 
 
 def odd(folder: Path, name: str) -> Line:
@@ -280,7 +465,8 @@ def odd(folder: Path, name: str) -> Line:
 def lines(only: Callable[[str], bool] = lambda _name: True) -> Iterator[Line]:
     """All lines of the table."""
     todo: list[tuple[str, str]] = [(name, "") for name in ODD if only(name)]
-    todo += [(family, kind) for kind in KINDS for family in FAMILIES if only(family)]
+    families = [*FAMILIES, *SEEING]
+    todo += [(family, kind) for kind in KINDS for family in families if only(family)]
     for name, kind in todo:
         with tempfile.TemporaryDirectory() as folder:
             try:

@@ -3,13 +3,19 @@ and files, as plain transformers and PEFT read them.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+)
 
 from infrastructure.backup.format.store import Store
 from infrastructure.commands.main import main
@@ -23,10 +29,12 @@ from infrastructure.evaluation.plain_reading import Expected, Trained, fixed_que
 from infrastructure.evaluation.prompting import Answerer
 from infrastructure.run.checkpoint_paths import best_of, step_of
 from infrastructure.run.directory import RunDirectory
+from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.methods.check import problems_of
 from infrastructure.training.methods.method_table import installed_method
 from infrastructure.training.methods.trainer_arguments import Defaults
 from infrastructure.training.methods.trainer_arguments import learning_rate as method_rate
+from infrastructure.training.model_adapters.multimodal_adapter import MultimodalModelAdapter
 from infrastructure.training.models.saved_model import weights_sha256
 from tests.field.results import (
     END,
@@ -38,7 +46,9 @@ from tests.field.results import (
     save_base,
     tempers_answers,
     train,
+    train_seeing,
 )
+from tests.training.seeing_models import save_llava
 
 
 def ends_of(folder: Path) -> list[int]:
@@ -310,6 +320,99 @@ def test_r1_what_was_saved_otherwise_is_noticed(tmp_path: Path) -> None:
     weights.unlink()
     with pytest.raises(CheckpointError, match="cannot read it"):
         expected.compare(final)
+
+
+def seeing_and_saved(folder: Path) -> tuple[Trained, Path]:
+    """As a training has it that ends at once."""
+    saved = save_llava(folder / "saved")
+    processor = AutoProcessor.from_pretrained(saved)
+    model = AutoModelForImageTextToText.from_pretrained(saved).eval()
+    pictures = PictureTokens(processor, "llava")
+    questions = fixed_questions(processor.tokenizer, pictures=pictures)
+    assert [len(question.pictures) for question in questions] == [1, 0, 0]
+    ends = sorted({processor.tokenizer.eos_token_id, *ends_of(saved)})
+    file = saved / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": ends}))
+    return Trained(model, processor.tokenizer, questions, ends, pictures=pictures), saved
+
+
+def change_processor(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    file = folder / "processor_config.json"
+    known = json.loads(file.read_text())
+    change(known)
+    file.write_text(json.dumps(known))
+
+
+def change_weight(folder: Path, part: str) -> None:
+    """Zero the first weight of a part."""
+    file = folder / "model.safetensors"
+    state = load_file(file)
+    name = next(name for name in state if part in name and name.endswith("weight"))
+    save_file({**state, name: torch.zeros_like(state[name])}, file, {"format": "pt"})
+
+
+DEFECTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "mean": (
+        lambda folder: change_processor(
+            folder, lambda known: known["image_processor"].update(image_mean=[0.5, 0.5, 0.5])
+        ),
+        "its processor makes other pixel_values of a picture of 48 x 48 pixels",
+    ),
+    "number of tokens": (
+        lambda folder: change_processor(
+            folder, lambda known: known.update(num_additional_image_tokens=2)
+        ),
+        "its processor makes other tokens of a picture",
+    ),
+    "template": (
+        lambda folder: (folder / "chat_template.jinja").write_text("{{ messages[0]['role'] }}"),
+        "its processor has another chat template",
+    ),
+    "no processor": (
+        lambda folder: (folder / "processor_config.json").unlink(),
+        "cannot read it",
+    ),
+    "projector": (lambda folder: change_weight(folder, "multi_modal_projector"), "to 'What is"),
+    "tower": (lambda folder: change_weight(folder, "patch_embedding"), "to 'What is"),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_r1_a_model_that_sees_and_was_saved_otherwise_is_noticed(name: str, tmp_path: Path) -> None:
+    trained, saved = seeing_and_saved(tmp_path)
+    expected = Expected.of(trained)
+    assert expected.compare(saved) == len(expected.answers) == 3
+    plant, words = DEFECTS[name]
+    plant(saved)
+    with pytest.raises(CheckpointError, match=words):
+        expected.compare(saved)
+
+
+def test_r1_a_run_on_pictures_whose_saved_processor_differs_is_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = MultimodalModelAdapter.save
+
+    def otherwise(self: Any, folder: Path) -> None:
+        save(self, folder)
+        DEFECTS["mean"][0](folder)
+
+    monkeypatch.setattr(MultimodalModelAdapter, "save", otherwise)
+    with pytest.raises(CheckpointError, match="makes other pixel_values of a picture"):
+        train_seeing(tmp_path, "llava", "full", max_steps=2)
+    [run] = [path.parent for path in tmp_path.glob("runs/*/run.json")]
+    assert not (run / "final").exists()
+    assert not RunDirectory(run).is_finished()
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), [("llava", "full"), ("gemma3, pictures", "lora"), ("llava", "dpo")]
+)
+def test_f3_a_model_that_sees_answers_as_it_was_measured(
+    family: str, kind: str, tmp_path: Path
+) -> None:
+    line = result(tmp_path, family, kind)
+    assert line.holds, line.what
 
 
 def test_r1_a_run_whose_saved_model_differs_is_not_finished(

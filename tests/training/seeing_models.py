@@ -12,6 +12,7 @@ from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForImageTextToText,
+    Gemma3Config,
     Idefics3Config,
     LlamaConfig,
     LlavaConfig,
@@ -32,6 +33,7 @@ TEXT_TEMPLATE = (
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 QWEN_MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+GEMMA_MARKS = ("<image_soft_token>", "<start_of_image>", "<end_of_image>")
 WIDTH = 32
 TOWER = {
     "hidden_size": WIDTH,
@@ -60,8 +62,12 @@ def widened(sizes: dict[str, Any], width: int) -> dict[str, Any]:
     return {**sizes, **more, **of_text}
 
 
-def tiny_tokenizer(*marks: str) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer with these special tokens beside its end token."""
+def tiny_tokenizer(*marks: str, **named: str) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer with these special tokens beside its end token.
+
+    Args:
+        named: those that the tokenizer has by name, such as `image_token`.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -69,7 +75,9 @@ def tiny_tokenizer(*marks: str) -> PreTrainedTokenizerFast:
     words = ["user: assistant: Which colour is it? red green blue"] * 9
     trainer = trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, special_tokens=[END])
     tokenizer.train_from_iterator(words, trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token=END)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END, pad_token=END, extra_special_tokens=named
+    )
     fast.add_special_tokens({"additional_special_tokens": list(marks)})
     return fast
 
@@ -186,6 +194,36 @@ def idefics3_config(tokenizer: PreTrainedTokenizerFast, width: int = WIDTH) -> I
         scale_factor=2,
         pad_token_id=0,
     )
+
+
+def gemma3_processor() -> Any:
+    """One whose mark of a picture is not the token that the model puts its features in place of."""
+    from transformers import Gemma3Processor
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    marks = dict(zip(("image_token", "boi_token", "eoi_token"), GEMMA_MARKS, strict=True))
+    tokenizer = tiny_tokenizer(**marks)
+    return Gemma3Processor(
+        image_processor=Gemma3ImageProcessorPil(size={"height": 16, "width": 16}),
+        tokenizer=tokenizer,
+        image_seq_length=4,
+        chat_template=TEMPLATE.replace("MARK", "<start_of_image>"),
+    )
+
+
+def save_gemma3(folder: Path, width: int = WIDTH) -> Path:
+    """A Gemma 3: the tokens of a picture attend to each other in both directions."""
+    processor = gemma3_processor()
+    image, begin, end = processor.tokenizer.convert_tokens_to_ids([*GEMMA_MARKS])
+    config = Gemma3Config(
+        vision_config=widened(TOWER, width),
+        text_config={**widened(TEXT, width), "head_dim": 16, "query_pre_attn_scalar": 16},
+        mm_tokens_per_image=4,
+        image_token_index=image,
+        boi_token_index=begin,
+        eoi_token_index=end,
+    )
+    return _saved(folder, config, processor)
 
 
 def _saved(folder: Path, config: Any, processor: Any) -> Path:

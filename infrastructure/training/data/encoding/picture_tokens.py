@@ -39,6 +39,10 @@ class PictureTokens:
         has_text_template: the chat template is that of a text model, which may know no pictures.
         background: the colour behind transparent pixels.
 
+    Attributes:
+        mark, mark_id: what a chat template writes for a picture.
+        token_ids: what a picture's tokens are among; of Gemma 3 the mark is none of them.
+
     Raises:
         ValueError: it does not say which token stands for a picture.
     """
@@ -65,6 +69,7 @@ class PictureTokens:
             )
         self.mark: str = mark
         self.mark_id = int(processor.tokenizer.convert_tokens_to_ids(self.mark))
+        self.token_ids = _token_ids(processor) or [self.mark_id]
         self._ids: dict[tuple[int, int], list[int]] = {}
         self._num_checked = 0
 
@@ -167,7 +172,7 @@ class PictureTokens:
     def kinds(self, ids: "torch.Tensor") -> dict[str, Any]:
         """Where in some rows pictures are, by argument name, if the model takes that."""
         names = set(self.processor.model_input_names)
-        is_picture = (ids == self.mark_id).long()
+        is_picture = ids.new_tensor(np.isin(ids.cpu().numpy(), self.token_ids)).long()
         return {name: is_picture for name in KINDS_OF_TOKENS if name in names}
 
     def pixels(self, pictures: Sequence[Picture]) -> dict[str, Any]:
@@ -186,4 +191,12 @@ class PictureTokens:
         """The same of decoded pictures."""
         made = self.processor.image_processor([*images], return_tensors="pt")
         names = self.processor.image_processor.model_input_names
-        return {name: made[name] for name in names if name in made}
+        unused = getattr(self.processor, "unused_input_names", ())  # by a model's forward
+        return {name: made[name] for name in names if name in made and name not in unused}
+
+
+def _token_ids(processor: Any) -> list[int]:
+    """The tokens that a processor tells a model to be of pictures; none where it says nothing."""
+    unknown = processor.tokenizer.unk_token_id
+    known = getattr(processor, "image_token_ids", None) or []
+    return [int(number) for number in known if number is not None and number != unknown]

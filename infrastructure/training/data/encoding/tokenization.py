@@ -594,8 +594,8 @@ class ConversationEncoder:
 
     def _cuts_a_picture(self, whole: TokenIds, cut: TokenIds) -> bool:
         assert self.pictures is not None
-        mark = self.pictures.mark_id
-        return int((np.asarray(cut) == mark).sum()) != int((np.asarray(whole) == mark).sum())
+        of_pictures = self.pictures.token_ids
+        return int(np.isin(cut, of_pictures).sum()) != int(np.isin(whole, of_pictures).sum())
 
     def _with_end(self, ids: list[int], mask: Mask) -> tuple[list[int], Mask]:
         """Let the last answer end with a token that stops generation: EOS where there is none."""

@@ -1,16 +1,26 @@
 """Tokens of pictures take the places of their marks, as the model's processor writes them."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder, Encoded
 from infrastructure.training.data.readers.pictures import PictureError
 from infrastructure.training.data.readers.rows import BadRow, Conversation, Turn
-from tests.training.seeing_models import TEXT_TEMPLATE, encoded, llava_processor, picture
+from tests.training.seeing_models import (
+    TEXT_TEMPLATE,
+    encoded,
+    gemma3_processor,
+    llava_processor,
+    picture,
+    save_gemma3,
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +59,48 @@ def test_tokens_are_those_of_the_processor_on_the_whole_text(
     assert not result.example.supervised[is_picture].any()
     learnt = result.example.supervised.sum()
     assert learnt == (len(ids) - 8 - 1 if train_on == "all" else len(answer))
+
+
+def test_gemma_3_is_given_what_its_processor_gives(tmp_path: Path) -> None:
+    """Its chat template marks a picture with a token that is none of the picture's own; what the
+    processor counts for itself is no argument of the model."""
+    folder = save_gemma3(tmp_path / "gemma")
+    processor = AutoProcessor.from_pretrained(folder)
+    tokens = PictureTokens(processor, "gemma")
+    image = picture("red")
+    text = "<start_of_image>Which colour is it?"
+    whole = processor(text=[text], images=[image], return_tensors="pt")
+    shown, _ = tokens.read([encoded(image)], tmp_path)
+    given = tokens.inputs(whole["input_ids"], shown)
+    assert given.keys() == whole.keys() - {"input_ids", "attention_mask"}
+    assert all(torch.equal(torch.as_tensor(given[name]), whole[name]) for name in given)
+    model = AutoModelForImageTextToText.from_pretrained(folder).eval()
+    with torch.no_grad():
+        ours = model(input_ids=whole["input_ids"], **given).logits
+        assert torch.equal(ours, model(**whole).logits)
+
+
+def test_no_token_of_a_picture_is_cut_whose_mark_stays() -> None:
+    tokens = PictureTokens(gemma3_processor(), "gemma")
+    tokenizer = tokens.processor.tokenizer
+    shown = conversation("image", "Which colour is it?")
+    turns = (Turn("user", "Well?"), Turn("assistant", "red"), *shown.turns)
+    two = Conversation(turns, pictures=shown.pictures)
+
+    def encode(max_length: int) -> Encoded | BadRow:
+        encoder = ConversationEncoder(
+            tokenizer, max_length=max_length, over_length="keep_start", pictures=tokens
+        )
+        (result,) = encoder.encode([two])
+        return result
+
+    whole = encode(99)
+    assert isinstance(whole, Encoded)
+    first, *_, last = np.flatnonzero(np.isin(whole.example.input_ids, tokens.token_ids))
+    cut = encode(int(first) + 2)
+    assert isinstance(cut, BadRow)
+    assert "would cut a picture" in cut.detail
+    assert isinstance(encode(int(last) + 1), Encoded)
 
 
 def test_a_picture_is_never_cut(tokens: PictureTokens) -> None:
