@@ -412,8 +412,10 @@ class DeploymentConfig(ConfigSection):
     def _values_found_anywhere(self) -> dict[str, object]:
         values = self.model_dump(mode="json")
         for key in PATHS:
-            section, _, name = key.rpartition(".")
-            inside = values[section] if section else values
+            *sections, name = key.split(".")
+            inside = values
+            for section in sections:
+                inside = inside[section]
             if inside[name] is not None and self.source(key).layer is not Layer.DEFAULT:
                 inside[name] = absolute_place(key, inside[name], self._model_names)
         return values

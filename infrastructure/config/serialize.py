@@ -20,6 +20,7 @@ PATHS = (
     "cache.directory",
     "training.cache_dir",
     "training.teacher",
+    "training.multimodal.vision_tower",
     "output_dir",
     "backup.place",
 )

@@ -96,11 +96,7 @@ class RotatingLineFile(LineFile):
             self._size = self._open().seek(0, 2)
         if self._size and self._size + len(line) > self.max_bytes:
             self._rotate()
-        try:
-            super().append(line)
-        except OSError:
-            self._size = None
-            raise
+        super().append(line)
         self._size += len(line)
 
     def _rotate(self) -> None:

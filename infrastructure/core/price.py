@@ -6,6 +6,7 @@ A price is a number, with a currency or any other unit where somebody gives one:
 
 import re
 from dataclasses import dataclass
+from decimal import Decimal
 
 _PRICE = re.compile(r"(?P<sign>[^\w\s.,+-]?)\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[^\d.,+-]*)")
 MAX_UNIT_CHARACTERS = 20
@@ -35,7 +36,7 @@ class Price:
         return self._shown(f"{amount:,.2f}" if amount >= 0.005 else small)
 
     def __str__(self) -> str:
-        return self._shown(f"{self.per_hour:.10g}")
+        return self._shown(f"{Decimal(f'{self.per_hour:.10g}'):f}")  # and never 6e-05
 
     def _shown(self, number: str) -> str:
         return f"{self.sign}{number} {self.unit}".strip()

@@ -398,7 +398,7 @@ def _trained_words(model: JsonObject, config: DeploymentConfig) -> str:
 def _is_rounded(folder: Path) -> bool:
     """Whether a model has the weights that a training has computed with, rounded by torchao."""
     config = folder / "config.json"
-    text = config.read_text(encoding="utf-8") if config.is_file() else "{}"
+    text = config.read_bytes() if config.is_file() else "{}"
     rounding = as_object(as_object(parse_json(text)).get("quantization_config") or {})
     return rounding.get("quant_method") == "torchao"
 

@@ -119,7 +119,9 @@ def restore_run(
     if is_brought:
         for problem in restore_run_files(store, store.read(checkpoint.stem), run.path):
             log.warning("%s", problem)
-        stores = [store, Store(Path(run_id), place)]
+        there = Store(Path(run_id), place)
+        # a new machine has one version alone, which may be of a moment when run.json was not read
+        stores = [store, there] if before else [there, store]
         if not run.has_record() and (repair := RunFileRepair(run.path, stores).restore(RUN_FILE)):
             log.warning("%s", repair.text)  # from an older version
     if step is None:

@@ -354,6 +354,7 @@ class Copier:
                 for wait in folder.steps():
                     self._phase = "confirming" if wait else "copying"
                     yield wait
+                    self._look_here()
                     if self._pending():
                         return
             except (CheckpointError, ValueError) as error:  # it is not there any more, or changed

@@ -58,7 +58,8 @@ class PublishedFolder:
 
     Attributes:
         target: where it is, or will be; None before that is known.
-        seen: its files at the place, as they were confirmed.
+        seen: its files at the place, as they were confirmed; one that was lost since stays among
+            them until it is there again.
 
     Raises:
         ValueError: the folder is empty or missing.
@@ -95,9 +96,11 @@ class PublishedFolder:
             CheckpointError: the folder cannot be read here.
         """
         self.place.make_directory(self.parent)
-        self.target = target = self._target()
+        target = self._target()
+        if target != self.target:
+            self.target, self.seen = target, {}
         wait, waiting = FIRST_WAIT_SECONDS, dict(self._contents)
-        self.done_bytes, self.seen = 0, {}
+        self.done_bytes = 0
         while waiting:
             for path, content in list(waiting.items()):
                 if self._put_file(target, path, content):

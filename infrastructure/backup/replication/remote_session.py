@@ -70,7 +70,7 @@ class Seen(NamedTuple):
 
 def seen_of(files: Iterable[UploadedFile | None]) -> Seen | None:
     """What is known of all of `files`; None: one of them is not known to be there as it was
-    written."""
+    written, or there are none."""
     present, compared, evidence = [], [], []
     for file in files:
         if file is None or file.confirmed_at is None:
@@ -78,6 +78,8 @@ def seen_of(files: Iterable[UploadedFile | None]) -> Seen | None:
         present.append(file.present_at)
         compared.append(file.confirmed_at)
         evidence.append(file.evidence)
+    if not present:
+        return None
     strength = [*Evidence]
     return Seen(min(present), min(compared), max(evidence, key=strength.index))
 

@@ -200,12 +200,8 @@ class ObjectUpload:
     def _confirm(self, pack: Pack) -> bool:
         """Whether an object that was sent is confirmed now; one that got lost is sent again."""
         sent = self.link.sent[pack.hash]
-        try:
-            if self.link.confirms(sent):
-                return True
-        except StorageError:
-            del self.link.sent[pack.hash]  # and write it anew
-            raise
+        if self.link.confirms(sent):  # what it raises is noted in `sent`: it is written anew
+            return True
         if sent.confirmed_at is not None:  # gone since: give it time to come back by itself
             sent.written_at, sent.confirmed_at = self.link.clock(), None
         if self.link.clock() - sent.written_at > self.patience:

@@ -47,7 +47,8 @@ class HookSuite:
         optimizer.zero_grad()
         state.step += 1
         state.loss = float(loss.detach())
-        state.metrics = {"loss": state.loss, "learning_rate": 1e-3, "tokens": 8.0 * state.step}
+        rate = optimizer.param_groups[0]["lr"]
+        state.metrics = {"loss": state.loss, "learning_rate": rate, "tokens": 8.0 * state.step}
         hook.step_end(state)
         state.evaluation = {"eval_loss": 2.0 + (state.step % 3) / 10}
         state.evaluated_step = state.step

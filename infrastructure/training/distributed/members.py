@@ -123,7 +123,6 @@ class StartedRanks:
             port = server.getsockname()[1]
             host = dist.TCPStore(
                 *(LOOPBACK, port, None, True, STORE_TIMEOUT),
-                wait_for_workers=False,
                 master_listen_fd=server.detach(),
             )
         self.member = Member(0, size, 0, dist.PrefixStore(secret, host))
@@ -147,7 +146,7 @@ class StartedRanks:
 
 def started_by_rank_0(port: int, rank: int, size: int) -> Member:
     """A member that rank 0 started."""
-    host = dist.TCPStore(LOOPBACK, port, None, False, STORE_TIMEOUT, wait_for_workers=False)
+    host = dist.TCPStore(LOOPBACK, port, None, False, STORE_TIMEOUT)
     return Member(rank, size, rank, dist.PrefixStore(os.environ.pop(SECRET_VARIABLE), host))
 
 

@@ -309,7 +309,9 @@ class TrlTraining:
         """Prompts of the held-out rows, or of the others where none are held out, as TRL writes
         them."""
         rows = (self.data.held_out or self.data.train)[:most]
-        return [self._question(row["prompt"], row.get(OPTIONS) or {}) for row in rows]
+        settings: dict[str, Any] = self.config.training.method_settings
+        given = settings.get(OPTIONS) or {}  # of all rows
+        return [self._question(row["prompt"], row.get(OPTIONS) or given) for row in rows]
 
     def _question(self, prompt: Any, options: dict[str, Any]) -> GenerationPrompt:
         if isinstance(prompt, str):

@@ -156,6 +156,8 @@ def processing_facts(processing_class: Any) -> dict[str, JsonValue]:
         return {}
     tokenizer = getattr(processing_class, "tokenizer", processing_class)
     template = getattr(processing_class, "chat_template", None)
+    if template is None:  # of a processor without one, its tokenizer's may be used
+        template = getattr(tokenizer, "chat_template", None)
     parts: dict[str, JsonValue] = {
         "chat_template": None if template is None else text_hash(template)
     }

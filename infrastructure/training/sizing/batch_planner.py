@@ -10,6 +10,7 @@ import torch
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.stackwise_config import StackwiseFields
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.cache_folder import cache_directory
 from infrastructure.core.json_text import JsonObject
@@ -116,6 +117,10 @@ class BatchPlanner:
             "parameters": sum(p.numel() for p in parameters),
             "trained": sum(p.numel() for p in parameters if p.requires_grad),
             "optimizer": self.config.optimizer,
+            "strategy": self.config.strategy_for(self.model_config),
+            "stackwise": self.config.model_dump(
+                mode="json", include=set(StackwiseFields.model_fields), exclude_defaults=True
+            ),
             "compile_mode": self.config.compile_mode,
             "packs": bool(getattr(self.adapter, "packs", False)),
             "longest": self.adapter.count_tokens(fit.longest(1)),
