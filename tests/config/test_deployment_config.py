@@ -256,3 +256,50 @@ def test_a_folder_for_backups_is_found_from_anywhere() -> None:
     for place, recorded in (("copies", str(Path("copies").absolute())), ("hf://a/b", "hf://a/b")):
         saved = DeploymentConfig(backup={"place": place}).to_dict()
         assert saved["values"]["backup"]["place"] == recorded
+
+
+def test_a_changed_copy_keeps_what_was_noted_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tactical_mappo").mkdir()
+    config = load_config(environment={}, flags={"--preset": "quick"}, keywords={"training.seed": 9})
+    config.know_models(["tactical_mappo"])
+    config.note_environment(["of the environment"])
+    config.note("once")
+    config.note("once")
+    before = config.notes()
+    changed = config.changed([Setting("model.name", "tactical_mappo", Source(Layer.FLAG, "--m"))])
+    assert [note for note in before if note in changed.notes()] == before
+    assert [changed.notes().count(note) for note in ("of the environment", "once")] == [1, 1]
+    assert changed.to_dict()["values"]["model"]["name"] == "tactical_mappo"
+    changed.note("of the copy alone")
+    assert config.notes() == before
+
+
+def test_a_run_that_recorded_a_setting_that_is_gone_is_read() -> None:
+    saved = DeploymentConfig(batch_size=4).to_dict()
+    saved["values"]["training"]["fusion_mode"] = "early"
+    saved["sources"]["training.fusion_mode"] = {"layer": "keyword", "place": "keyword"}
+    restored = DeploymentConfig.from_dict(saved)
+    assert restored.model_dump() == DeploymentConfig(batch_size=4).model_dump()
+    assert restored.source("training.batch_size").place == "keyword batch_size"
+
+
+def test_folders_of_ours_are_absolute_before_they_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"cache.directory": "a", "training.cache_dir": "b", "output_dir": "c"}
+    restored = DeploymentConfig.from_dict(DeploymentConfig(**given).to_dict())
+    for key, name in given.items():
+        assert restored.value(key) == str(tmp_path / name)
+
+
+def test_one_process_is_not_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("infrastructure.config.deployment_config.launched_process", lambda: None)
+    assert not DeploymentConfig().has_others
+    assert DeploymentConfig(num_processes=2).has_others
+    assert DeploymentConfig(num_processes="auto").has_others
+    monkeypatch.setattr("infrastructure.config.deployment_config.launched_process", lambda: 0)
+    assert DeploymentConfig().has_others

@@ -7,6 +7,7 @@ import pytest
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import (
     affects_result,
+    backend_taken,
     differing_keys,
     earlier_settings,
     result_settings,
@@ -16,6 +17,17 @@ from infrastructure.run.find import is_same, wanted_beside
 from tests.config.field_values import other_value
 
 FIELDS = schema_of(DeploymentConfig).fields
+# As runs of before have them.
+EARLIER_DEFAULTS: dict[str, tuple[object, ...]] = {
+    "data.over_length": ("quarantine",),
+    "quantum.max_overhead_percent": (5.0, 2.0, 1.0),
+    "model.adapter": ("standard",),
+}
+OFF_IS_NONE = ("training.backbone_quantized", "training.qlora_progressive_enabled")
+PLACES = (
+    *("model.name", "data.path", "data.eval_path", "data.chat_template"),
+    *("training.teacher", "training.multimodal.vision_tower"),
+)
 # A new key fails the test below until somebody has decided on which side it is.
 COUNT = """
 model.name backend adapter train_vision quantization quantization_aware lora_config lora_config.r
@@ -181,26 +193,38 @@ def test_a_mapping_counts_by_what_it_holds_where_that_was_recorded() -> None:
     assert list(differing_keys({**was, key: True}, found)) == [], "as it was recorded before"
 
 
-def test_a_path_that_is_gone_counts_by_its_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", PLACES)
+def test_a_path_that_is_gone_counts_by_its_name(key: str, tmp_path: Path) -> None:
     for folder in ("old", "new"):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "rows.jsonl").write_text("{}")
     was, found = (
-        result_settings(DeploymentConfig(data={"path": str(tmp_path / folder / "rows.jsonl")}))
+        result_settings(DeploymentConfig(**{key: str(tmp_path / folder / "rows.jsonl")}))
         for folder in ("old", "new")
     )
-    assert list(differing_keys(was, found)) == ["data.path"]
+    assert list(differing_keys(was, found)) == [key]
     (tmp_path / "old/rows.jsonl").unlink()
     assert list(differing_keys(was, found)) == []
+    for other in (str(tmp_path / "new/others.jsonl"), None, "owner/rows.jsonl"):
+        is_moved = other == "owner/rows.jsonl"  # to the hub, by the same name
+        assert list(differing_keys(was, {**found, key: other})) == ([] if is_moved else [key])
+    assert list(differing_keys({**was, key: "owner/rows.jsonl"}, found)) == [key]
 
 
+def test_what_else_lay_somewhere_counts_in_full(tmp_path: Path) -> None:
+    was, found = ({"training.loss": str(tmp_path / n / "a")} for n in ("old", "new"))
+    assert list(differing_keys(was, found)) == ["training.loss"]
+
+
+@pytest.mark.parametrize("key", PLACES)
 def test_a_path_means_the_same_from_any_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rows.jsonl").write_text("{}")
-    absolute = result_settings(DeploymentConfig(data={"path": str(tmp_path / "rows.jsonl")}))
+    absolute = result_settings(DeploymentConfig(**{key: str(tmp_path / "rows.jsonl")}))
     monkeypatch.chdir(tmp_path)
-    relative = result_settings(DeploymentConfig(data={"path": "rows.jsonl"}))
+    relative = result_settings(DeploymentConfig(**{key: "rows.jsonl"}))
+    assert relative[key] == absolute[key] == str(tmp_path / "rows.jsonl")
     assert list(differing_keys(absolute, relative)) == []
 
 
@@ -209,3 +233,37 @@ def test_a_run_of_before_there_were_encodings_is_the_same_training() -> None:
     before = {key: value for key, value in now.items() if key != "data.encoding"}
     assert list(differing_keys(before, now)) == []
     assert list(differing_keys(before, {**now, "data.encoding": "cp1252"})) == ["data.encoding"]
+
+
+def test_of_every_default_that_has_changed_a_run_keeps_its_own() -> None:
+    on = {"training.optimization_frequency": 10}
+    now = DeploymentConfig(**on)
+    first = {key: values[0] for key, values in EARLIER_DEFAULTS.items()}
+    assert earlier_settings(now, {"quantum.solver": "exact"}) == first, "it recorded none of them"
+    for key, values in EARLIER_DEFAULTS.items():
+        assert now.value(key) not in values
+        for value in values:
+            recorded = result_settings(DeploymentConfig(**on, **{key: value}))
+            assert earlier_settings(now, recorded) == {key: value}
+            assert earlier_settings(DeploymentConfig(**on, **{key: value}), recorded) == {}
+
+
+@pytest.mark.parametrize("key", OFF_IS_NONE)
+def test_off_was_the_default_of_what_is_none_now(key: str) -> None:
+    now = result_settings(DeploymentConfig())
+    assert list(differing_keys({**now, key: False}, now)) == []
+    assert list(differing_keys({**now, key: True}, now)) == [key]
+
+
+def test_a_setting_that_is_gone_makes_no_other_training() -> None:
+    now = result_settings(DeploymentConfig())
+    assert list(differing_keys({**now, "training.fusion_mode": "x"}, now)) == []
+
+
+@pytest.mark.parametrize(
+    ("recorded", "backend"),
+    [({}, "transformers"), ({"model.backend": "auto"}, "transformers")]
+    + [({"model.backend": name}, name) for name in ("transformers", "unsloth")],
+)
+def test_what_has_loaded_a_model_is_of_its_record(recorded: dict[str, str], backend: str) -> None:
+    assert backend_taken(recorded) == backend

@@ -102,3 +102,30 @@ def test_used_time_in_version_1(tmp_path: Path) -> None:
 
 def test_used_time_that_nobody_counts_is_unknown(tmp_path: Path) -> None:
     assert cpu_used_seconds(tmp_path) is None
+
+
+def test_of_several_limits_the_tightest_counts(tmp_path: Path) -> None:
+    """Of memory that is the one with the least left, not the smallest."""
+    outer, inner = "sys/fs/cgroup/job", "sys/fs/cgroup/job/step"
+    files = {"proc/self/cgroup": "1:name=systemd:/other\n0::/job/step\n"}
+    for folder, cores, total, used in ((outer, 2, 8, 7), (inner, 3, 4, 1)):
+        files[f"{folder}/cpu.max"] = f"{cores}00000 100000"
+        files[f"{folder}/cpu.stat"] = f"usage_usec {cores}000000"
+        files[f"{folder}/memory.max"] = str(total * GIB)
+        files[f"{folder}/memory.current"] = str(used * GIB)
+    root = write_all(tmp_path, files)
+    assert cpu_quota_cores(root) == 2.0
+    assert cpu_used_seconds(root) == 2.0
+    assert memory_limit(root) == MemoryLimit(8 * GIB, GIB)
+
+
+def test_the_hybrid_layout_and_more_used_than_there_is(tmp_path: Path) -> None:
+    box = "sys/fs/cgroup/unified/box"
+    files = {
+        "proc/self/cgroup": "0::/box",
+        f"{box}/memory.max": str(GIB),
+        f"{box}/memory.current": str(2 * GIB),
+    }
+    assert memory_limit(write_all(tmp_path, files)) == MemoryLimit(GIB, 0)
+    files[f"{box}/memory.stat"] = f"inactive_file {3 * GIB}"
+    assert memory_limit(write_all(tmp_path, files)) == MemoryLimit(GIB, GIB)

@@ -11,8 +11,11 @@ from infrastructure.core import checksums
 from infrastructure.core.checksums import (
     SUMS,
     damaged_files,
+    files_in,
     has_checksum,
+    parse_sums,
     read_record,
+    sums_text,
     write_record,
     write_sums,
 )
@@ -69,9 +72,23 @@ def test_sums_name_what_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "base/model.safetensors").write_text("base/model.safetensorS")
     (tmp_path / "config.json").unlink()
     assert damaged_files(tmp_path) == ["base/model.safetensors", "config.json"]
+    write_sums(tmp_path)  # once more: the sums are no file that they name
+    assert damaged_files(tmp_path) == []
+    assert [*parse_sums((tmp_path / SUMS).read_text())] == [
+        *("base/model.safetensors", "model.safetensors")
+    ]
+    [some] = [path for path in files_in(tmp_path) if path.parent.name == "base"]
+    sums = parse_sums(sums_text(tmp_path, [some]))
+    assert [*sums] == ["base/model.safetensors"]
+    (tmp_path / "model.safetensors").write_text("of other sums")
+    assert damaged_files(tmp_path, sums) == []
+    assert damaged_files(tmp_path) == ["model.safetensors"]
 
 
-@pytest.mark.parametrize("text", ["", "no sum\n", f"{'0' * 64}  ../../etc/passwd\n", "\xff"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "no sum\n", f"{'0' * 64}  ../../etc/passwd\n", "\xff", f"{'0' * 64}  /etc/passwd\n"],
+)
 def test_sums_that_are_damaged_are_named(tmp_path: Path, text: str) -> None:
     (tmp_path / SUMS).write_bytes(text.encode("latin-1"))
     with pytest.raises(DamagedFileError, match=SUMS):
@@ -95,3 +112,26 @@ def test_a_file_that_may_not_be_read_is_not_called_damaged(
     monkeypatch.setattr(checksums, "file_sha256", refuse)
     with pytest.raises(PermissionError):
         damaged_files(tmp_path)
+
+
+def test_a_file_that_the_disk_cannot_give_back_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").write_text("a")
+    write_sums(tmp_path)
+
+    def broken(path: Path) -> str:
+        raise OSError(5, "Input/output error", str(path))
+
+    monkeypatch.setattr(checksums, "file_sha256", broken)
+    assert damaged_files(tmp_path) == ["a"]
+
+
+def test_a_record_names_a_path_that_is_no_text(tmp_path: Path) -> None:
+    """Python holds its bytes as surrogates, which UTF-8 does not have."""
+    record = {"path": "runs/\udcff", "steps": {1: 2}, "order": {"b": 1, "a": 2}}
+    write_record(path := tmp_path / "run.json", record)
+    assert read_record(path) == {**record, "steps": {"1": 2}}
+    again = {"order": {"a": 2, "b": 1}, "steps": {"1": 2}, "path": "runs/\udcff"}
+    path.write_text(json.dumps({**again, "checksum": json.loads(path.read_text())["checksum"]}))
+    assert read_record(path) == again

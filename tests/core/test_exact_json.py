@@ -20,7 +20,7 @@ from infrastructure.core.exact_json import MARK, from_json, to_json
         {"milestones": Counter({3: 1, 7: 2}), "mode_worse": math.inf, "least": -math.inf},
         {MARK: "somebody else's", "nested": [({"a": (1,)},)]},
         {},
-        {3: {"x": (math.inf, [None])}},
+        {3: {"x": (math.inf, [None])}, (1, 2): 3, None: {True: -math.inf}},
         {"__tuple__": [{"a": (math.inf, {"__tuple__": 1})}]},
     ],
 )

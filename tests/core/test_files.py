@@ -17,9 +17,11 @@ from infrastructure.core.files import (
     atomic_write,
     exchange,
     file_sha256,
+    make_directory,
     paths_below,
     recover_directory,
     refuse_what_is_there,
+    remove_if_unlocked,
     remove_parts,
     whole_directory,
     write_json,
@@ -495,3 +497,58 @@ def test_a_folder_that_goes_away_while_it_is_listed_is_left_out(tmp_path: Path) 
     rest = {path.name for path in below}
     assert {first.name, *rest} == {"a", "b", f"of {'b' if first.name == 'a' else 'a'}"}
     assert list(paths_below(tmp_path / "never there")) == []
+
+
+def test_each_directory_that_is_made_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(files, "sync_directory", synced.append)
+    make_directory(tmp_path / "a/b/c", 0o700)
+    assert synced == [tmp_path, tmp_path / "a", tmp_path / "a/b"]
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "a/b", tmp_path / "a/b/c")]
+    assert modes == [tmp_path.joinpath("a").stat().st_mode & 0o777, 0o700]
+    assert modes[0] != 0o700
+    make_directory(tmp_path / "a/b/c")
+    assert len(synced) == 3
+
+
+def test_what_is_being_written_is_nobody_s_to_remove(tmp_path: Path) -> None:
+    """Until it has its name, also when its own descriptor is closed already."""
+    kept: list[bool] = []
+    with atomic_write(tmp_path / "file") as file:
+        file.write(b"whole")
+        [part] = tmp_path.iterdir()
+        file.flush()
+        kept.append(remove_if_unlocked(part))
+        remove_parts(tmp_path)
+        assert part.exists()
+    assert kept == [False]
+    assert (tmp_path / "file").read_bytes() == b"whole"
+    assert remove_if_unlocked(tmp_path / "file")
+    assert remove_if_unlocked(tmp_path / "file")  # it is gone already
+
+
+def test_a_finished_part_is_locked_until_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace, seen = Path.replace, []
+
+    def watched(part: Path, target: Path) -> Path:
+        seen.append(remove_if_unlocked(part))
+        return replace(part, target)
+
+    monkeypatch.setattr(Path, "replace", watched)
+    write_text(tmp_path / "file", "whole")
+    assert seen == [False]
+
+
+def test_where_there_are_no_locks_nothing_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "try_lock", lambda descriptor: None)
+    (tmp_path / "file").touch()
+    assert not remove_if_unlocked(tmp_path / "file")
+    assert (tmp_path / "file").exists()
+    write_text(tmp_path / "other", "runs/\udcff")
+    assert (tmp_path / "other").read_bytes() == b"runs/\\udcff"

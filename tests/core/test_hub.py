@@ -1,4 +1,4 @@
-"""The hub is asked for a small file once, and not at all where the cache has it."""
+"""The hub is requested for a small file once, and not at all where the cache has it."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ assert "torch" not in sys.modules
 
 @pytest.fixture
 def loopback_hub() -> Iterator[tuple[str, list[str]]]:
-    """The address of a hub with one model, someone/short, and what it was asked."""
+    """The address of a hub with one model, someone/short, and what it was requested."""
     requests: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -152,3 +153,104 @@ def test_who_is_offline_reaches_no_hub(unreachable: pytest.MonkeyPatch, name: st
     unreachable.setenv("HTTPS_PROXY", "http://proxy:8080")
     unreachable.setenv(name, "1")
     assert not hub.hub_is_reachable()
+
+
+@pytest.mark.parametrize("name", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
+def test_an_offline_variable_of_zero_is_none(unreachable: pytest.MonkeyPatch, name: str) -> None:
+    unreachable.setenv("HTTPS_PROXY", "http://proxy:8080")
+    unreachable.setenv(name, "0")
+    assert hub.hub_is_reachable()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port"),
+    [("https://hub", 443), ("http://hub", 80), ("http://hub:8080/there", 8080)],
+)
+def test_the_hub_is_looked_for_at_its_address(
+    unreachable: pytest.MonkeyPatch, endpoint: str, port: int
+) -> None:
+    requested: list[object] = []
+
+    def connect(address: tuple[str, int], timeout: float) -> Any:
+        requested.append(address)
+        return SimpleNamespace(close=lambda: None)
+
+    unreachable.setattr("socket.create_connection", connect)
+    unreachable.setenv("HF_ENDPOINT", endpoint)
+    assert hub.hub_is_reachable()
+    assert requested == [("hub", port)]
+
+
+@pytest.mark.parametrize(("was", "reachable"), [(False, True), (False, False), (True, True)])
+def test_where_the_hub_cannot_be_reached_the_cache_alone_is_used(
+    monkeypatch: pytest.MonkeyPatch, was: bool, reachable: bool
+) -> None:
+    from huggingface_hub import constants
+
+    other = SimpleNamespace(HF_HUB_OFFLINE=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", was)
+    monkeypatch.setattr(hub, "hub_is_reachable", lambda: reachable)
+
+    def look() -> None:
+        with hub.offline_where_unreachable(other):
+            is_offline = was or not reachable
+            assert (is_offline, is_offline) == (constants.HF_HUB_OFFLINE, other.HF_HUB_OFFLINE)
+            raise OSError
+
+    with pytest.raises(OSError):
+        look()
+    assert (was, False) == (constants.HF_HUB_OFFLINE, other.HF_HUB_OFFLINE)
+
+
+def test_a_file_is_of_the_revision_that_is_requested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    requested: list[tuple[object, ...]] = []
+    cached: Any = None
+    answer: Any = str(tmp_path / "fetched")
+
+    def load(name: str, file: str, revision: str | None = None) -> Any:
+        requested.append(("cache", name, file, revision))
+        return cached
+
+    def download(name: str, file: str, revision: str | None = None) -> str:
+        requested.append(("hub", name, file, revision))
+        if isinstance(answer, BaseException):
+            raise answer
+        return str(answer)
+
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", load)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(hub, "hub_is_reachable", lambda: True)
+    assert hub.hub_file("a/b", "c.json", "v2") == tmp_path / "fetched"
+    assert requested == [("cache", "a/b", "c.json", "v2"), ("hub", "a/b", "c.json", "v2")]
+    cached = object()  # how the cache says that the model has no such file
+    assert hub.cached_file("a/b", "c.json") is None
+    cached = str(tmp_path / "kept")
+    requested.clear()
+    assert hub.hub_file("a/b", "c.json", "v2") == tmp_path / "kept"
+    assert requested == [("cache", "a/b", "c.json", "v2")]
+    cached, response = None, SimpleNamespace(headers={}, request=None, status_code=403)
+    for error in (GatedRepoError, HfHubHTTPError):
+        answer = error("no", response=response)  # type: ignore[arg-type]
+        assert hub.hub_file("a/b", "c.json") is None
+    answer = RepositoryNotFoundError("no", response=response)  # type: ignore[arg-type]
+    with pytest.raises(hub.NotOnHubError) as raised:
+        hub.hub_file("a/b", "c.json")
+    assert raised.value.hub_reachable
+    monkeypatch.setattr(hub, "hub_is_reachable", lambda: False)
+    with pytest.raises(hub.NotOnHubError) as raised:
+        hub.hub_file("a/b", "c.json")
+    assert not raised.value.hub_reachable
+
+
+def test_data_sets_lie_where_their_library_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
+    assert hub.data_sets_folder() == Path(constants.HF_HOME) / "datasets"
+    monkeypatch.setenv("HF_DATASETS_CACHE", "~/mine")
+    assert hub.data_sets_folder() == Path.home() / "mine"

@@ -1,10 +1,22 @@
 """JSON that is nested beyond reason is refused on every Python, and so is what is no JSON."""
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from infrastructure.core.json_text import MAX_DEPTH, is_too_deep, parse_json
+from infrastructure.core.json_text import (
+    MAX_DEPTH,
+    as_integer,
+    as_list,
+    as_number,
+    as_object,
+    as_text,
+    is_too_deep,
+    parse_json,
+    parse_record,
+)
 
 
 @pytest.mark.parametrize(("begin", "end"), [("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")])
@@ -27,3 +39,41 @@ def test_what_is_nested_as_people_do_it_is_read() -> None:
 def test_what_is_no_json_is_a_value_error(text: str | bytes) -> None:
     with pytest.raises(ValueError):
         parse_json(text)
+
+
+def test_a_key_that_is_there_twice_is_refused_where_its_values_differ() -> None:
+    assert parse_record('{"a": 1, "b": {"c": 2, "c": 2}, "a": 1}') == {"a": 1, "b": {"c": 2}}
+    for text in ('{"a": 1, "a": 2}', '[{"b": {"c": 2, "c": 3}}]'):
+        with pytest.raises(ValueError):
+            parse_record(text)
+    for text in ("[" * (MAX_DEPTH + 1) + "]" * (MAX_DEPTH + 1), "[" * 200_000):
+        with pytest.raises(ValueError):
+            parse_record(text)
+
+
+def test_what_is_no_number_of_json_is_made_by_the_caller() -> None:
+    assert parse_json("[NaN, -Infinity]", parse_constant=str.lower) == ["nan", "-infinity"]
+    assert parse_json('{"a": {"b": 1}}', object_hook=lambda one: [*one]) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "right"),
+    [
+        (as_object, [{}]),
+        (as_list, [[]]),
+        (as_text, [""]),
+        (as_number, [0, 0.5]),
+        (as_integer, [0]),
+    ],
+)
+def test_a_value_is_of_the_kind_that_a_record_has_it(
+    kind: Callable[[Any], object], right: list[object]
+) -> None:
+    values: list[object] = [None, True, 0, 0.5, "", [], {}]
+    taken = []
+    for value in values:
+        try:
+            taken.append(kind(value))
+        except TypeError:
+            continue
+    assert [(type(value), value) for value in taken] == [(type(value), value) for value in right]

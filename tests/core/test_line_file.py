@@ -1,10 +1,14 @@
+import errno
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 
 import pytest
 
+from infrastructure.core import line_file
 from infrastructure.core.line_file import LineFile, RotatingLineFile, rotated_files
 
 
@@ -109,3 +113,87 @@ def test_files_of_another_name_are_not_taken_for_older_ones(tmp_path: Path) -> N
         (tmp_path / name).write_text("")
     assert [file.name for file in rotated_files(path)] == ["a.1.jsonl", "a.jsonl"]
     assert rotated_files(tmp_path / "none.jsonl") == []
+
+
+def test_what_is_closed_is_on_the_disk_and_so_is_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    lines = LineFile(tmp_path / "lines")
+    lines.append(b"one\n")
+    assert synced == [tmp_path.name]
+    lines.append(b"two\n")
+    lines.close()
+    lines.append(b"three\n")  # it is there already
+    lines.close()
+    assert synced == [tmp_path.name, "lines", "lines"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
+def test_a_disk_that_refuses_at_the_end_is_reported_and_the_file_closed(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device or a pipe cannot be synced, and nothing is kept in it."""
+    lines = LineFile(tmp_path / "lines")
+    lines.append(b"one\n")
+    file = lines._file
+    assert file is not None
+
+    def fsync(_descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    if number == errno.EIO:
+        with pytest.raises(OSError, match="Input/output"):
+            lines.close()
+    else:
+        lines.close()
+    assert file.closed
+
+
+def test_older_files_move_up_in_order(tmp_path: Path) -> None:
+    file = RotatingLineFile(path := tmp_path / "a.jsonl", max_bytes=4, keep=3)
+    for letter in "abcdef":
+        file.append(f"{letter * 3}\n".encode())
+    file.close()
+    assert [part.name for part in rotated_files(path)] == [
+        *("a.3.jsonl", "a.2.jsonl", "a.1.jsonl", "a.jsonl")
+    ]
+    assert lines_of(path) == ["ccc", "ddd", "eee", "fff"]
+
+
+def test_a_line_that_is_too_long_for_any_file_leaves_no_empty_one(tmp_path: Path) -> None:
+    file = RotatingLineFile(path := tmp_path / "a.jsonl", max_bytes=4, keep=3)
+    file.append(b"much too long\n")
+    assert rotated_files(path) == [path]
+    file.append(b"b\n")
+    file.close()
+    assert lines_of(path) == ["much too long", "b"]
+
+
+def test_what_a_full_disk_tore_does_not_count_for_the_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = RotatingLineFile(path := tmp_path / "a.jsonl", max_bytes=30, keep=1)
+    file.append(b"one\n")
+    with largest_file(10), pytest.raises(OSError, match="File too large"):
+        file.append(b"a second line\n")
+    looked: list[int] = []
+    real = line_file.end_of_last_line
+
+    def look(opened: FileIO) -> int:
+        looked.append(real(opened))
+        return looked[-1]
+
+    monkeypatch.setattr(line_file, "end_of_last_line", look)
+    file.append(b"third\n")
+    assert (looked, file._size) == ([4], len(b"one\nthird\n"))
+    file.close()
+    assert path.read_bytes() == b"one\nthird\n"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.core.lock import Lock
+from infrastructure.core.lock import Lock, is_held
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:
@@ -56,3 +56,29 @@ def test_other_errors_are_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(OSError, match="Input/output"):
         Lock(tmp_path / "lock").take()
+
+
+def test_whether_somebody_holds_it_is_seen_without_taking_it(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert is_held(path) is False
+    assert not path.exists()
+    lock = Lock(path)
+    assert is_held(path) is False
+    assert lock.take(wait=False)
+    assert is_held(path) is True
+    assert lock.take(shared=True, wait=False)
+    assert is_held(path) is False  # who only looks is in nobody's way
+    lock.release()
+    assert is_held(path) is False
+    assert is_held(tmp_path / "lock" / "below a file") is None
+
+
+def test_where_there_are_no_locks_it_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(descriptor: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    Lock(tmp_path / "lock").release()
+    monkeypatch.setattr(fcntl, "flock", flock)
+    assert is_held(tmp_path / "lock") is None

@@ -15,6 +15,8 @@ from infrastructure.core.price import parse_price
         ("1.76 compute units", "1.76 compute units", "2.04 compute units"),
         ("12000", "12000", "13,920.00"),
         ("0.001 EUR", "0.001 EUR", "0.001 EUR"),
+        ("0.00006", "0.00006", "0.00007"),
+        ("$1000000", "$1000000", "$1,160,000.00"),
     ],
 )
 def test_a_price_is_a_number_and_perhaps_a_currency(text: str, shown: str, cost: str) -> None:

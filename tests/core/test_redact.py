@@ -17,6 +17,7 @@ TOKENS = [
     "hf_AbCdEfGhIjKlMnOpQrStUvWxYzAbCdEfGh",
     "hf_a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1B2a1",
     "ghp_0123456789abcdefghijABCDEFGHIJ012345",
+    *(f"gh{kind}_0123456789abcdefghijABCDEFGHIJ012345" for kind in "ousr"),
     "github_pat_11AAAAAAA0bbbbbbbbbbbb_cccccccccc",
     "glpat-abcdefgh12345678ABCD",
     "sk-proj-abcdef1234567890abcdef",
@@ -74,7 +75,11 @@ def test_ordinary_text_is_left_alone(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["HF_TOKEN", "api_key", "DB_PASSWORD", "client_secret", "AWS_SECRET_ACCESS_KEY", "token"]
+    "key",
+    [
+        *("HF_TOKEN", "api_key", "DB_PASSWORD", "client_secret", "AWS_SECRET_ACCESS_KEY", "token"),
+        *("access_key", "accesskey", "private_key", "credentials", "monitor.webhook", "PASSWD"),
+    ],
 )
 def test_secret_keys(key: str) -> None:
     assert is_secret_key(key)
@@ -107,6 +112,7 @@ def test_mappings_at_any_depth() -> None:
         "tokens": 5,
         "inner": {"password": "x", "path": "https://u:p@h/x"},
         "list": [TOKENS[0], 1, {"secret": "y"}],
+        "pair": (TOKENS[0], 2),
         "template": "{% set bos_token = messages[0] %}",
         "empty_token": "",
     }
@@ -116,6 +122,7 @@ def test_mappings_at_any_depth() -> None:
         "tokens": 5,
         "inner": {"password": "***", "path": "https://***@h/x"},
         "list": ["***", 1, {"secret": "***"}],
+        "pair": ["***", 2],
         "template": given["template"],
         "empty_token": "",
     }
@@ -138,9 +145,16 @@ def test_a_log_line_and_its_traceback_hold_no_secret() -> None:
         raise ConnectionError(f"401 for {secret}")
     except ConnectionError:
         record = logging.LogRecord("x", 30, "x.py", 1, "as %s", (secret,), sys.exc_info())
+    record.stack_info = f"Stack: {secret}"
     text = RedactingFormatter("%(message)s").format(record)
     assert secret not in text
-    assert text.count("***") == 2
+    assert text.count("***") == 3
+    assert record.getMessage() == f"as {secret}", "other handlers have the record, too"
+    plain = logging.Formatter("%(message)s").format(record)  # keeps the traceback in the record
+    assert secret in plain
+    assert secret not in RedactingFormatter("%(message)s").format(record)
+    record.name = secret
+    assert RedactingFormatter("%(name)s").format(record).startswith("***")
 
 
 def test_a_name_that_leads_up_to_a_token() -> None:

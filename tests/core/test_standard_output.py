@@ -131,8 +131,17 @@ def test_a_disk_with_space_again_takes_what_comes_then(tmp_path: Path) -> None:
         print("lost", file=lossy)
         stream.is_full = False
         print("there", file=lossy)
-    assert stream.getvalue() == "there\n"
-    assert (tmp_path / "logs/output.txt").read_text() == "lost\n"
+        print("half of", end=" ", file=lossy)
+        print("a line", file=lossy)
+        print("begun ", end="", file=lossy)
+        stream.is_full = True
+        with lost_output_kept_in(tmp_path / "other.txt"):
+            print("elsewhere", file=lossy)
+        print("here again", file=lossy)
+    assert LossyStream.kept_in is None
+    assert stream.getvalue() == "there\nhalf of a line\nbegun "
+    assert (tmp_path / "other.txt").read_text() == "begun elsewhere\n"
+    assert (tmp_path / "logs/output.txt").read_text() == "lost\nhere again\n"
 
 
 def test_a_stream_without_a_failure_is_as_it_was(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,3 +151,13 @@ def test_a_stream_without_a_failure_is_as_it_was(capsys: pytest.CaptureFixture[s
         assert sys.stdout.isatty() is False
         assert sys.stdout.encoding
     assert capsys.readouterr() == ("out\n", "err\n")
+
+
+def test_a_file_that_cannot_keep_it_either_ends_no_work(tmp_path: Path) -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    (tmp_path / "file").touch()
+    with lost_output_kept_in(tmp_path / "file/below"):
+        print("lost", file=LossyStream(Full()))

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from infrastructure.core.stop_signals import StopSignal, stop_signals
+from infrastructure.core.stop_signals import (
+    StopSignal,
+    interrupt_on_signals,
+    signals_handled,
+    stop_signals,
+    take_usr1_as_sigterm,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "from infrastructure.core.stop_signals import stop_signals; print(*stop_signals())"
@@ -47,7 +53,40 @@ def test_helpers_leave_it_to_their_parent() -> None:
     code = (
         "import os, signal\nfrom infrastructure.core.stop_signals import ignore_stop_signals\n"
         "ignore_stop_signals()\n"
-        "for number in (1, 2, 15):\n    os.kill(os.getpid(), number)\nprint('lives')"
+        "for number in (1, 2, 10, 15):\n    os.kill(os.getpid(), number)\nprint('lives')"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=True)
     assert done.stdout == b"lives\n"
+
+
+def test_what_had_the_signals_has_them_again() -> None:
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = [signal.getsignal(number) for number in numbers]
+    seen: list[int] = []
+    with signals_handled(numbers, lambda number, _frame: seen.append(number)):
+        for number in numbers:
+            signal.raise_signal(number)
+    assert seen == [*numbers]
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_inside_a_signal_is_an_interrupt_and_ctrl_c_stays_as_it_is(number: signal.Signals) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    own = signal.getsignal(signal.SIGINT)
+    inside: list[object] = []
+
+    def work() -> None:
+        with interrupt_on_signals():
+            inside.append(signal.getsignal(signal.SIGINT))
+            signal.raise_signal(number)
+
+    take_usr1_as_sigterm()
+    try:
+        with pytest.raises(StopSignal) as raised:
+            work()
+        assert inside == [own]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    is_usr1 = number == signal.SIGUSR1
+    assert raised.value.name == ("SIGTERM" if is_usr1 else number.name)

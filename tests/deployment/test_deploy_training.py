@@ -5,7 +5,10 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +19,15 @@ from infrastructure.commands.train import train
 from infrastructure.commands.train_resume import resume
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.model_config import LoraConfig
+from infrastructure.core.agent import AgentFolder
+from infrastructure.core.checksums import write_record
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment import deploy_training, run_finalizer
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.evaluation.evaluate import evaluate_model
-from infrastructure.evaluation.held_out import measure
+from infrastructure.evaluation.held_out import HeldOut, measure
 from infrastructure.run.checkpoint_paths import step_of
+from infrastructure.run.directory import RunDirectory
 from infrastructure.run.lock import only_trainer_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.state import TrainingState
@@ -29,6 +35,7 @@ from infrastructure.training.data.samples import use_sample_data
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from tests.deployment.runs import small_config
+from tests.deployment.test_resuming import stop_after
 from tests.slow import slow_but
 
 
@@ -191,6 +198,26 @@ def test_a_finished_run_is_left_alone(
     assert resume(str(run), str(run.parent)) == 0
     assert f"Run {run.name} is finished" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_a_run_whose_checkpoints_are_gone_goes_on_with_those_at_its_place(
+    configure: Callable[..., DeploymentConfig], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = tmp_path / "disk/temper"
+    place.parent.mkdir()
+    config = configure(max_steps=6)
+    config.new_run, config.backup.place = False, str(place)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        run, _ = deploy(config.model_copy(deep=True))
+    shutil.rmtree(run / "checkpoints")
+    again, lines = deploy(config)
+    assert again == run
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["steps"]) == ("finished", 6)
+    assert [one["step"] for one in summary["went_on"]] == [4]
+    named = next(n for n, line in enumerate(lines) if run.name in line and str(place) in line)
+    assert named < next(n for n, line in enumerate(lines) if "going on from step 4" in line)
 
 
 def test_going_on_from_an_earlier_step_is_a_branch_of_its_own(
@@ -379,3 +406,94 @@ def test_what_is_shorter_than_configured_is_noted() -> None:
     assert notes(max_steps=10) == []
     [note] = notes(max_steps=12)
     assert "training.max_steps 12 is more than the 10 steps that all epochs take" in note
+
+
+@pytest.mark.parametrize(
+    ("measured_on", "rows", "on_disk", "again"),
+    [
+        ("a", "a", False, False),
+        (None, "a", False, False),  # nobody knows which rows these were
+        ("a", None, False, False),
+        ("a", "b", False, True),
+        ("a", "b", True, False),
+    ],
+)
+def test_what_was_measured_before_is_of_the_rows_that_are_held_out_now(
+    measured_on: str | None,
+    rows: str | None,
+    on_disk: bool,
+    again: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = RunDirectory(tmp_path)
+    before, anew = (
+        HeldOut({"eval_loss": loss}, measured_on=of)
+        for loss, of in ((4.0, measured_on), (3.0, rows))
+    )
+    write_record(run.before_file, before.to_dict())
+    monkeypatch.setattr(deploy_training, "measure", lambda trainer, count: anew)
+    adapter = SimpleNamespace(on_disk=on_disk)
+    trainer: Any = SimpleNamespace(held_out_identity=lambda: rows, adapter=adapter)
+    deployment = TrainingDeployment(DeploymentConfig(), say=lambda line: None)
+    found = deployment._before(run, trainer)
+    nothing = HeldOut({})
+    assert found == (anew if again else nothing if on_disk else before)
+    assert deploy_training.measured_before(run) == (anew if again else before)
+
+
+@pytest.mark.parametrize(
+    ("of_this_run", "newest_at_first", "has_gone_on"),
+    [(True, "", True), (True, "the newest", False), (False, "", False)],
+)
+def test_processes_that_are_started_again_go_on_with_what_they_have_saved(
+    of_this_run: bool,
+    newest_at_first: str,
+    has_gone_on: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And not from the checkpoint that the command line names."""
+    run = RunDirectory(tmp_path / "run")
+    agent = AgentFolder(tmp_path)
+    agent.note_run(run.path if of_this_run else tmp_path / "other", newest_at_first)
+    monkeypatch.setattr(deploy_training, "agent_folder", lambda: agent)
+    monkeypatch.setattr(deploy_training, "_newest_version", lambda _: "the newest")
+    assert deploy_training._has_gone_on(run) is has_gone_on
+    monkeypatch.setattr(deploy_training, "agent_folder", lambda: None)
+    assert not deploy_training._has_gone_on(run)
+
+
+def test_a_checkpoint_that_is_lost_here_is_looked_for_at_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, requested = RunDirectory(tmp_path / "runs/mine"), list[tuple[Any, ...]]()
+
+    def restore(*given: Any) -> tuple[RunDirectory, Path]:
+        requested.append(given)
+        return run, tmp_path / "brought back"
+
+    monkeypatch.setattr(deploy_training, "restore_run", restore)
+    place = DeploymentConfig(backup={"place": str(tmp_path / "place")})
+    for config in (DeploymentConfig(), place):
+        deployment = TrainingDeployment(config, say=lambda line: None)
+        if config is place:
+            assert deployment._newest(run) == tmp_path / "brought back"
+        else:
+            with pytest.raises(CheckpointError):
+                deployment._newest(run)
+    assert requested == [("mine", place.backup, tmp_path / "runs")]
+
+
+def test_helpers_of_a_training_are_ended_however_it_ends() -> None:
+    ended: list[str] = []
+
+    def launch() -> None:
+        raise OSError("no process more")
+
+    close = partial(ended.append, "closed")
+    for start in (lambda: None, launch):
+        trainer: Any = SimpleNamespace(ranks=SimpleNamespace(launch=start, close=close))
+        with suppress(OSError), deploy_training.with_ranks(trainer):
+            raise OSError("inside")
+    assert ended == ["closed"] * 2

@@ -1,5 +1,7 @@
 """Trainings that outlive who started them: real commands, real processes, real signals."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -7,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +18,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import result_settings
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.core.errors import RunFailedError
+from infrastructure.core.exit_codes import ExitCode
 from infrastructure.deployment import detached
 from infrastructure.deployment.detached import DetachedTraining
 from infrastructure.monitoring.logging_config import OUTPUT_FILE
@@ -183,3 +187,89 @@ def test_who_waits_sees_the_step(tmp_path: Path) -> None:
     (tmp_path / detached.RUN_NAME).write_text(str(run))
     assert progress.words().startswith("training, step 12 of 40 · 30")
     progress.close()
+
+
+# Without a process
+
+
+class Ended:
+    """A process of this one that has ended."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def wait(self) -> int:
+        return self.code
+
+    def fate(self) -> str:
+        return f"code {self.code}"
+
+
+def test_how_a_process_ended_is_known_to_who_has_started_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, other = DetachedTraining(tmp_path / "own"), DetachedTraining(tmp_path / "other")
+    monkeypatch.setattr(detached, "_STARTED", {own.folder: Ended(-9)})
+    assert (own.exit_code(), detached.fate(own)) == (-9, "code -9")
+    assert (other.exit_code(), detached.fate(other)) == (ExitCode.FAILED, None)
+
+
+def test_the_last_line_is_of_the_process_or_of_its_run(tmp_path: Path) -> None:
+    training, run = DetachedTraining(tmp_path / "place"), tmp_path / "run"
+    training.folder.mkdir()
+    nothing = detached.last_line(training)
+    secret = "hf_" + "aB3" * 12
+    (training.folder / "run").write_text(str(run))
+    (run / OUTPUT_FILE).parent.mkdir(parents=True)
+    (run / OUTPUT_FILE).write_text("a line\n" * 2000 + f"temper: of the run {secret}\n\n \n")
+    assert detached.last_line(training) == "of the run ***"
+    (training.folder / "output.txt").write_bytes(b"\xff one\ntemper: two\n")
+    assert detached.last_line(training) == "two"
+    (training.folder / "output.txt").write_text(" \n")
+    assert detached.last_line(training) == "of the run ***"
+    assert nothing not in ("", "two", "of the run ***")
+
+
+def test_what_is_begun_is_handed_over_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what earlier processes have left is taken away, that of living ones aside."""
+    sent = io.BytesIO()
+    started: list[tuple[tuple[str, ...], dict[str, object]]] = []
+
+    def helper(*arguments: str, **options: object) -> object:
+        started.append((arguments, options))
+        pipe = SimpleNamespace(write=sent.write)
+        pipe_of = contextlib.nullcontext(pipe)
+        return SimpleNamespace(pid=os.getpid(), stdin=pipe_of, wait=lambda: 0)
+
+    monkeypatch.setattr(detached, "HelperProcess", helper)
+    config = small_config(tmp_path)
+    config.note_environment(["of the environment"])
+    living = prepare(tmp_path / "runs", config, os.getpid())
+    dead = DetachedTraining(tmp_path / "runs/.detached/2")
+    dead.folder.mkdir()
+    trial = {"folder": "a", "number": 3}
+    training = detached.start(config, ["data", "seed"], None, tmp_path / "run", trial)
+    message = json.loads(sent.getvalue())
+    assert message["accept"] == ["data", "seed"]
+    assert (message["run"], message["trial"]) == (str(tmp_path / "run"), trial)
+    assert message["environment_notes"] == ["of the environment"]
+    arrived = DeploymentConfig.from_dict(message["configuration"])
+    assert arrived.model_dump() == config.model_dump()
+    [(arguments, options)] = started
+    assert arguments == ("infrastructure", "train-detached", str(training.folder))
+    assert options["environment"] == {"PYTHONUNBUFFERED": "1"}
+    assert (living.folder.is_dir(), dead.folder.exists()) == (True, False)
+    assert training.folder.parent == living.folder.parent
+    assert training.is_alive
+    assert detached.preparing_the_same(config) in (living, training)
+
+    given = tmp_path / "given"
+    given.mkdir()
+    sent.truncate(sent.seek(0))
+    dead.folder.mkdir()
+    assert detached.start(config, folder=given).folder == given
+    assert dead.folder.is_dir(), "a folder of a queue's own leaves those of others alone"
+    message = json.loads(sent.getvalue())
+    assert (message["accept"], message["run"], message["trial"]) == ([], None, None)

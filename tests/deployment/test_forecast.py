@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,14 +16,22 @@ from infrastructure.deployment import forecasting
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.deployment.forecast import (
     SAVE_SECONDS,
+    SMALL_FILES_BYTES,
+    STEP_BYTES,
     Forecast,
     RunForecast,
+    bytes_of_model,
     costs_of,
+    evaluations_left,
+    made_of,
+    saves_left,
+    space_of,
 )
 from infrastructure.deployment.forecasting import forecast
 from infrastructure.deployment.run_checks import checked_before
 from infrastructure.optimization.batch_size import DoesNotFitError
 from infrastructure.optimization.memory_prediction import MemoryBudget, MemoryLine
+from infrastructure.run.directory import RunDirectory
 from infrastructure.training.core import precision, product_choice
 from infrastructure.training.distributed.shard import Sharding
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -322,3 +331,134 @@ def test_the_disk_of_a_run_is_forecast(tmp_path: Path) -> None:
     assert more in (0, 1)
     assert row["was"] == pytest.approx(row["foretold"] + more * version, rel=0.15)
     assert row["was"] < forecast["most_disk_bytes"]
+
+
+def loop_of(**settings: Any) -> Any:
+    """25 steps, of which an epoch has 10, its last one of 3 examples."""
+    values = {"validation_frequency": None, "checkpoint_frequency": None, "checkpoint_interval": 0}
+    values |= {"validation_interval": 0, "checkpoint_seconds": None, **settings}
+    return SimpleNamespace(
+        config=SimpleNamespace(**values),
+        total_steps=25,
+        data=SimpleNamespace(num_examples=39),
+        global_batch_size=4,
+        evaluate=lambda: None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "left"),
+    [
+        ({"validation_interval": 1}, {0: 3, 9: 3, 10: 2, 20: 1, 24: 1}),
+        ({"validation_interval": 2}, {0: 2, 20: 1}),
+        ({"validation_interval": 1, "validation_frequency": 4}, {0: 7, 8: 5}),
+        ({"validation_frequency": 5}, {0: 5, 20: 1}),  # the last one is that at the end
+        ({}, {0: 1, 24: 1}),
+    ],
+)
+def test_the_evaluations_that_are_left_are_counted(
+    settings: dict[str, Any], left: dict[int, int]
+) -> None:
+    loop = loop_of(**settings)
+    assert {step: evaluations_left(loop, step) for step in left} == left
+    loop.evaluate = None  # nothing is held out
+    assert {evaluations_left(loop, step) for step in left} == {0}
+
+
+@pytest.mark.parametrize(
+    ("settings", "saves"),
+    [
+        ({}, 1),
+        ({"checkpoint_interval": 1}, 3),
+        ({"checkpoint_interval": 2}, 2),
+        ({"checkpoint_interval": 1, "checkpoint_frequency": 5}, 5),
+        ({"checkpoint_seconds": 120.0}, 3),
+        ({"checkpoint_frequency": 12, "checkpoint_seconds": 120.0}, 5),
+    ],
+)
+def test_the_checkpoints_of_a_training_are_counted(settings: dict[str, Any], saves: int) -> None:
+    assert saves_left(loop_of(**settings), 250.0) == saves
+
+
+def test_the_space_of_a_run_is_that_of_its_versions_its_model_and_its_files(tmp_path: Path) -> None:
+    kept: dict[str, Any] = {"keep_checkpoints": 3, "keep_best": 1, "keep_every": 4}
+    place = {"place": str(tmp_path / "place"), "keep": 5}
+    config = DeploymentConfig(training=kept, backup=place)
+    tokenizer = RunDirectory(tmp_path).tokenizer
+    tokenizer.mkdir()
+    (tokenizer / "tokenizer.json").write_bytes(bytes(1000))
+    sizes: dict[str, int] = {"version_bytes": 10**7, "final_bytes": 10**6, "other_bytes": 10**5}
+    files = SMALL_FILES_BYTES + 10 * STEP_BYTES + 2 * 1000
+
+    def space(num_saves: int = 10, **more: int) -> Any:
+        given = {"num_steps": 10, "num_saves": num_saves, **sizes, **more}
+        return space_of(config, tmp_path, **given)
+
+    found = space()
+    assert found["disk_bytes"] == 5 * 10**7 + 10**6 + 10**5 + files
+    assert found["most_disk_bytes"] == 7 * 10**7 + 10**6 + 10**5 + files
+    assert found["backup_bytes"] == 5 * 10**7 + 10**6
+    assert space(passing_bytes=77)["most_disk_bytes"] == found["most_disk_bytes"] + 77
+    assert space(passing_bytes=77)["disk_bytes"] == found["disk_bytes"]
+    few = space(2)
+    assert found["disk_bytes"] - few["disk_bytes"] == 3 * 10**7
+    assert found["most_disk_bytes"] - few["most_disk_bytes"] == 4 * 10**7
+    assert space(2, first_bytes=10)["disk_bytes"] == few["disk_bytes"] + 10 - 10**7
+    assert space(first_bytes=10) == found  # rotation has removed it
+    config.enable_backups = False
+    assert space()["backup_bytes"] is None
+
+
+def test_a_lora_is_saved_without_its_base() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2).half())
+    model[0].requires_grad_(False)
+    assert bytes_of_model(model, is_lora=False) == 4 * 16 + 2 * 10
+    assert bytes_of_model(model, is_lora=True) == 2 * 10
+
+
+def test_what_was_forecast_is_compared_with_what_was(tmp_path: Path) -> None:
+    lines: list[str] = []
+    forecast = RunForecast(RunDirectory(tmp_path), DeploymentConfig(), lines.append, 40.0)
+    assert forecast.compared(200.0) == []
+    forecast.keep(FITS, 6)
+    assert lines == FITS.lines()
+    forecast.peak.highest_bytes = 1 << 29
+    rows = {row["what"]: row for row in forecast.compared(200.0)}
+    assert rows["seconds"] == {
+        **{"what": "seconds", "foretold": 240.0, "was": 200.0},
+        **{"error": pytest.approx(0.2), "first_step": 6},
+    }
+    assert rows["peak_memory_bytes"]["error"] == 1.0
+    size = (tmp_path / "forecast.json").stat().st_size
+    assert rows["disk_bytes"]["was"] == size
+    forecast.peak.highest_bytes = 0  # nobody has measured it
+    assert {row["what"] for row in forecast.compared(200.0)} == {"seconds", "disk_bytes"}
+    again = RunForecast(RunDirectory(tmp_path), DeploymentConfig(), lines.append)
+    assert again.measure_seconds == FITS.measure_seconds
+
+
+def test_the_price_of_a_forecast_is_that_of_its_time() -> None:
+    assert "about 4 min 00 s, so about $0.20, for" in replace(FITS, price_per_hour="$3").lines()[0]
+
+
+def test_a_run_that_goes_on_is_forecast_for_the_steps_that_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs = StepCosts(MemoryLine(0, 1), 8, 8, 0, 0.5, 100.0, 4 << 30)
+    monkeypatch.setattr(CostMeasurement, "costs", lambda *_: costs)
+    by_steps: dict[str, Any] = {"checkpoint_frequency": 4, "checkpoint_seconds": None}
+    config = small_config(tmp_path, max_steps=8, validation_frequency=2, **by_steps)
+    whole = forecast(config)
+    assert (whole.num_steps, whole.step_seconds) == (8, 0.5)
+    trainer = TrainerFactory().for_run(config)
+    trainer.prepare()
+    assert trainer.state is not None
+    trainer.state.step = 6
+    watched: Any = SimpleNamespace(share=lambda: 0.4)
+    rest = made_of(trainer, costs, config, tmp_path, 40.0, watched)
+    data: Any = trainer.initialize_data()
+    held_out = data.report.num_evaluation
+    assert (rest.num_steps, rest.step_seconds, rest.others_share) == (2, 0.5, 0.4)
+    one_save = pytest.approx(SAVE_SECONDS, rel=0.2)
+    assert rest.seconds - 2 * 0.5 - 40.0 - held_out * 100.0 == one_save
+    assert rest.disk_bytes == whole.disk_bytes  # all of the run is there

@@ -3,19 +3,26 @@
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import temper
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment import one_call
+from infrastructure.evaluation.request import Request
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.trained_rows import trained_rows
 from tests.deployment.runs import losses, small_settings, write_rows
 
 _OF_OTHERS = re.compile(r"--[a-z]|\b(?:data|model|training|backup|cache)\.(?!jsonl)[a-z]")
+
+
+KINDS: list[tuple[str, Any]] = [("check", str), ("mend", Path)]
 
 
 @pytest.fixture
@@ -155,3 +162,79 @@ def test_the_side_of_notebooks_is_there_too() -> None:
     assert "colab" in dir(temper)
     shown = {name for name in dir(temper) if not name.startswith("__")}
     assert shown == {*temper.__all__, "colab"}
+
+
+def test_what_is_given_to_a_measurement_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = write_rows(tmp_path / "rows.jsonl")
+    arrived: list[Any] = []
+
+    def measure(config: Any, request: Any, spell: Any) -> tuple[Any, list[str]]:
+        arrived.append((config, request))
+        return SimpleNamespace(notes=[spell("--max-steps")]), []
+
+    monkeypatch.setattr(one_call, "evaluate_configured", measure)
+    monkeypatch.setattr(one_call, "check_measured", lambda config, other: arrived.append(other))
+    temper.evaluate(
+        "a/model", rows, against="b/model", measures=["f1"], max_tokens=9, max_length=77
+    )
+    other, (config, request) = arrived
+    assert (config.model.name, config.data.path) == ("a/model", str(rows))
+    assert config.data.max_length == 77
+    assert (other, request.against, request.measures, request.max_tokens) == (
+        *("b/model", "b/model", ("f1",), 9),
+    )
+    temper.evaluate("a/model", rows)
+    _, request = arrived[-1]
+    assert (request.against, request.measures, request.max_tokens) == (None, None, None)
+
+
+def test_both_models_of_a_measurement_are_checked_and_mended_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+
+    def keep(part: Callable[[Any], object], lines: list[str]) -> Callable[..., Any]:
+        def measure(*given: Any) -> Any:
+            done.append(part(given))
+            return None, lines
+
+        return measure
+
+    monkeypatch.setattr(one_call, "check_model", lambda name: done.append(("check", name)))
+    monkeypatch.setattr(one_call, "repair_model", lambda path: done.append(("mend", path)))
+    monkeypatch.setattr(one_call, "measure_model", keep(lambda given: given[1], []))
+    monkeypatch.setattr(one_call, "measure_tasks", keep(lambda given: given[1:], []))
+    config = DeploymentConfig(model_name="one")
+    each = [(what, kind(name)) for name in ("one", "two") for what, kind in KINDS]
+    one_call.evaluate_configured(config, request := Request(against="two"))
+    assert done == [*each, request]
+    done.clear()
+    one_call.evaluate_configured(config)
+    assert done == [*each[:2], None]
+    done.clear()
+    tasks: Any = "tasks"
+    one_call.evaluate_tasks(config, tasks, "two")
+    assert done == [*each, (tasks, "two")]
+
+
+def test_what_is_given_to_a_run_that_goes_on_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrived: list[tuple[Any, ...]] = []
+    expected = [
+        ("mine", "there", [("training.max_steps", 6)], ["data"], None),
+        (None, "runs", [("backup.place", "a"), ("training.max_steps", 7)], [], "a"),
+        (None, "runs", [("backup.place", None)], [], None),
+    ]
+    monkeypatch.setattr(one_call, "find_to_resume", lambda *given: given)
+    monkeypatch.setattr(one_call, "resume_run", lambda *given: arrived.append(given))
+    temper.resume(Path("mine"), output_dir=Path("there"), accept=["data"], max_steps=6)
+    temper.resume(backup_place="a", max_steps=7)
+    temper.resume(backup_place=None)
+    for (name, folder, changes, accept, _, place), accepted, _ in arrived:
+        assert accept == accepted
+        given = [(change.key, change.value) for change in changes]
+        placed = None if place is None else place.value
+        assert (name, folder, given, list(accept), placed) == expected.pop(0)
+    assert expected == []

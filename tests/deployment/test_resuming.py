@@ -15,8 +15,16 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment import resuming
 from infrastructure.deployment.deploy_training import TrainingDeployment
-from infrastructure.deployment.resuming import commit_of_base, explain
+from infrastructure.deployment.resuming import (
+    as_begun,
+    commit_of_base,
+    describe_differences,
+    explain,
+    refuse_changed,
+)
+from infrastructure.run.compatibility import Difference, Verdict
 from infrastructure.run.directory import RunDirectory
+from infrastructure.run.finalize import read_summary
 from infrastructure.run.lock import only_trainer_of
 from infrastructure.run.trained_rows import trained_rows
 from infrastructure.training.core.state import TrainingState
@@ -107,8 +115,10 @@ def test_a_run_goes_on_with_the_library_that_it_began_with(
 
 def test_what_does_not_change_the_result_may_be_given_anew(stopped: Path, tmp_path: Path) -> None:
     config = small_config(tmp_path, checkpoint_frequency=50, log_frequency=2)
+    config.price_per_hour = "3 EUR"
     again, _ = deploy(config)
     assert again == stopped
+    assert read_summary(RunDirectory(again))["cost"]["price_per_hour"] == "3 EUR"
     assert losses(again)[-3][0] == 8  # of every second step
 
 
@@ -227,6 +237,27 @@ def test_a_run_that_was_moved_with_its_data_goes_on(
     assert again == there / "runs" / stopped.name
 
 
+def test_data_that_is_gone_is_not_taken_for_other_data(tmp_path: Path) -> None:
+    """Nothing is known of it, so a finished run stays the result of the same command."""
+    config = small_config(tmp_path)
+    run = RunDirectory(tmp_path / "runs/one")
+    run.path.mkdir(parents=True)
+    files = data_files_hash(config.data)
+    assert files is not None
+
+    def is_other(data: object) -> bool:
+        run.run_file.write_text(json.dumps({"run_id": "one", "configuration": {}, "data": data}))
+        return resuming.has_other_data(run, config)
+
+    assert not is_other({"files_sha256": files})
+    assert is_other({"files_sha256": "of other rows"})
+    assert not is_other({"files_sha256": None})
+    assert not is_other({})
+    assert not is_other(None)
+    (tmp_path / "rows.jsonl").unlink()
+    assert not is_other({"files_sha256": files})
+
+
 def test_an_unknown_name_to_accept_is_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="did you mean 'data'"):
         TrainingDeployment(small_config(tmp_path), accept=["dataa"])
@@ -317,3 +348,34 @@ def test_what_is_wrong_with_the_device_comes_before_a_run_that_goes_on(
     with pytest.raises(ValueError, match="cuda:77"):
         TrainingDeployment(config, say=lines.append).run()
     assert lines == []
+
+
+def test_a_finished_run_is_refused_where_what_decides_its_result_is_another(tmp_path: Path) -> None:
+    run, was = RunDirectory(tmp_path), DeploymentConfig(batch_size=4)
+    refuse_changed(run, was, DeploymentConfig(batch_size=4, log_level="DEBUG"))
+    with pytest.raises(CheckpointError) as raised:
+        refuse_changed(run, was, DeploymentConfig(**{"batch_size": 8, "training.seed": 3}))
+    assert "--accept seed,batch_size" in str(raised.value) or "batch_size,seed" in str(raised.value)
+
+
+def test_a_run_whose_record_is_lost_keeps_the_defaults_that_its_versions_know(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ways: by run.json, and without it."""
+    run, config = RunDirectory(tmp_path), DeploymentConfig()
+    recorded = {"data.over_length": "quarantine"}
+    monkeypatch.setattr(resuming, "settings_now", lambda *_: dict(recorded))
+    began = as_begun(run, config)
+    assert began.data.over_length == "quarantine"
+    assert began.source("data.over_length") == resuming.AS_IT_BEGAN
+    record = {"configuration": config.to_dict()}
+    run.run_file.write_text(json.dumps(record))
+    assert as_begun(run, config) is config
+
+
+def test_only_what_changes_the_result_is_explained() -> None:
+    one = Difference("data", "a", "b", Verdict.CHANGES_THE_RESULT)
+    other = Difference("seed", "1", "2", Verdict.HARMLESS)
+    lines = describe_differences([one, other], 7)
+    assert explain(["data"])[0] in lines
+    assert explain(["seed"])[0] not in lines

@@ -14,11 +14,16 @@ from typing import Any
 
 import pytest
 
+from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.core.checksums import write_record
 from infrastructure.core.files import make_directory
+from infrastructure.deployment import detached
+from infrastructure.deployment.detached import DetachedTraining
+from infrastructure.deployment.search_space import parse_search
 from infrastructure.deployment.sweep import Sweep
+from infrastructure.deployment.sweep_study import Goal
 from tests.deployment.queue_process import HOLD_AT
-from tests.deployment.runs import start_temper, when_saved, write_settings
+from tests.deployment.runs import small_config, start_temper, when_saved, write_settings
 from tests.deployment.test_training_queue import kill_job
 from tests.forks import forked_python
 
@@ -130,6 +135,103 @@ def test_values_that_do_not_go_together_fail_by_name_and_the_others_are_trained(
     assert [one["state"] for one in trials] == ["complete", "complete", "fail", "fail"]
     assert "even multiple of" in trials[2]["reason"]
     assert trials[0]["value"] is not None
+
+
+class Trained:
+    """What a sweep has started: each process ends at once, and leaves a run with a summary."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, ends: dict[float, list[Any]]) -> None:
+        self.ends = ends
+        self.given: list[tuple[DeploymentConfig, Path | None, Any]] = []
+        self.code = 0
+        patch.setattr(detached, "start", self._start)
+        patch.setattr(DetachedTraining, "exit_code", lambda _: self.code)
+        patch.setattr(detached, "fate", lambda _: "killed")
+
+    def _start(
+        self, config: DeploymentConfig, accept: Any, folder: Path, run_path: Path | None, trial: Any
+    ) -> None:
+        assert accept == ()
+        self.given.append((config, run_path, trial))
+        end = self.ends[float(config.training.learning_rate)].pop(0)
+        self.code = end if isinstance(end, int) else 0
+        run = Path(config.output_dir) / f"run-{trial['number']}"
+        run.mkdir(exist_ok=True)
+        (folder / "run").write_text(str(run))
+        write_record(run / "summary.json", {"status": "running"} if self.code else end)
+        if end == FINISHED:
+            (run / "final").mkdir()
+
+
+FINISHED = {"status": "finished", "after": {"exact_match": {"all": 0.9, "a": 0.1}}}
+
+
+def test_a_sweep_takes_of_each_trial_what_its_run_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exact(value: object) -> dict[str, object]:
+        return {"status": "finished", "after": {"exact_match": {"all": value}}}
+
+    ends: dict[float, list[Any]] = {
+        0.1: [exact(0.5)],
+        0.2: [-9, FINISHED],
+        0.3: [{"status": "failed", "error": "OSError: full"}],
+        0.4: [exact("NaN")],
+        0.5: [{"status": "stopped", "reason": "a deadline"}, exact(0.25)],
+    }
+    trained = Trained(monkeypatch, ends)
+    goal = Goal(metric="eval_exact_match", direction="maximize", sampler="grid")
+    dimensions = parse_search(["learning_rate=0.1,0.2,0.3,0.4,0.5"])
+    config = small_config(tmp_path)
+    config.run_name = "rates"
+    sweep = Sweep(config, dimensions, goal)
+    assert not sweep.run(5, lambda line: None, deadline_seconds=100.0)
+    found = [(one.state, one.value, one.reason) for one in sweep.results()]
+    assert found[:3] == [
+        *[("complete", 0.5, None), ("complete", 0.9, None), ("fail", None, "OSError: full")]
+    ]
+    assert [state for state, *_ in found] == ["complete", "complete", "fail", "fail", "running"]
+    best = sweep.best()
+    assert best is not None
+    assert (best.number, best.run) == (1, str(sweep.folder / "run-1"))
+    assert [(one.key, one.value) for one in sweep.settings_of(best)] == [
+        ("training.learning_rate", 0.2)
+    ]
+    assert [run_path for _, run_path, _ in trained.given] == [
+        *(None, None, sweep.folder / "run-1", None, None, None)
+    ]
+    first, _, handed_over = trained.given[0]
+    assert handed_over == {"folder": str(sweep.folder), "number": 0, "goal": goal.to_dict()}
+    assert (first.output_dir, first.run_name) == (str(sweep.folder), "trial-0")
+    assert first.training.deadline is not None
+    assert 90.0 < first.training.deadline <= 100.0
+    again = Sweep(config, dimensions, goal)
+    assert again.run(5, lambda line: None)
+    assert trained.given[-1][1] == sweep.folder / "run-4"
+    assert trained.given[-1][0].training.deadline is None
+    assert again.results()[4].value == 0.25
+    assert again.run(9, lambda line: None), "a grid has no more"
+    assert len(trained.given) == 7
+
+
+def test_the_least_is_the_best_where_less_is_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses: dict[float, list[Any]] = {
+        rate: [{"status": "finished", "after": {"eval_loss": loss}}]
+        for rate, loss in ((0.1, 2.0), (0.2, 0.5), (0.3, 1.0))
+    }
+    trained = Trained(monkeypatch, losses)
+    sweep = Sweep(
+        small_config(tmp_path), parse_search(["learning_rate=0.1,0.2,0.3"]), Goal(sampler="grid")
+    )
+    assert sweep.best() is None
+    assert sweep.run(2, lambda line: None)
+    assert [one.value for one in sweep.results()] == [2.0, 0.5]
+    best = sweep.best()
+    assert best is not None
+    assert (best.value, best.number) == (0.5, 1)
+    assert len(trained.given) == 2
 
 
 @pytest.mark.parametrize(

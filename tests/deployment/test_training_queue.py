@@ -18,7 +18,12 @@ import pytest
 
 from infrastructure.commands.main import main
 from infrastructure.commands.queue import job_lines
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.checksums import write_record
+from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.lock import Lock
+from infrastructure.deployment import detached, training_queue
+from infrastructure.deployment.detached import DetachedTraining
 from infrastructure.deployment.training_queue import Job, JobState, TrainingQueue
 from infrastructure.monitoring.records.run_owner import read_trainer
 from tests.deployment.queue_process import HOLD_AT
@@ -246,6 +251,148 @@ def test_what_became_of_a_job_is_shown() -> None:
         "     run /runs/my-run",
         "     it said nothing",
     ]
+
+
+# The process of a job is only thought of: what it leaves lies in a folder.
+
+
+def test_a_job_comes_back_from_the_disk_as_it_was_added() -> None:
+    flags = {"--lora": True, "--epochs": "3"}
+    job = Job(4, "/home", "a b.jsonl", flags, ("data", "seed"), "s.yaml", JobState.STOPPED)
+    job = replace(job, run="/runs/one", reason="why", began=1.5, ended=2.5)
+    assert Job.from_dict(json.loads(json.dumps(job.to_dict()))) == job
+    words = "temper train 'a b.jsonl' --lora --epochs 3 --config s.yaml --accept data,seed"
+    assert job.line == words
+
+
+@pytest.mark.parametrize(
+    ("code", "state", "reason"),
+    [
+        (ExitCode.DONE, JobState.FINISHED, None),
+        (ExitCode.FAILED, JobState.FAILED, "no room"),
+        (ExitCode.HUNG_UP, JobState.STOPPED, "the deadline is near"),
+        (ExitCode.INTERRUPTED, JobState.STOPPED, "the deadline is near"),
+        (ExitCode.TERMINATED, JobState.STOPPED, "the deadline is near"),
+        (-9, JobState.INTERRUPTED, None),
+    ],
+)
+def test_the_exit_code_of_a_job_is_how_it_stands(
+    code: int,
+    state: JobState,
+    reason: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(DetachedTraining, "exit_code", lambda self: code)
+    place = DetachedTraining(tmp_path)
+    if state is JobState.STOPPED:
+        assert training_queue._end_by_exit_code(place) == (state, "before it began")
+    (tmp_path / "output.txt").write_text("Preparing\ntemper: no room\n \n")
+    (tmp_path / "run").write_text(str(tmp_path))
+    write_record(tmp_path / "summary.json", {"status": "stopped", "reason": "the deadline is near"})
+    assert training_queue._end_by_exit_code(place) == (state, reason)
+
+
+def test_a_training_whose_copy_is_not_confirmed_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DetachedTraining, "exit_code", lambda self: ExitCode.NOT_CONFIRMED)
+    state, reason = training_queue._end_by_exit_code(DetachedTraining(tmp_path))
+    assert state is JobState.FINISHED
+    assert reason
+
+
+@pytest.mark.parametrize(
+    ("summary", "end"),
+    [
+        ({"status": "finished"}, (JobState.FINISHED, None)),
+        ({"status": "failed", "error": "OSError: full"}, (JobState.FAILED, "OSError: full")),
+        ({"status": "stopped", "reason": "a deadline"}, (JobState.STOPPED, "a deadline")),
+        ({"status": "stopped", "reason": "ended", "signal": "SIGTERM"}, None),
+        ({"status": "running"}, None),
+    ],
+)
+def test_a_job_that_another_queue_began_ended_as_its_run_records(
+    summary: dict[str, str], end: tuple[JobState, str | None] | None, tmp_path: Path
+) -> None:
+    place, file = DetachedTraining(tmp_path), tmp_path / "summary.json"
+    write_record(file, dict(summary))
+    assert training_queue._end_by_summary(place, 0.0) is None  # it has no run yet
+    (tmp_path / "run").write_text(str(tmp_path))
+    wrote_at = file.stat().st_mtime
+    assert training_queue._end_by_summary(place, wrote_at - 1) == end
+    assert training_queue._end_by_summary(place, wrote_at + 1) is None  # of a session before
+
+
+class Started:
+    """What the queue has started; each process ends at once, with a code."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, *codes: int) -> None:
+        self.codes = list(codes)
+        self.given: list[tuple[DeploymentConfig, tuple[str, ...], Path | None, Path]] = []
+        patch.setattr(detached, "start", self._start)
+        patch.setattr(DetachedTraining, "exit_code", lambda _: self.codes.pop(0))
+
+    def _start(
+        self, config: DeploymentConfig, accept: Any, folder: Path, run_path: Path | None
+    ) -> None:
+        self.given.append((config, tuple(accept), run_path, Path.cwd()))
+        (folder / "run").write_text(f"/runs/of-{folder.name}")
+
+
+def test_a_job_is_trained_as_its_line_means_where_it_was_added(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    write_rows(elsewhere / "mine.jsonl")
+    (elsewhere / "s.yaml").write_text("training:\n  num_epochs: 7\n  seed: 3\n")
+    queue = TrainingQueue(folder / "runs")
+    monkeypatch.chdir(elsewhere)
+    queue.add("mine.jsonl", {"--seed": "5"}, ["data", "seed"], "s.yaml")
+    monkeypatch.chdir(folder)
+    queue.add(None, {"--epochs": "4"})
+    started = Started(monkeypatch, -9, ExitCode.DONE)
+    first, second = queue.run(lambda line: None)
+    assert (first.state, second.state) == (JobState.INTERRUPTED, JobState.FINISHED)
+    assert (first.run, second.run) == ("/runs/of-1", "/runs/of-2")
+    assert first.began is not None
+    assert first.ended is not None
+    assert first.began <= first.ended
+    (config, accept, run_path, where), (other, *_) = started.given
+    training = config.training
+    assert (training.num_epochs, training.seed, other.training.num_epochs) == (7, 5, 4)
+    assert (Path(str(config.data.path)).name, where) == ("mine.jsonl", elsewhere)
+    assert (accept, run_path) == (("data", "seed"), None)
+    assert queue.jobs() == [first, second]
+
+    started.codes = [ExitCode.FAILED]
+    [again] = queue.run(lambda line: None)  # what is finished is not done again
+    assert (again.number, again.state) == (1, JobState.FAILED)
+    assert started.given[-1][1:] == (("data", "seed"), Path("/runs/of-1"), elsewhere)
+    assert queue.run(lambda line: None) == []
+    queue.remove([1])
+    assert [path.name for path in queue.folder.glob("[0-9]*")] == ["2"]
+
+
+def test_a_job_that_ended_while_its_queue_was_dead_is_not_trained_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, run = TrainingQueue(folder / "runs"), folder / "runs/of-1"
+    job = queue.add(None, {})
+    place = queue._place(job)
+    place.folder.mkdir()
+    run.mkdir()
+    (place.folder / "run").write_text(str(run))
+    started = Started(monkeypatch, ExitCode.DONE)
+    write_record(run / "summary.json", {"status": "finished"})
+    wrote_at = (run / "summary.json").stat().st_mtime
+    queue._change(1, state=JobState.RUNNING, began=wrote_at - 5)
+    [ended] = queue.run(lambda line: None)
+    assert (ended.state, ended.run, started.given) == (JobState.FINISHED, str(run), [])
+    queue._change(1, state=JobState.RUNNING, began=wrote_at + 5)  # that was the session before
+    queue.run(lambda line: None)
+    assert [run_path for _, _, run_path, _ in started.given] == [run]
 
 
 @slow

@@ -12,8 +12,10 @@ from transformers import AutoTokenizer
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import F1
+from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.console import Count
 from infrastructure.evaluation import evaluate, run_settings
@@ -26,16 +28,19 @@ from infrastructure.evaluation.evaluate import (
     trained_on_file,
 )
 from infrastructure.evaluation.evaluation_tables import difference_table, short_names
+from infrastructure.evaluation.generation import Answer
 from infrastructure.evaluation.intervals import Interval
 from infrastructure.evaluation.request import Request
 from infrastructure.evaluation.row_losses import RowLoss
-from infrastructure.evaluation.rows import MeasuredRow, ModelRows
+from infrastructure.evaluation.rows import MeasuredRow, ModelRows, Questions
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.trained_rows import record_trained_rows
 from infrastructure.training.core import precision
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.data.readers.sources import data_files_hash
+from infrastructure.training.data.store.examples import GenerationPrompt
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
+from infrastructure.training.trainer_factory import TrainerFactory
 from tests.evaluation.conftest import config_for
 
 NO_USE = [
@@ -343,3 +348,52 @@ def test_the_file_of_an_older_run_that_it_was_trained_on_is_named(
     assert trained_on_file(config_for(tmp_path, path=str(rows))) == []
     rows.write_text('{"text": "a"}\n{"text": "c"}\n')
     assert len(trained_on_file(config_for(run, path=str(rows)))) == 1  # it has grown since
+
+
+def test_the_second_model_answers_the_rows_of_the_first_by_rules_of_its_own(
+    saved_llama: Path, worse: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def measuring_rows(
+        trainer: EnhancedTrainer, name: str, measures: Any, which: Questions, count: object
+    ) -> ModelRows:
+        data = trainer.data_config
+        split = (data.eval_path, data.validation_split, trainer.model_config.lora_config)
+        seen.append((name, measures, which, *split))
+        question = GenerationPrompt("q", [1], "x", 1, place="rows:3")
+        row = MeasuredRow("rows:3", loss=RowLoss(1.0, 0, 1), answer=Answer(question, "x"))
+        return ModelRows(name, {"eval_loss": 1.0}, [row, MeasuredRow("rows:4")], 2)
+
+    monkeypatch.setattr(evaluate, "measure_rows", measuring_rows)
+    request = Request(against=str(worse), measures=("exact_match",), max_tokens=7)
+    measure_model(measuring(saved_llama, rows, tmp_path), request)
+    usual = TrainingConfig().validation_prompts
+    of_both = (str(rows), 0, None)
+    assert seen == [
+        (str(saved_llama), ("exact_match",), Questions(usual, True, None, 7), *of_both),
+        (str(worse), ("exact_match",), Questions(usual, True, {"rows:3"}, 7), *of_both),
+    ]
+    seen.clear()
+    measure_model(measuring(saved_llama, rows, tmp_path, validation_prompts=3))
+    [(_, measures, which, *_)] = seen
+    assert (measures, which) == (None, Questions(3, False, None, None))
+
+
+def test_a_base_that_the_run_quantised_is_quantised_unless_another_is_given(
+    saved_llama: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds: list[object] = []
+
+    def for_run(self: TrainerFactory, config: DeploymentConfig, began_with: object) -> None:
+        kinds.append(config.model.quantization)
+        raise ValueError("far enough")
+
+    monkeypatch.setattr(TrainerFactory, "for_run", for_run)
+    monkeypatch.setattr(evaluate, "quantization_of_run", lambda path: "4bit")
+    for more in ({}, {"model.quantization": None}, {"model.quantization": "8bit"}):
+        config = measuring(saved_llama, rows, tmp_path)
+        settings = [Setting(key, value, Source(Layer.FLAG, "a")) for key, value in more.items()]
+        with pytest.raises(ValueError, match="far enough"):
+            measure_model(config.changed(settings))
+    assert kinds == ["4bit", None, "8bit"]

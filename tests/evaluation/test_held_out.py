@@ -1,23 +1,31 @@
 """Measuring: loss over everything, answers to some, and never more than can be afforded."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.evaluation import held_out
 from infrastructure.evaluation.generation import Answer
 from infrastructure.evaluation.held_out import (
     MAX_ANSWER_TOKENS,
     HeldOut,
+    MeasuredBefore,
     affordable,
     answer_questions,
     best_of_answers,
     measure,
+    trained_model,
 )
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.store.examples import GenerationPrompt
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 
@@ -37,12 +45,16 @@ def trainer(saved_llama: Path, tmp_path: Path) -> EnhancedTrainer:
 
 
 def test_as_many_prompts_are_answered_as_configured(trainer: EnhancedTrainer) -> None:
-    held_out = measure(trainer)
-    assert held_out.num_questions == 4
-    assert held_out.metrics["eval_loss"] > 1.0
-    assert held_out.exact_match == {"all": 0.0}
-    assert held_out.example["prompt"].startswith("Reverse")
-    assert held_out.metrics.keys() == {"eval_loss"}
+    found = measure(trainer)
+    assert found.num_questions == 4
+    assert found.metrics["eval_loss"] > 1.0
+    assert found.exact_match == {"all": 0.0}
+    assert found.example["prompt"].startswith("Reverse")
+    assert found.metrics.keys() == {"eval_loss"}
+    assert found.measured_on is not None
+    assert found.measured_on == trainer.held_out_identity()
+    assert HeldOut.from_dict(found.to_dict()) == found
+    assert found.table_row() == {**found.metrics, "exact_match": {"all": 0.0}}
 
 
 def test_what_the_best_is_chosen_by_is_measured_of_the_answers(trainer: EnhancedTrainer) -> None:
@@ -56,16 +68,16 @@ def test_what_the_best_is_chosen_by_is_measured_of_the_answers(trainer: Enhanced
 
 def test_no_prompts_no_generation(trainer: EnhancedTrainer) -> None:
     trainer.training_config.validation_prompts = 0
-    held_out = measure(trainer)
-    assert (held_out.num_questions, held_out.exact_match, held_out.example) == (0, {}, {})
+    found = measure(trainer)
+    assert (found.num_questions, found.exact_match, found.example) == (0, {}, {})
     trainer.adapter.tokenizer = None  # as that of a model which has no tokens
     assert answer_questions(trainer, 4) == []
 
 
 def test_a_measurement_is_written_and_read_back_even_when_it_is_not_a_number() -> None:
-    held_out = HeldOut({"eval_loss": float("nan")}, {"all": 0.5}, 2, {"prompt": "a"})
-    again = HeldOut.from_dict(json.loads(json.dumps(held_out.to_dict(), allow_nan=False)))
-    assert str(again) == str(held_out)
+    found = HeldOut({"eval_loss": float("nan")}, {"all": 0.5}, 2, {"prompt": "a"})
+    again = HeldOut.from_dict(json.loads(json.dumps(found.to_dict(), allow_nan=False)))
+    assert str(again) == str(found)
 
 
 def questions(count: int, length: int) -> list[GenerationPrompt]:
@@ -88,3 +100,74 @@ def test_as_many_fewer_are_answered_as_they_are_too_long() -> None:
     short, long = questions(9, 1), questions(9, MAX_ANSWER_TOKENS * 3 // 5)
     kept = affordable([*short[:3], *long[3:5], *short[5:]])
     assert [question.prompt for question in kept] == ["0", "2", "4", "6", "8"]
+
+
+def test_of_a_model_on_the_disk_it_is_what_the_training_measured_last(
+    trainer: EnhancedTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainer.adapter, "on_disk", True)
+    assert measure(trainer) == HeldOut({})
+    assert trained_model(trainer) is None
+    state: Any = SimpleNamespace(evaluation={"eval_loss": 2.5})
+    monkeypatch.setattr(trainer, "state", state)
+    measured = measure(trainer)
+    state.evaluation["eval_loss"] = 9.0
+    assert measured.metrics == {"eval_loss": 2.5}
+
+
+def test_in_the_middle_of_a_training_a_measurement_leaves_no_trace(
+    trainer: EnhancedTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer.training_config.best_metric = "final_answer"
+    trainer.answering = held_out.measure_answers
+    trainer.prepare()
+    model = trainer.initialize_model()
+    model.train()
+    requested: list[int] = []
+
+    def answer(of: EnhancedTrainer, most: int, poll: Callable[[], None]) -> list[Answer]:
+        torch.rand(3)
+        model.eval()
+        requested.append(most)
+        poll()
+        return [Answer(GenerationPrompt("q", [1], "#### 4", 5), f"#### {n}") for n in (4, 5)]
+
+    monkeypatch.setattr(held_out, "answer_questions", answer)
+    polled: list[bool] = []
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    found = held_out.measure_answers(trainer, lambda: polled.append(True))
+    assert found == {"eval_final_answer": 0.5}
+    assert (requested, polled) == ([4], [True])
+    assert torch.equal(torch.rand(1), expected)
+    assert model.training
+    monkeypatch.setattr(held_out, "answer_questions", lambda *_: [])
+    with pytest.raises(ValueError):
+        held_out.measure_answers(trainer, lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("metric", "only_exact"),
+    [("eval_loss", True), ("exact_match", True), ("final_answer", False), ("f1", False)],
+)
+def test_answers_are_whole_where_more_is_measured_than_whether_they_are_exact(
+    metric: str, only_exact: bool, trainer: EnhancedTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requested: list[dict[str, Any]] = []
+
+    def answer(of: EnhancedTrainer, most: int, **more: Any) -> list[Answer]:
+        requested.append(more)
+        return []
+
+    monkeypatch.setattr(held_out, "answer_questions", answer)
+    trainer.training_config.best_metric = metric
+    measure(trainer, count := lambda done, of: None)
+    assert requested == [{"count": count, "only_exact": only_exact}]
+
+
+def test_what_the_ranks_have_measured_together_is_kept_with_its_rows() -> None:
+    ranks: Any = SimpleNamespace(before={"eval_loss": 3.0}, held_out_identity=lambda: "rows")
+    kept: list[HeldOut] = []
+    MeasuredBefore(ranks, kept.append).train_start(TrainingState(torch.nn.Linear(1, 1)))
+    assert kept == [HeldOut({"eval_loss": 3.0}, measured_on="rows")]

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,8 @@ from infrastructure.evaluation.lm_eval_tasks import (
     TaskDifference,
     TaskResults,
     TaskScore,
+    _facts,
+    _scores,
     measure_tasks,
     task_differences,
 )
@@ -69,6 +72,58 @@ def test_two_models_are_compared_row_by_row() -> None:
     assert difference.verdict(False) == "first is better"
     same = TaskDifference("t", "acc", Interval(0.1, -0.1, 0.3), 10)
     assert same.verdict(True) == "no clear difference"
+
+
+def test_each_number_of_the_harness_has_its_interval_and_its_rows() -> None:
+    found = {
+        "results": {
+            "t": {
+                **{"alias": "t", "acc,none": 0.5, "acc_stderr,none": 0.1},
+                **{"acc,strict": 0.25, "acc_stderr,strict": "N/A", "sample_len": 8},
+            }
+        },
+        "groups": {"g": {"acc,none": 0.75, "acc_stderr,none": 0.2}},
+        "n-samples": {"t": {"original": 100, "effective": 8}},
+        "higher_is_better": {"t": {"acc": True}},
+    }
+    scores = {(one.task, one.metric): one for one in _scores(found)}
+    assert [*scores] == [("t", "acc,none"), ("t", "acc,strict"), ("g", "acc,none")]
+    first, strict, group = scores.values()
+    assert (first.num_rows, first.is_greater_better) == (8, True)
+    assert (first.interval.value, first.interval.low) == (0.5, pytest.approx(0.5 - 0.196, abs=1e-4))
+    assert first.interval.high == pytest.approx(0.5 + 0.196, abs=1e-4)
+    assert (group.num_rows, group.is_greater_better) == (None, None)
+    request = SimpleNamespace(names=("t",), limit=8, num_fewshot=2)
+    model = TaskResults("model", [first, strict], used_chat_template=True)
+    facts = _facts([model], [], request)  # type: ignore[arg-type]
+    assert (facts["limit"], facts["num_fewshot"], "differences" in facts) == (8, 2, False)
+    [written] = facts["models"]
+    assert written["used_chat_template"]
+    assert written["scores"][1] == {
+        **{"task": "t", "metric": "acc,strict", "value": 0.25, "rows": 8},
+        **{"low": None, "high": None},  # JSON has no NaN
+    }
+
+
+def test_rows_are_compared_by_their_filter_and_their_own_metric() -> None:
+    def model(strict: float, loose: float) -> TaskResults:
+        named = (("strict", strict), ("loose", loose))
+        samples = [
+            {"doc_id": row, "filter": name, "acc": value, "words": "a text"}
+            for row in range(4)
+            for name, value in named
+        ]
+        scores = [
+            TaskScore("t", f"{metric},{name}", Interval(0, 0, 0), 4, True)
+            for metric in ("acc", "words")
+            for name, _ in named
+        ]
+        return TaskResults("model", scores, {"t": samples})
+
+    differences = task_differences(model(0.0, 1.0), model(1.0, 1.0))
+    assert [(one.metric, one.difference.value) for one in differences] == [
+        *[("acc,strict", 1.0), ("acc,loose", 0.0)]
+    ]
 
 
 @slow

@@ -12,6 +12,7 @@ from infrastructure.evaluation.prompting import Answerer, answer_questions, stop
 from infrastructure.optimization.gpu_capability import DTYPES
 from infrastructure.training.models.registry import MODELS
 from infrastructure.training.models.saving import save_model
+from tests.training.data.builders import CHATML
 
 
 def test_answers_come_in_the_order_of_the_questions(saved_llama: Path) -> None:
@@ -94,6 +95,31 @@ def test_a_run_s_model_answers_in_the_number_format_of_the_run(
 
 def test_no_question_needs_no_model() -> None:
     assert answer_questions("there/is-no-such-model", []) == []
+
+
+def test_what_the_template_leaves_out_of_a_prompt_is_noted_once(
+    saved_llama: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(saved_llama, tmp_path / "model")
+    passes_over = CHATML.replace(" in messages %}", " in messages if m['role'] != 'system' %}")
+    for template, num_notes in ((passes_over, 1), (CHATML, 0)):
+        (folder / "chat_template.jinja").write_text(template)
+        answerer = Answerer(folder, max_tokens=1)
+        answerer.answers(["Reverse abc:", "The sky"], "Be brief.")
+        assert ["'Be brief.'" in note for note in answerer.notes] == [True] * num_notes
+        answerer = Answerer(folder, max_tokens=1)
+        answerer.answers(["Reverse abc:"])
+        assert answerer.notes == []
+
+
+def test_an_answer_may_be_one_token_long(saved_llama: Path) -> None:
+    [one], [longer] = (
+        Answerer(saved_llama, max_tokens=n).answers(["What is 12 + 5?"]) for n in (1, 12)
+    )
+    assert one.is_cut
+    assert one.text
+    assert longer.text.startswith(one.text)
+    assert longer.text != one.text
 
 
 def test_an_answer_of_no_token_is_none(saved_llama: Path) -> None:

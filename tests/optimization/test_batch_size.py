@@ -115,3 +115,15 @@ def test_the_size_that_is_there_is_measured_though_the_search_ends_before_it() -
     machine = Machine(speeds=lambda size: 200.0 if size == 64 else 100.0)
     assert machine.search(budget=1 << 40).run(64, beside=64).size == 64
     assert machine.tried[-2:] == [8, 64]
+
+
+def test_a_size_that_takes_more_than_was_predicted_is_not_chosen() -> None:
+    """Nor one that is there already, however fast it would be."""
+    machine = Machine(speeds=lambda size: 100.0 * size)
+    peak_of = machine.peak_of
+    machine.peak_of = lambda size: peak_of(size) + (100 * MIB if size > 4 else 0)  # type: ignore[method-assign]
+    choice = machine.search(budget=250 * MIB).run(beside=24)
+    assert choice.size == 4
+    assert [trial.size for trial in choice.trials] == [1, 2, 4]
+    assert machine.tried == [1, 2, 4, 8]  # one of 24 is predicted to take 340
+    assert choice.peak_bytes == 140 * MIB

@@ -47,6 +47,7 @@ def test_tf32_is_switched_on_where_it_is(
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     assert use_tf32(GPU) is has_tf32
     assert calls == (["high"] if has_tf32 else [])
+    assert torch.backends.cudnn.allow_tf32 is has_tf32
     assert not use_tf32(CPU)
 
 
@@ -57,6 +58,9 @@ def test_flash_attention_needs_its_package_and_a_recent_gpu(
     FakeGpu(monkeypatch, A100)
     assert best_attention(GPU) == "flash_attention_2"
     FakeGpu(monkeypatch, T4)
+    assert best_attention(GPU) == "sdpa"
+    FakeGpu(monkeypatch, A100)
+    monkeypatch.setattr(gpu_capability, "is_installed", lambda package: False)
     assert best_attention(GPU) == "sdpa"
     assert best_attention(CPU) == "sdpa"
 
@@ -82,6 +86,8 @@ def test_a_gpu_below_the_least_capability_is_refused(monkeypatch: pytest.MonkeyP
     require_capability(GPU, 7.5)
     with pytest.raises(ValueError, match=r"compute_capability = 8, and Tesla T4 has 7\.5"):
         require_capability(GPU, 8.0)
+    with pytest.raises(ValueError, match=r"compute_capability"):
+        require_capability(GPU, 7.6)
     with pytest.raises(ValueError, match="asks for a GPU, and this training runs on cpu"):
         require_capability(CPU, 8.0)
 

@@ -219,6 +219,19 @@ def test_what_has_no_place_in_the_checkpoint_cannot_be_accepted(
     assert "--accept" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("model.embedded.num_layers", "model.lora_config.r", "model.lora_config.target_modules"),
+        *("model.adapter", "model.backend", "model.dtype", "model.lora_config"),
+        *("training.strategy", "training.layerwise_lr_decay"),
+    ],
+)
+def test_what_gives_the_checkpoint_another_shape_needs_a_new_run(key: str) -> None:
+    [difference] = differences(FACTS, with_settings(**{key: "unsloth"}))
+    assert difference.verdict is Verdict.NEEDS_A_NEW_RUN
+
+
 def test_a_format_of_old_gpus_is_brought_back_by_its_flag() -> None:
     with pytest.raises(CheckpointError, match="--mixed-precision fp16"):
         check_compatible(changed(precision="fp16"), FACTS)

@@ -1,5 +1,6 @@
 """What a run leaves when it ends, whoever trained it."""
 
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,17 +8,21 @@ from typing import Any
 
 import pytest
 
+from infrastructure.backup.repair.run_files_repair import read_seal
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.stop_signals import StopSignal
 from infrastructure.monitoring.records.live_run import LiveRun
 from infrastructure.monitoring.records.status_text import state_words
+from infrastructure.run import finalize
 from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import (
+    complete_finished,
     has_sealed_report,
     read_summary,
     record_running,
     seal,
     summary_of,
+    write_report_of,
     write_summary,
 )
 from infrastructure.run.record import record_brought_back
@@ -60,8 +65,20 @@ def test_how_a_run_ended_is_reported_in_one_way(
 ) -> None:
     summary = summary_of(run, Training(), 2.0, is_finished=is_finished, error=error)
     assert expected.items() <= summary.items()
-    assert summary["steps"] == 7
-    assert summary["peak_memory_bytes"] == 5.0
+    assert (summary["steps"], summary["total_steps"], summary["tokens"]) == (7, 9, 70)
+    assert (summary["seconds"], summary["peak_memory_bytes"]) == (2.0, 5.0)
+    assert summary["paths"] == {"run": str(run.path)}
+    assert "history" not in summary
+
+
+def test_what_happened_under_way_is_in_the_summary(run: RunDirectory) -> None:
+    history = [{"step": 3, "changes": []}]
+    write_record(run.run_file, {"history": history})
+    training = Training(recoveries=[{"kind": "loss_spike", "step": 3}], stop_signal="SIGHUP")
+    summary = summary_of(run, training, 2.0, is_finished=False)
+    assert summary["history"] == history
+    assert summary["recoveries"] == [{"kind": "loss_spike", "step": 3}]
+    assert summary["signal"] == "SIGHUP"
 
 
 def test_a_reason_that_was_given_counts_and_a_secret_does_not_get_in(run: RunDirectory) -> None:
@@ -100,6 +117,70 @@ def test_a_disk_that_refuses_the_seal_costs_nothing(
     assert "was not written again" in caplog.text
 
 
+def test_a_report_that_cannot_be_drawn_costs_nothing(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> None:
+        raise KeyError("a quantity that nobody knows")
+
+    monkeypatch.setattr(finalize, "write_report", fail)
+    write_report_of(run)
+
+
+class Copies:
+    """Of a run at a place; its files are looked at when the copy is confirmed."""
+
+    def __init__(self, run: RunDirectory, has_place: bool) -> None:
+        self.run, self.has_place, self.text = run, has_place, "on its way"
+        self.calls: list[object] = []
+
+    def facts(self) -> dict[str, Any]:
+        return {"text": self.text}
+
+    def complete(self, seconds: float, record: Callable[[], None]) -> None:
+        record()
+        self.calls += [seconds, read_summary(self.run)["backup"], has_sealed_report(self.run)]
+        self.text = "confirmed"
+
+    def close(self) -> None:
+        self.calls.append("closed")
+
+
+def test_a_finished_run_is_recorded_before_and_after_its_copy_is_confirmed(
+    run: RunDirectory,
+) -> None:
+    write_summary(run, {"status": "finished", "paths": {"run": "/moved/away"}})
+    copies: Any = Copies(run, has_place=True)
+    summary = complete_finished(run, copies, 7.0)
+    assert copies.calls == [7.0, {"text": "on its way"}, True, "closed"]
+    assert summary["backup"] == read_summary(run)["backup"] == {"text": "confirmed"}
+    assert read_summary(run)["paths"]["run"] == str(run.path)
+    assert "report.html" in read_seal(run.path)
+    assert has_sealed_report(run), "the report shows the copies as they stand now"
+
+
+def test_without_a_place_what_was_known_of_the_copies_stays(run: RunDirectory) -> None:
+    write_summary(run, {"status": "finished", "backup": {"published": "/disk/final"}})
+    before = run.summary_file.read_bytes()
+    copies: Any = Copies(run, has_place=False)
+    summary = complete_finished(run, copies, 7.0)
+    assert summary["backup"] == {"published": "/disk/final", "text": "on its way"}
+    assert (copies.calls, run.summary_file.read_bytes()) == ([], before)
+
+
+def test_a_copier_is_released_if_its_wait_fails(run: RunDirectory) -> None:
+    write_summary(run, {"status": "finished"})
+    copies: Any = Copies(run, has_place=True)
+
+    def fail(seconds: float, record: Callable[[], None]) -> None:
+        raise OSError("the disk is full")
+
+    copies.complete = fail
+    with pytest.raises(OSError, match="full"):
+        complete_finished(run, copies, 7.0)
+    assert copies.calls == ["closed"]
+
+
 def words_of(run: RunDirectory) -> str:
     with closing(LiveRun(run.path)) as shown:
         return state_words(shown)
@@ -111,8 +192,10 @@ def test_where_a_killed_run_went_on_stays_known_to_its_end(run: RunDirectory) ->
     record_running(run, 100)
     assert words_of(run).endswith("; gone on once, after a kill, from its beginning.")
     record_running(run, 100, first_step=60)  # nobody had written an end
-    write_summary(run, {"status": "stopped", "steps": 80})
+    cost: Any = {"price_per_hour": "2 EUR", "seconds": 1800.0, "amount": 1.0, "text": "1 EUR"}
+    write_summary(run, {"status": "stopped", "steps": 80, "cost": cost})
     record_running(run, 100, first_step=80)
+    assert read_summary(run)["cost"] == cost, "a kill does not make the sessions before it free"
     write_summary(run, {"status": "finished", "steps": 100, "seconds": 9.3})
     went_on = [{"step": step, "was_killed": step < 80} for step in (0, 60, 80)]
     assert read_summary(run)["went_on"] == went_on

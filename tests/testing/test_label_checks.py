@@ -134,6 +134,20 @@ def test_good_data_passes(
     }, results
 
 
+@pytest.mark.parametrize(("beyond", "status"), [(-1, "pass"), (0, "fail"), (7, "fail")])
+def test_the_largest_token_is_one_that_the_model_knows(
+    beyond: int, status: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = subject(folder, tmp_path, "plain", None)
+    num_tokens = given.model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+    first, *others = given.candidates
+    ids = first.input_ids.copy()
+    ids[0] = num_tokens + beyond
+    changed = [*others, replace(first, input_ids=ids)]
+    monkeypatch.setattr(given, "candidates", changed)
+    assert check_labels(given).status == status
+
+
 def test_prompts_that_were_cut_are_not_looked_for(folder: Path, tmp_path: Path) -> None:
     results = found(subject(folder, tmp_path, "template", LONG, over_length="truncate"))
     assert results["prompts"].status == "pass"

@@ -17,6 +17,7 @@ from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.run.checkpoint_paths import by_step
+from infrastructure.run.identity import HELD_OUT_DATA
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -54,8 +55,10 @@ class Training:
     """An EnhancedTrainer on the small Llama with what a test wants changed."""
 
     def __init__(self, model: Path, data: Path, *, lora: bool = False, **settings: Any) -> None:
-        of_data = ("packing", "streaming", "over_length")
+        of_data = ("packing", "streaming", "over_length", "eval_path")
         data_settings = {k: settings.pop(k) for k in of_data if k in settings}
+        if "eval_path" not in data_settings:
+            data_settings["validation_split"] = 0.2
         checkpoints = settings.pop("checkpoints", None)
         values = {"batch_size": 4, "num_epochs": 2, "learning_rate": 3e-3, "warmup_steps": 1}
         self.losses = Losses()
@@ -65,9 +68,7 @@ class Training:
                 lora_config=LoraConfig(r=4, alpha=8, dropout=0.1) if lora else None,
             ),
             TrainingConfig(**{**values, **settings}),
-            DataConfig(
-                path=str(data), max_length=96, validation_split=0.2, num_workers=0, **data_settings
-            ),
+            DataConfig(path=str(data), max_length=96, num_workers=0, **data_settings),
             device="cpu",
             cache_config=CacheConfig(directory=str(data.parent / "cache")),
             checkpoint_directory=checkpoints,
@@ -303,3 +304,50 @@ def test_rows_that_break_the_loss_are_named_by_file_and_line(
     assert state is not None
     assert state.step == state.total_steps
     assert [skipped.rows for skipped in state.skipped] == [("rows.jsonl:6",)] * 2
+
+
+class Processor:
+    """As those of models that see: a tokenizer, and how pictures are read."""
+
+    def __init__(self, tokenizer: Any, size: int) -> None:
+        self.tokenizer, self.size = tokenizer, size
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"size": self.size}
+
+
+def test_held_out_rows_and_how_pictures_are_read_are_part_of_the_identity(
+    saved_llama: Path, data_file: Path, tmp_path: Path
+) -> None:
+    """Each changes its own part alone."""
+    held_out = tmp_path / "held_out.jsonl"
+
+    def parts(answer: str, size: int | None = None, more: str = "") -> dict[str, Any]:
+        rows = [{"prompt": f"Reverse {n}", "completion": f"{answer} {n}"} for n in range(3)]
+        held_out.write_text("\n".join(map(json.dumps, rows)) + "\n" + more)
+        trainer = Training(saved_llama, data_file, eval_path=str(held_out)).trainer
+        trainer.prepare()
+        trainer._run_key = None  # another one in each session that does not resume
+        if size is not None:
+            adapter: Any = trainer.adapter
+            adapter.processor = Processor(adapter.tokenizer, size)
+        return dict(trainer.identity()["parts"])
+
+    plain = parts("blue")
+    changed = [
+        parts("blue"),
+        parts("sky"),
+        parts("blue", more=json.dumps({"prompt": "one", "completion": "more"})),
+        parts("blue", size=1),
+    ]
+    assert [differing(plain, one) for one in changed] == [
+        set(),
+        {HELD_OUT_DATA},
+        {HELD_OUT_DATA},
+        {"processor"},
+    ]
+    assert differing(changed[3], parts("blue", size=2)) == {"processor"}
+
+
+def differing(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
+    return {name for name in one.keys() | other.keys() if one.get(name) != other.get(name)}

@@ -192,3 +192,16 @@ def test_a_record_of_an_older_version_holds(tmp_path: Path) -> None:
     assert record.id_of("/mnt/a") == "0" * 32
     record.forget("/mnt/a")
     assert record.id_of("/mnt/a") is None
+
+
+def test_a_record_is_of_each_place_by_itself(tmp_path: Path) -> None:
+    record = PlaceRecord(tmp_path / "place.json")
+    record.forget("/mnt/a")
+    assert not record.path.exists()
+    for number, url in enumerate(("/mnt/a", "/mnt/b", "/mnt/c")):
+        record.write(url, f"{number}" * 32)
+    record.write("/mnt/b", "9" * 32)
+    record.forget("/mnt/a")
+    again = PlaceRecord(tmp_path / "place.json")
+    known = [again.id_of(url) for url in ("/mnt/a", "/mnt/b", "/mnt/c")]
+    assert known == [None, "9" * 32, "2" * 32]

@@ -14,6 +14,7 @@ from infrastructure.backup.format.manifest import (
     StoredTensor,
     VersionName,
     parse_manifest,
+    scores_of,
 )
 from infrastructure.core.errors import CheckpointError
 
@@ -147,3 +148,45 @@ def test_what_is_too_large_is_not_even_parsed() -> None:
         parse_manifest(b" " * MAX_MANIFEST_BYTES, NAME)
     with pytest.raises(CheckpointError, match="more than any real one"):
         parse_manifest(b" " * (MAX_MANIFEST_BYTES + 1), NAME)
+
+
+@pytest.mark.parametrize(
+    ("values", "rows", "apart"),
+    [
+        ({}, None, set()),
+        (
+            {"measured_on": "abc", "copied_apart": [HASH, "x", 3, HASH[::-1]]},
+            "abc",
+            {HASH, HASH[::-1]},
+        ),
+        ({"measured_on": 3, "copied_apart": HASH}, None, set()),
+    ],
+)
+def test_the_values_describe_a_version(
+    values: dict[str, Any], rows: str | None, apart: set[str]
+) -> None:
+    manifest = replace(MANIFEST, values=values)
+    assert (manifest.measured_on, manifest.copied_apart) == (rows, apart)
+    outline = manifest.outline
+    for name in ("hash_name", "kind", "healthy", "step", "score", "packs", "needed_packs"):
+        assert getattr(outline, name) == getattr(manifest, name)
+    assert outline.measured_on == rows
+
+
+def test_scores_are_compared_on_the_rows_of_the_newest_one() -> None:
+    def scored(score: float | None, rows: str | None, *, healthy: bool = True) -> Manifest:
+        values = {} if rows is None else {"measured_on": rows}
+        return replace(MANIFEST, score=score, values=values, healthy=healthy)
+
+    versions = {
+        "1": scored(0.1, "old"),
+        "2": scored(0.5, "new"),
+        "3": scored(None, "new"),
+        "4": scored(0.4, "new"),
+        "5": scored(0.0, "other", healthy=False),
+        "6": scored(None, None),
+    }
+    assert scores_of(versions) == {"2": 0.5, "4": 0.4}
+    assert scores_of({name: one.outline for name, one in versions.items()}) == {"2": 0.5, "4": 0.4}
+    assert scores_of({"1": scored(0.1, None), "2": scored(0.3, None)}) == {"1": 0.1, "2": 0.3}
+    assert scores_of({"3": versions["3"], "5": versions["5"]}) == {}

@@ -115,3 +115,20 @@ def test_of_the_best_no_more_are_read_than_stay(
     monkeypatch.setattr(retention, "is_good", noted)
     versions_to_keep(store, Retention(2, keep_best=1))
     assert read == [5, 4, 1]
+
+
+def test_the_best_is_the_best_on_the_rows_of_the_newest_score(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    scores = ((0.1, "old"), (0.5, "new"), (0.4, "new"), (0.9, "new"), (0.8, "new"))
+    for step, (score, rows) in enumerate(scores, start=1):
+        store.commit(tensors_at(step), {"measured_on": rows}, step=step, score=score)
+    kept = versions_to_keep(store, Retention(2, keep_best=1))
+    assert sorted(int(name[:12]) for name in kept) == [3, 4, 5]
+
+
+def test_evidence_among_the_newest_stays_and_replaces_nothing(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for step in range(1, 8):
+        store.commit(tensors_at(step), {}, step=step, healthy=step not in (2, 5, 7))
+    kept = versions_to_keep(store, Retention(2))
+    assert sorted(int(name[:12]) for name in kept) == [4, 5, 6, 7]

@@ -4,12 +4,14 @@ import re
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from infrastructure.backup.format import store as store_module
 from infrastructure.backup.format.file_operations import FileOperations
+from infrastructure.backup.format.lineage import Lineage
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store, _living_bytes, groups_of
 from infrastructure.core.errors import CheckpointError, StorageError
@@ -237,3 +239,73 @@ def test_the_living_bytes_of_a_pack_are_those_of_its_tensors_that_are_still_the_
     store = Store(tmp_path)
     (pack,) = store.read(store.commit(tensors, {}, step=1)).packs
     assert _living_bytes({"model/0": pack, "model/2": pack}, tensors) == {pack: 7 + 9}
+
+
+def test_only_requested_tensors_of_a_version_are_read(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    (name,) = commit(store, 1)
+    manifest, everything = store.read(name), {*tensors_at(1)}
+    assert {*dict(store.load(manifest))} == everything
+    models = {name for name in everything if name.startswith("model/")}
+    assert {*dict(store.load(manifest, only="model"))} == models
+    assert {*dict(store.load(manifest, without="model"))} == everything - models
+    some = {"model/layer1", *(everything - models)}
+    assert {*dict(store.load(manifest, names=some))} == some
+    assert {*dict(store.load(manifest, names=some, only="model"))} == {"model/layer1"}
+    assert dict(store.load(manifest, names=())) == {}
+    for pack in manifest.packs:  # what is not asked for may be damaged
+        if pack != manifest.packs[manifest.tensors["model/layer1"].pack]:
+            store.objects.path_of(pack.hash).write_bytes(b"damaged")
+    assert {*dict(Store(tmp_path).load(manifest, only="model"))} == models
+    with pytest.raises(CheckpointError):
+        list(Store(tmp_path).load(manifest))
+
+
+def test_a_new_version_comes_after_all_that_are_known(tmp_path: Path) -> None:
+    """Also after those of the place, which a store that was restored may lack."""
+    store = Store(tmp_path)
+    (name,) = commit(store, 1)
+    Lineage(tmp_path).add([f"{41:012d}{name[12:]}"])
+    assert [store.read(name).sequence for name in commit(store, 2, 3)] == [42, 43]
+
+
+def test_a_resume_may_choose_the_newest_healthy_version_whose_manifest_can_be_read(
+    tmp_path: Path,
+) -> None:
+    store = Store(tmp_path)
+    assert store.newest_healthy() is None
+    names = commit(store, 1, 2, 3)
+    store.commit(tensors_at(4), {}, step=4, healthy=False)
+    assert store.newest_healthy() == names[2]
+    assert store.newest() == (names[2], [])
+    store.manifest_path(names[2]).write_bytes(b"?")
+    assert Store(tmp_path).newest_healthy() == names[1]
+    found, rejected = Store(tmp_path).newest()
+    assert (found, [one.name for one in rejected]) == (names[1], [names[2]])
+
+
+def test_the_facts_of_a_commit_stand_in_its_manifest(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    name = store.commit(
+        tensors_at(1), {"a": [1]}, step=9, kind="emergency", healthy=False, score=0.5
+    )
+    manifest = store.read(name)
+    facts = (manifest.step, manifest.kind, manifest.healthy, manifest.score, manifest.values)
+    assert facts == (9, "emergency", False, 0.5, {"a": [1]})
+    assert manifest.created_at() == pytest.approx(time.time(), abs=100)
+    plain = store.read(store.commit(tensors_at(1), {}, step=10))
+    assert (plain.kind, plain.healthy, plain.score) == ("scheduled", True, None)
+
+
+def test_no_object_is_removed_while_a_manifest_that_stays_cannot_be_read(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    names = commit(store, 1, 2, 3)
+    before = object_files(tmp_path)
+    data = store.manifest_path(names[2]).read_bytes()
+    store.manifest_path(names[2]).write_bytes(b"?")
+    assert store.remove_all_but(names[1:]) == [names[0]]
+    assert object_files(tmp_path) == before
+    store.manifest_path(names[2]).write_bytes(data)
+    assert store.remove_all_but(names[1:]) == []
+    named = {pack.hash for name in names[1:] for pack in store.read(name).packs}
+    assert object_files(tmp_path) == named < before

@@ -1,14 +1,18 @@
 """The small files of a run come back from the copies in its versions."""
 
+import errno
 import json
+import shutil
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from infrastructure.backup.format.file_operations import FileOperations
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store
-from infrastructure.backup.repair.run_files_repair import SEAL, RunFileRepair, seal_of
+from infrastructure.backup.repair.run_files_repair import SEAL, RunFileRepair, read_seal, seal_of
 from infrastructure.backup.repair.run_repair import Outcome, Repair
 from infrastructure.backup.state.run_files import read_run_files
 from infrastructure.core.checksums import read_record, write_record
@@ -153,3 +157,114 @@ def test_a_sealed_file_that_no_version_holds_is_named(run: Path) -> None:
     [repair] = repairs(run)
     assert repair.outcome is Outcome.LOST
     assert "logs/performance/summary.json" in repair.text
+
+
+def test_the_seal_covers_what_has_no_checksum_and_stays_after_the_end(run: Path) -> None:
+    others = ("final/model.safetensors", "final/SHA256SUMS", "report.html", "lock", "logs/a.log")
+    sealed = {*FILES, "final/SHA256SUMS", "report.html", "logs/performance/summary.json"}
+    for name in (*others, "logs/performance/summary.json", "tokenizer/a.model"):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_text(name)
+    (run / "tokenizer/link.json").symlink_to(run / "run.json")
+    found = seal_of(run)
+    assert {*found} == {*sealed, "tokenizer/a.model"} - {"run.json", "checks.json"}
+    for name, digest in found.items():
+        assert digest == sha256((run / name).read_bytes()).hexdigest()
+    seal(run)
+    assert read_seal(run) == found
+    (run / "summary.json").write_text("{}")
+    assert read_seal(run) == {}
+
+
+def edit(run: Path, name: str, data: bytes) -> None:
+    (run / name).write_bytes(data)
+
+
+TABLE = b"step,loss\n1,2.5\n2,2.0\n"
+CHANGES: list[tuple[str, bytes, bytes | None]] = [
+    # file, what it holds now, what it holds after the repair (None: it is no damage)
+    ("metrics.csv", TABLE + b"3,1.5\n", None),
+    ("metrics.csv", TABLE + b"3,1.", None),  # torn, as a kill leaves it
+    ("metrics.csv", TABLE.replace(b"2.0", b"2.7") + b"3,1.5\n4,", TABLE + b"3,1.5\n"),
+    ("metrics.csv", b"step,extra,loss\n1,,2.5\n2,4,2.7\n3,4,1.5\n", TABLE),
+    ("metrics.csv", b"step,extra,loss\n1,,2.5\n2,4,2.0\n", TABLE),  # was empty at the time
+    ("checks.json", b'[{"step": 0}, {"step": 3}]', None),
+    ("checks.json", b'[{"step": 1}]', b'[{"step": 0}]'),
+    ("checks.json", b"[]", b'[{"step": 0}]'),
+    ("checks.json", b"{}", b'[{"step": 0}]'),
+    ("tensorboard/events.out.tfevents.1", b"events and more", None),
+    ("tensorboard/events.out.tfevents.1", b"EVENTS and more", b"events and more"),
+    ("tokenizer/tokenizer.json", b'{"vocab": 3} ', b'{"vocab": 3}'),
+    ("quarantine.jsonl", b"{}\n", b""),
+    ("metrics.jsonl", b'{"step": 9}\n' + lines(2, 6), lines(1, 6)),
+    ("metrics.jsonl", lines(1, 3), lines(1, 4)),
+    ("logs/system/system.jsonl", lines(1, 5) + b"[3]\n" + lines(5, 7), lines(1, 7)),
+]
+
+
+@pytest.mark.parametrize(("name", "now", "then"), CHANGES)
+def test_what_was_added_stays_and_what_was_there_comes_back(
+    run: Path, name: str, now: bytes, then: bytes | None
+) -> None:
+    edit(run, name, now)
+    assert [repair.what for repair in repairs(run)] == ([] if then is None else [name])
+    assert (run / name).read_bytes() == (now if then is None else then)
+
+
+def test_of_a_list_the_oldest_entries_may_have_gone(run: Path) -> None:
+    """As many as there are: the newest that the copy has is still there, or all are newer."""
+    steps = [{"step": step} for step in range(4)]
+    edit(run, "checks.json", json.dumps(steps).encode())
+    Store(run / "checkpoints").commit({**WEIGHT, **read_run_files(run)}, {}, step=4)
+    edit(run, "checks.json", json.dumps([*steps[2:], {"step": 8}, {"step": 9}]).encode())
+    assert repairs(run) == []
+    edit(run, "checks.json", json.dumps([*steps[2:], {"step": 8}]).encode())
+    [repair] = repairs(run)  # fewer than there were
+    assert (repair.what, repair.outcome) == ("checks.json", Outcome.REPAIRED)
+    assert json.loads((run / "checks.json").read_text()) == steps
+
+
+def test_a_record_that_has_lost_its_checksum_is_no_older_one(run: Path) -> None:
+    intact = (run / "run.json").read_bytes()
+    edit(run, "run.json", b'{"configuration": {"learning_rate": 0.009}}')
+    assert [repair.what for repair in repairs(run)] == ["run.json"]
+    assert (run / "run.json").read_bytes() == intact
+
+
+def test_a_copy_that_is_damaged_here_is_taken_from_the_place(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "checkpoints", tmp_path / "place")
+    for path in (run / "checkpoints" / "objects").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"damaged")
+    damaged = ("metrics.jsonl", "tokenizer/tokenizer.json")
+    for name in damaged:
+        (run / name).unlink()
+    both = RunFileRepair(run, [Store(run / "checkpoints"), Store(tmp_path / "place")])
+    assert both.names("tokenizer/") == ["tokenizer/tokenizer.json"]
+    assert both.restore("run.json") is None
+    for name, content in zip(damaged, (lines(1, 4), b'{"vocab": 3}'), strict=True):
+        repair = both.restore(name)
+        assert repair is not None
+        assert (repair.what, repair.outcome) == (name, Outcome.REPAIRED)
+        assert (run / name).read_bytes() == content
+    (run / "metrics.jsonl").unlink()
+    here = RunFileRepair(run, [Store(run / "checkpoints")]).restore("metrics.jsonl")
+    assert here is not None
+    assert here.outcome is Outcome.LOST
+    assert not (run / "metrics.jsonl").exists()
+
+
+def test_a_place_that_does_not_answer_is_tried_once(run: Path, tmp_path: Path) -> None:
+    class Silent(FileOperations):
+        def size(self, path: Path) -> int:
+            questions.append(path)
+            raise OSError(errno.ENOTCONN, "not connected")
+
+    questions: list[Path] = []
+    shutil.rmtree(run / "checkpoints" / "objects")
+    stores = [Store(run / "checkpoints"), Store(tmp_path / "place", Silent())]
+    for name in ("metrics.jsonl", "metrics.csv", "checks.json"):
+        (run / name).unlink()
+    found = {repair.what: repair.outcome for repair in RunFileRepair(run, stores).steps()}
+    assert found == dict.fromkeys(("metrics.jsonl", "metrics.csv", "checks.json"), Outcome.LOST)
+    assert len({path.name[:64] for path in questions}) == 1

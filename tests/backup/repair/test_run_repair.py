@@ -1,13 +1,15 @@
 """What is damaged in a store comes back from the same versions elsewhere, object by object."""
 
+import errno
 import shutil
 from pathlib import Path
 
 import pytest
 
-from infrastructure.backup.format.manifest import Pack
+from infrastructure.backup.format.file_operations import FileOperations
+from infrastructure.backup.format.manifest import Pack, StoredTensor
 from infrastructure.backup.format.packs import TensorBytes
-from infrastructure.backup.format.store import Store
+from infrastructure.backup.format.store import Placed, Store
 from infrastructure.backup.repair.run_repair import Outcome, Repair, StoreRepair
 from infrastructure.backup.replication.status import BackupStatus, write_status
 from infrastructure.backup.run_backup import STATUS_FILE, RunBackup
@@ -173,3 +175,79 @@ def test_the_newest_version_is_refused_where_nothing_can_be_had(local: Store) ->
     assert all(repair.outcome is Outcome.LOST for repair in repaired(local, None))
     with pytest.raises(CheckpointError):
         local.verify(local.read(local.versions()[0]))
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_version_that_was_copied_is_missed_only_if_it_was_the_newest(
+    local: Store, remote: Store, is_there: bool
+) -> None:
+    newest, before, _ = local.versions()
+    local.manifest_path(newest).unlink()
+    if not is_there:
+        remote.manifest_path(newest).unlink()
+    for confirmed in (None, before):
+        assert list(StoreRepair(Store(local.root), remote, "the place").steps(confirmed)) == []
+    [repair] = StoreRepair(Store(local.root), remote, "the place").steps(newest)
+    assert repair.outcome is (Outcome.REPAIRED if is_there else Outcome.LOST)
+    assert Store(local.root).newest() == ((newest if is_there else before), [])
+
+
+def test_a_manifest_that_is_damaged_at_both_is_lost_and_the_others_are_repaired(
+    local: Store, remote: Store
+) -> None:
+    newest, before, _ = local.versions()
+    for store in (local, remote):
+        store.manifest_path(newest).write_bytes(b"{}")
+    flip(local, pack := pack_of(Store(local.root), "model/layer0", 1))
+    outcomes = [(r.what, r.outcome) for r in repaired(local, remote)]
+    assert outcomes == [
+        (f"version {newest[:12]}", Outcome.LOST),
+        (f"object {pack.hash[:12]}", Outcome.REPAIRED),
+    ]
+    assert Store(local.root).newest()[0] == before
+
+
+def test_a_silent_place_is_tried_once(local: Store, tmp_path: Path) -> None:
+    class Silent(FileOperations):
+        def size(self, path: Path) -> int:
+            questions.append(path)
+            raise OSError(errno.ENOTCONN, "not connected")
+
+    questions: list[Path] = []
+    for number in range(3):
+        flip(local, pack_of(local, "model/layer0", number))
+    repairs = repaired(local, Store(tmp_path / "there", Silent()))
+    assert [repair.outcome for repair in repairs] == [Outcome.LOST] * 3
+    assert len({path.name[:64] for path in questions}) == 1
+
+
+def test_what_other_machines_wrote_is_fetched_for_the_newest_that_can_be_had(
+    tmp_path: Path,
+) -> None:
+    """Their parts lie at the place alone; of older versions nobody needs them here."""
+    there, here = Store(tmp_path / "there"), Store(tmp_path / "here")
+    for step in (1, 2, 3):
+        tensors = {"model/theirs": TensorBytes("U8", (4,), bytes([step]) * 4)}
+        [apart] = there.place(tensors).packs
+        own = there.place({"model/ours": TensorBytes("U8", (1,), bytes([step]))})
+        placed = Placed(
+            (*own.packs, apart), {**own.tensors, "model/theirs": StoredTensor(1, "0" * 64)}
+        )
+        there.publish(placed, {"copied_apart": [apart.hash]}, step=step)
+    shutil.copytree(there.root, here.root)
+    parts = [there.read(name).packs[1] for name in there.versions()]
+    for part in parts:
+        here.objects.path_of(part.hash).unlink()
+    assert Store(here.root).newest()[0] is None
+    there.objects.path_of(parts[0].hash).write_bytes(b"damaged")
+    [lost] = repaired(here, there)
+    assert lost.outcome is Outcome.LOST
+    assert "step 3" in lost.text
+    assert Store(here.root).newest()[0] == here.versions()[1]
+    there.objects.path_of(parts[0].hash).unlink()
+    there.place({"model/theirs": TensorBytes("U8", (4,), bytes([3]) * 4)})
+    [fetched] = repaired(here, Store(there.root))
+    assert (fetched.what, fetched.outcome) == ("step 3", Outcome.REPAIRED)
+    assert Store(here.root).newest() == (here.versions()[0], [])
+    assert not here.objects.path_of(parts[2].hash).exists()
+    assert repaired(here, Store(there.root)) == []

@@ -141,8 +141,16 @@ def test_a_nudge_does_not_shorten_the_time_that_a_place_is_left_alone(rig: Rig) 
     for _ in range(10):
         rig.clock.now += rig.copier.tick()
     rig.copier.tick()
+    questions: list[str] = []
+
+    def noted(operation: str, path: Path) -> None:
+        questions.append(operation)
+        disconnected(operation, path)
+
+    rig.place.fault = noted
     rig.copier.nudge()
     assert rig.copier.tick() > 0.9
+    assert questions == []
 
 
 def test_secrets_in_an_error_are_masked(rig: Rig) -> None:
@@ -150,8 +158,14 @@ def test_secrets_in_an_error_are_masked(rig: Rig) -> None:
         raise OSError(errno.EIO, "refused with token=hf_ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
     rig.place.fault = refuses
+    rig.place.advice = lambda error: f"see {error}"  # type: ignore[method-assign]
+    rig.place.url = "https://me:ABCDEFGHIJ@here"
     rig.copier.tick()
-    assert "ABCDEFGHIJ" not in str(rig.copier.status())
+    status = rig.copier.status()
+    assert "ABCDEFGHIJ" not in str(status)
+    assert "refused" in str(status.error)
+    assert "refused" in str(status.advice)
+    assert "here" in status.place
 
 
 def test_a_version_that_is_damaged_here_is_passed_over_and_named(rig: Rig) -> None:
@@ -494,6 +508,7 @@ def test_an_upload_is_given_up_when_another_machine_goes_on(rig: Rig, tmp_path: 
     rig.run_until(lambda: rig.copier.status().state == "fenced")
     assert rig.copier.status().in_flight_step is None
     assert all(file._file.closed for file in upload._files.values())
+    assert rig.manifests_written() == []
 
 
 def test_a_local_store_that_cannot_be_read_is_reported_until_it_can(
@@ -578,3 +593,222 @@ def test_versions_that_are_gone_from_here_are_no_strangers(rig: Rig) -> None:
     newest = rig.copy(5)
     assert rig.copier.status().state == "idle"
     assert rig.remote.newest() == (newest, [])
+
+
+def test_a_manifest_of_an_earlier_session_that_is_hidden_for_a_while_is_not_written_over(
+    rig: Rig,
+) -> None:
+    name = rig.copy(1)
+    manifest, rig.copier = rig.remote.manifest_path(name), rig.new_copier()
+    back_at = rig.clock.now + 200.0
+
+    def hides(operation: str, path: Path) -> None:
+        if path == manifest and operation in ("size", "confirm") and rig.clock.now < back_at:
+            raise FileNotFoundError(errno.ENOENT, "No such file", str(path))
+
+    rig.place.fault = hides
+    rig.run_until(lambda: rig.copier.is_done)
+    assert rig.clock.now >= back_at
+    assert rig.manifests_written() == [name]
+
+
+def test_what_an_earlier_session_left_at_the_place_is_swept_at_first(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[tuple[Path, int]] = []
+    monkeypatch.setattr(rig.place, "sweep", lambda run: swept.append((run, len(rig.place.written))))
+    for step in (1, 2):
+        rig.copy(step)
+    assert swept == [(Path(RUN), 0)]
+
+
+def test_versions_before_those_that_are_here_are_no_strangers(rig: Rig) -> None:
+    """A store of before has no list of what it knows: it knows by name what its own name."""
+    names = [rig.copy(step) for step in (1, 2, 3)]
+    first = rig.local.manifest_path(names[0]).read_bytes()
+    names.append(save(rig.local, 4))
+    rig.copier.close()
+    (rig.local.root / FILE).unlink()
+    for name in names[1:3]:
+        rig.local.manifest_path(name).unlink()
+    assert rig.local.manifest_path(names[0]).read_bytes() == first
+    del rig.place.files.files[rig.remote.manifest_path(names[1])]
+    assert names[2] in rig.remote.versions()
+    rig.copier = rig.new_copier()
+    rig.run_until(lambda: rig.copier.is_done)
+    assert rig.copier.status().state != "fenced"
+    assert rig.remote.newest() == (names[3], [])
+
+
+def test_what_is_damaged_at_both_is_named_and_not_tried_for_ever(rig: Rig) -> None:
+    name = rig.copy(1)
+    manifest = rig.local.read(name)
+    pack = manifest.packs[manifest.tensors["model/w"].pack]
+    rig.local.objects.path_of(pack.hash).write_bytes(bytes(pack.size_bytes))
+    rig.place.files.files[rig.remote.objects.path_of(pack.hash)] = b"cut"
+    rig.clock.now += HOUR
+    rig.settle()
+    assert rig.copier.is_done
+    status = rig.copier.status()
+    assert (status.confirmed_name, status.refused_name) == (None, name)
+    assert status.error is not None
+    newer = rig.copy(2)
+    assert rig.copier.status().confirmed_name == newer
+
+
+def test_at_the_end_is_looked_once_at_what_was_copied_since_the_last_look(rig: Rig) -> None:
+    rig.copy(1)
+    rig.copier.look_again("mine")
+    assert not rig.copier.has_looked
+    rig.run_until(lambda: rig.copier.has_looked)
+    rig.copier.look_at_the_end()
+    assert rig.copier.has_looked
+    assert rig.copier.status().last_look == "mine"
+    rig.copy(2)
+    rig.copier.look_at_the_end()
+    assert not rig.copier.has_looked
+    rig.run_until(lambda: rig.copier.has_looked)
+    assert rig.copier.status().last_look == "end"
+
+
+@pytest.mark.parametrize("damage", [b"cut", None])
+def test_a_requested_look_finds_what_the_place_has_lost_and_copies_it_first(
+    rig: Rig, damage: bytes | None
+) -> None:
+    name = rig.copy(1)
+    pack = rig.local.read(name).packs[0]
+    path = rig.remote.objects.path_of(pack.hash)
+    rig.place.files.files[path] = damage or b""
+    if damage is None:
+        del rig.place.files.files[path]
+    rig.copier.look_again("mine")
+    rig.run_until(lambda: rig.copier.has_looked)
+    assert rig.remote.newest() == (name, [])
+    assert rig.copier.status().last_look == "mine"
+    assert rig.place.written.count(path) == 2
+
+
+def test_times_are_those_of_the_confirmed_version(rig: Rig) -> None:
+    """Since 1970 in a status, whatever the link's clock counts from."""
+    rig.copier = Copier(rig.local, rig.copier.link, Retention(2), now=lambda: rig.clock.now + 5e8)
+    COPIERS.append(rig.copier)
+    name = rig.copy(1)
+    status = rig.copier.status()
+    confirmed_at = status.confirmed_at
+    assert confirmed_at is not None
+    assert confirmed_at == pytest.approx(5e8 + 1000.0, abs=60.0)
+    assert status.saved_at == rig.local.read(name).created_at()
+    rig.clock.now += 300.0
+    rig.settle()
+    assert rig.copier.status().confirmed_at == confirmed_at
+    rig.clock.now += 400.0  # it was looked at once more by now
+    rig.settle()
+    status = rig.copier.status()
+    assert status.confirmed_at == confirmed_at
+    assert status.present_at is not None
+    assert status.compared_at is not None
+    assert 5e8 + 1000.0 + 300.0 < status.compared_at <= status.present_at
+    assert status.changed_at == rig.clock.now + 5e8
+
+
+def test_after_an_error_is_over_nothing_is_left_of_it_in_the_status(rig: Rig) -> None:
+    """As soon as a file arrives, and not only when all have."""
+    save(rig.local, 1)
+    rig.place.fault = disconnected
+    rig.run_until(lambda: rig.copier.status().num_failures == 3)
+    rig.place.fault = lambda operation, path: None
+    rig.place.is_safe = lambda path: False
+    rig.run_until(lambda: bool(rig.place.written))
+    rig.copier.tick()
+    status = rig.copier.status()
+    assert (status.error, status.num_failures, status.advice) == (None, 0, None)
+    assert status.state in ("copying", "confirming")
+    assert not rig.copier.has_failed
+
+
+def test_evidence_takes_no_turn_from_a_version_that_is_not_confirmed_yet(rig: Rig) -> None:
+    rig.place.is_safe = lambda path: False
+    good = save(rig.local, 1)
+    rig.run_until(lambda: rig.copier.status().state == "doubtful" and bool(rig.manifests_written()))
+    rig.run_until(lambda: rig.copier.status().in_flight_step is None)
+    evidence = save(rig.local, 2, healthy=False)
+    rig.run_until(lambda: evidence in rig.remote.versions())
+    rig.place.is_safe = lambda path: True
+    rig.run_until(lambda: rig.copier.is_done)
+    assert rig.copier.status().confirmed_name == good
+
+
+@pytest.mark.parametrize("size_bytes", [None, 9])
+def test_a_manifest_that_seems_wrong_later_is_not_written_over_at_once(
+    rig: Rig, size_bytes: int | None
+) -> None:
+    """A mount may show a whole one as damaged for a while, and it is in use."""
+    name = rig.copy(1)
+    path = rig.remote.manifest_path(name)
+    whole = rig.place.files.files[path]
+    rig.place.files.files[path] = bytes(len(whole) if size_bytes is None else size_bytes)
+    rig.run_until(lambda: rig.copier.status().num_failures == 2)
+    assert rig.manifests_written() == [name]
+    rig.place.files.files[path] = whole
+    rig.run_until(lambda: rig.copier.is_done)
+    assert rig.manifests_written() == [name]
+    assert rig.copier.status().confirmed_name == name
+
+
+def test_objects_of_a_version_that_takes_hours_to_arrive_are_left_alone(rig: Rig) -> None:
+    rig.copy(2)
+    save(rig.local, 3)
+    before = len(rig.place.written)
+    rig.run_until(lambda: len(rig.place.written) > before)
+    arrived = rig.place.written[before]
+    began = rig.clock.now
+
+    def refuses(operation: str, path: Path) -> None:
+        if operation == "write" and path != arrived:
+            raise OSError(errno.EIO, "Input/output error")
+
+    rig.place.fault = refuses
+    rig.run_until(lambda: rig.clock.now - began > 4 * HOUR)
+    rig.place.fault = lambda operation, path: None
+    rig.run_until(lambda: rig.copier.is_done)
+    assert rig.place.removed == []
+    assert rig.place.written.count(arrived) == 1
+
+
+def test_a_copied_version_that_is_lost_there_is_no_reason_to_remove_an_older_one(
+    rig: Rig,
+) -> None:
+    names = [rig.copy(step) for step in (1, 2)]
+    manifest = rig.local.read(names[1])
+    pack = manifest.packs[manifest.tensors["model/w"].pack]
+    rig.local.manifest_path(names[1]).unlink()
+    rig.place.files.files[rig.remote.objects.path_of(pack.hash)] = b"cut"
+    rig.clock.now += HOUR / 4
+    rig.settle()
+    assert rig.copier.status().confirmed_name == names[0]
+    assert rig.copier.status().error is not None
+    names.append(rig.copy(3))
+    assert {*names} == {*rig.remote.versions()}
+    newest = rig.copy(4)
+    assert {*rig.remote.versions()} == {names[2], newest}
+
+
+def test_an_old_version_that_nobody_knows_and_that_shows_up_later_stays(rig: Rig) -> None:
+    names = [rig.copy(step) for step in (1, 2, 3)]
+    rig.copier.close()
+    (rig.local.root / FILE).unlink()
+    for name in rig.local.versions():
+        if name != names[2]:
+            rig.local.manifest_path(name).unlink()
+    path = rig.remote.manifest_path(names[0])
+    data = rig.place.files.files.pop(path, None) or b"?"
+    rig.copier = rig.new_copier()
+    rig.run_until(lambda: rig.copier.status().state != "starting")
+    rig.place.files.files[path] = data
+    rig.clock.now += HOUR
+    for step in (4, 5, 6):
+        newest = rig.copy(step)
+        rig.clock.now += HOUR
+    assert rig.copier.status().state == "idle"
+    assert names[0] in rig.remote.versions()
+    assert rig.copier.status().confirmed_name == newest

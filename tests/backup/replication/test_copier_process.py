@@ -10,15 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.retention import Retention, versions_to_keep
 from infrastructure.backup.format.store import Store
-from infrastructure.backup.replication import copier_client
+from infrastructure.backup.replication import copier_client, copier_process
 from infrastructure.backup.replication.copier_client import MANY_FAILURES, MODULE, CopierClient
-from infrastructure.backup.replication.copier_process import NICENESS, CopierSettings
+from infrastructure.backup.replication.copier_process import NICENESS, CopierSettings, StatusFile
 from infrastructure.backup.replication.status import BackupStatus, read_status, short_words
 from infrastructure.backup.run_backup import RunBackup
 from infrastructure.config.sections.backup_config import BackupConfig
@@ -132,6 +133,29 @@ def test_versions_are_confirmed_while_the_training_goes_on(rig: Rig) -> None:
     assert os.getsid(client.process_id) == client.process_id, "Ctrl-C is for the training"
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert os.getpriority(os.PRIO_PROCESS, client.process_id) == min(own + NICENESS, 19)
+
+
+def test_a_status_that_only_counts_on_is_written_now_and_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "backup.json"
+    file = StatusFile(path)
+
+    def shown(**facts: Any) -> tuple[str, int | None]:
+        file.show(BackupStatus(place="here", **facts))
+        status = read_status(path)
+        return status.state, status.done_bytes
+
+    monkeypatch.setattr(copier_process, "STATUS_SECONDS", 600.0)
+    assert shown(state="copying", done_bytes=1) == ("copying", 1)
+    assert shown(state="copying", done_bytes=2) == ("copying", 1), "not yet"
+    assert shown(state="confirming", done_bytes=3) == ("copying", 1), "not yet"
+    assert shown(state="idle", done_bytes=4) == ("idle", 4), "at once"
+    monkeypatch.setattr(copier_process, "STATUS_SECONDS", 0.0)
+    assert shown(state="idle", done_bytes=5) == ("idle", 5)
+    path.unlink()
+    file.show(BackupStatus(place="here", state="idle", done_bytes=5, changed_at=7.0))
+    assert not path.exists(), "it says nothing new"
 
 
 def test_it_finds_what_was_committed_without_a_message(rig: Rig) -> None:

@@ -286,3 +286,82 @@ def test_at_a_place_without_any_object_nothing_is_done(rig: Rig) -> None:
     rig.prune(listed=[])
     assert rig.pruning.unnamed_since == {}
     assert rig.place.removed == []
+
+
+def test_a_version_that_has_lost_a_file_is_no_reason_to_remove_an_older_one(rig: Rig) -> None:
+    names = [rig.save(step) for step in (1, 2, 3, 4)]
+    rig.pruning.doubted = {names[3]}
+    rig.prune()
+    assert rig.link.store.versions() == names[:0:-1]
+    rig.pruning.doubted = ()
+    rig.prune()
+    assert rig.link.store.versions() == names[:1:-1]
+    assert rig.pruning.confirmed.keys() == {*names[2:]}
+
+
+def test_evidence_is_no_reason_to_remove_what_can_be_resumed(rig: Rig) -> None:
+    names = [rig.save(step, healthy=step < 4) for step in (1, 2, 3, 4, 5)]
+    rig.prune()
+    assert rig.link.store.versions() == names[:0:-1]
+
+
+def test_what_is_spared_stays_with_its_objects(rig: Rig) -> None:
+    names = [rig.save(step) for step in (1, 2, 3, 4)]
+    versions = rig.link.store.versions
+    for _ in range(2):
+        list(rig.pruning.steps(versions(), (), {names[0]}))
+        assert versions() == [names[3], names[2], names[0]]
+        rig.clock.now += 3601.0
+    for name in versions():
+        rig.link.store.verify(rig.link.store.read(name))
+
+
+def test_the_best_stay_of_all_and_of_those_that_were_confirmed() -> None:
+    """The best of all was copied by an earlier session, and may be gone for all that is known."""
+    rig = Rig(keep_best=1)
+    names = [rig.save(1, score=0.1, is_confirmed=False)]
+    names += [
+        rig.save(step, score=score) for step, score in enumerate((0.7, 0.5, 0.9, 0.8, 0.6), 2)
+    ]
+    rig.prune()
+    assert rig.link.store.versions() == [names[5], names[4], names[2], names[0]]
+
+
+def test_the_best_is_the_best_on_the_rows_of_the_newest_score() -> None:
+    rig = Rig(keep_best=1)
+    names = []
+    for step, (score, rows) in enumerate(
+        ((0.1, "old"), (0.5, "new"), (0.4, "new"), (0.9, "new"), (0.8, "new")), 1
+    ):
+        weights = {"model/w": TensorBytes("U8", (1,), bytes([step]))}
+        name = rig.link.store.commit(weights, {"measured_on": rows}, step=step, score=score)
+        rig.pruning.confirmed[name] = rig.link.store.read(name)
+        names.append(name)
+    rig.prune()
+    assert rig.link.store.versions() == [names[4], names[3], names[2]]
+
+
+def test_at_another_place_nothing_is_removed(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [rig.save(step) for step in (1, 2, 3)]
+
+    def refuse() -> None:
+        raise OSError(errno.ENOTCONN, "not mounted")
+
+    monkeypatch.setattr(rig.place, "require_identity", refuse)
+    with pytest.raises(OSError, match="not mounted"):
+        rig.prune()
+    assert rig.link.store.versions() == names[::-1]
+
+
+@pytest.mark.parametrize("folder", ["versions", "objects"])
+def test_what_is_not_safe_at_the_place_replaces_nothing_in_a_pruning_by_hand(
+    link: RemoteSession, tmp_path: Path, folder: str
+) -> None:
+    names = [save(link.store, step) for step in range(1, 5)]
+    place = link.place
+    assert isinstance(place, MemoryPlace)
+    newest = {pack.hash for pack in link.store.read(names[3]).packs} | {names[3]}
+    place.is_safe = lambda path: folder not in path.parts or path.stem not in newest
+    prune_once(link, RETENTION, tmp_path / "unnamed.json")
+    shared = 4 if folder == "objects" else 3  # all versions have an object in common
+    assert len(link.store.versions()) == shared

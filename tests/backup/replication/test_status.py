@@ -7,11 +7,16 @@ from pathlib import Path
 import pytest
 
 from infrastructure.backup.replication.status import (
+    LOCK_SUFFIX,
+    STATES,
     BackupStatus,
     age_words,
+    live_status,
     read_status,
+    short_words,
     write_status,
 )
+from infrastructure.core.lock import Lock
 
 CONFIRMED = BackupStatus(
     place="drive:MyDrive/temper",
@@ -107,3 +112,63 @@ def test_when_the_training_has_ended_nothing_can_be_lost() -> None:
     ended = replace(CONFIRMED, state="finished")
     assert ended.possible_loss(9e9).seconds == 0.0
     assert "confirmed" in ended.possible_loss(9e9).text
+
+
+def test_what_is_safe_and_what_is_waited_for() -> None:
+    assert not CONFIRMED.is_safe
+    assert replace(CONFIRMED, newest_name="a").is_safe
+    assert not BackupStatus(state="idle").is_safe  # there is nothing yet
+    refused = replace(CONFIRMED, refused_name="r")
+    settled = {name: refused.is_settled(name) for name in ("a", "b", "r")}
+    assert settled == {"a": True, "b": False, "r": True}
+    looked = replace(CONFIRMED, last_look="mine")
+    assert [looked.has_looked(token) for token in ("", "mine", "other")] == [True, True, False]
+    for state in STATES:
+        ends = state in ("off", "fenced", "down")  # nobody will do it
+        assert replace(looked, state=state).has_looked("other") is ends
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_of_a_killed_copier_nothing_is_on_its_way(tmp_path: Path, state: str) -> None:
+    path = tmp_path / "backup.json"
+    status = replace(CONFIRMED, state=state, in_flight_folder="final")
+    write_status(path, status)
+    has_ended = state in ("unknown", "off", "finished", "left", "down")
+    lock = Lock(path.with_suffix(LOCK_SUFFIX))
+    lock.take()
+    try:
+        assert live_status(path) == status
+    finally:
+        lock.release()
+    gone = replace(status, state="gone", in_flight_step=None, in_flight_folder=None)
+    assert live_status(path) == (status if has_ended else gone)
+
+
+def test_a_short_line_names_the_step_and_the_age_of_what_is_safe() -> None:
+    assert short_words(CONFIRMED, 1055.0) == "backup: step 120, 55 s old"
+    assert short_words(replace(CONFIRMED, state="retrying"), 1055.0) == (
+        "backup: step 120, 55 s old, copying fails"
+    )
+    assert "fenced" in short_words(replace(CONFIRMED, state="fenced"), 0.0)
+    assert "nothing is copied" in short_words(replace(CONFIRMED, state="down"), 0.0)
+    assert "120" not in short_words(replace(CONFIRMED, saved_at=None), 0.0)
+
+
+def test_what_was_seen_has_both_times_and_how() -> None:
+    seen = replace(CONFIRMED, present_at=1050.0, compared_at=935.0, compared_by="checksum")
+    text = seen.seen(1055.0)
+    assert text is not None
+    assert [part in text for part in ("5 s ago", "2 min ago", "(checksum)")] == [True] * 3
+    for missing in ("present_at", "compared_at", "compared_by"):
+        assert replace(seen, **{missing: None}).seen(1055.0) is None
+
+
+def test_what_would_be_lost_is_the_age_of_what_was_saved() -> None:
+    assert CONFIRMED.possible_loss(900.0).seconds == 0.0  # of clocks that differ
+    assert replace(CONFIRMED, saved_at=None).possible_loss(1055.0).seconds is None
+    for state in ("doubtful", "fenced", "left", "gone", "down"):
+        assert STATES[state] in replace(CONFIRMED, state=state).possible_loss(1055.0).text
+    for state in ("doubtful", "fenced"):
+        assert BackupStatus(state=state).problem == STATES[state]
+    for state in ("idle", "gone", "left"):
+        assert BackupStatus(state=state).problem is None

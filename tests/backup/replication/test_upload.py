@@ -4,7 +4,7 @@ import contextlib
 import errno
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -12,6 +12,7 @@ import pytest
 
 from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.format.file_operations import Buffer, FileOperations
+from infrastructure.backup.format.objects import SLACK_BYTES
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.replication import upload as replication
@@ -20,6 +21,7 @@ from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.backup.replication.upload import (
     DOUBTFUL_SECONDS,
     LONGEST_WAIT_SECONDS,
+    NUM_LOOKS,
     PATIENCE_SECONDS,
     Upload,
     fetch_version,
@@ -73,6 +75,15 @@ def test_a_version_arrives_whole_and_its_manifest_last(store: Store) -> None:
     assert remote.newest() == (name, [])
     assert place.written[-1] == remote.manifest_path(name)
     assert len(place.written) == 4
+
+
+def test_what_was_done_is_counted(store: Store) -> None:
+    link = link_to(MemoryPlace())
+    one = upload(store, save(store, 1), link)
+    run(one)
+    assert (link.num_done, link.num_confirmed) == (4 + 4, 4)  # written, and confirmed
+    sizes = [pack.size_bytes for pack in one.manifest.packs]
+    assert one.done_bytes == one.total_bytes == sum(sizes)
 
 
 def test_what_the_place_has_is_not_written_again(store: Store) -> None:
@@ -232,6 +243,162 @@ def test_an_upload_that_got_lost_is_sent_again(store: Store) -> None:
     assert one.is_confirmed
     assert link.clock() - began > PATIENCE_SECONDS
     assert Store(Path(RUN), place).newest() == (name, [])
+
+
+def test_a_manifest_that_got_lost_is_sent_again(store: Store) -> None:
+    place = MemoryPlace()
+    place.is_safe = lambda path: path.parent.name != "versions" or place.written.count(path) == 2
+    link = link_to(place)
+    one = upload(store, name := save(store, 1), link)
+    run(one)
+    assert one.is_confirmed
+    assert place.written.count(link.store.manifest_path(name)) == 2
+    assert link.clock() > PATIENCE_SECONDS
+
+
+def test_a_manifest_that_is_cut_on_its_way_is_written_anew_at_once(store: Store) -> None:
+    place = MemoryPlace()
+    link = link_to(place)
+    one = upload(store, name := save(store, 1), link)
+    path = link.store.manifest_path(name)
+
+    def cut(operation: str, at: Path) -> None:
+        if operation == "confirm" and at == path and place.written.count(path) == 1:
+            place.files.files[path] = place.files.files[path][:20]
+
+    place.fault = cut
+    with pytest.raises(StorageError):
+        run(one)
+    run(one)
+    assert one.is_confirmed
+    assert Store(Path(RUN), place).newest() == (name, [])
+    assert link.clock() < DOUBTFUL_SECONDS
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_a_version_needs_its_objects_now_and_not_a_while_ago(store: Store, damage: str) -> None:
+    """They were confirmed for an earlier version, and what was confirmed may go."""
+    place = MemoryPlace()
+    link = link_to(place)
+    run(upload(store, save(store, 1), link))
+    frozen = place.written[0]
+    place.files.files[frozen] = place.files.files[frozen][:5]
+    if damage == "gone":
+        del place.files.files[frozen]
+    one = upload(store, name := save(store, 2), link)
+    run(one)
+    assert one.is_confirmed
+    assert Store(Path(RUN), place).newest() == (name, [])
+    assert place.written.count(frozen) == 2
+
+
+def test_what_was_confirmed_long_ago_and_is_not_now_has_time_to_come_back(store: Store) -> None:
+    place = MemoryPlace()
+    link = link_to(place)
+    run(upload(store, save(store, 1), link))
+    frozen = place.written[0]
+    link.clock.now += 10 * PATIENCE_SECONDS  # type: ignore[attr-defined]
+    back_at = link.clock() + PATIENCE_SECONDS / 4
+    place.is_safe = lambda path: path != frozen or link.clock() > back_at
+    one = upload(store, save(store, 2), link)
+    run(one)
+    assert one.is_confirmed
+    assert place.written.count(frozen) == 1
+
+
+class SlowPlace(MemoryPlace):
+    """Takes its time for each file, and loses the connection at some."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        super().__init__()
+        self.clock, self.seconds = clock, seconds
+        self.breaks_at = -1
+
+    def write(self, path: Path, buffers: Sequence[Buffer]) -> None:
+        pieces = list(buffers)
+        self.clock.now += self.seconds
+        if len(self.written) == self.breaks_at:
+            raise OSError(errno.EIO, "Input/output error")
+        super().write(path, pieces)
+
+
+def test_the_time_that_a_slow_line_takes_is_none_that_a_file_is_missing(store: Store) -> None:
+    clock = Clock()
+    place = SlowPlace(clock, 0.0)
+    link = RemoteSession(place, RUN, clock=clock)
+    weights = [{"model/w": TensorBytes("U8", (1,), byte)} for byte in (b"1", b"2")]
+    names = [store.commit(tensors, {}, step=1) for tensors in weights]
+    run(upload(store, names[0], link))
+    place.seconds, seen = 1.2 * PATIENCE_SECONDS, Counter[Path]()
+
+    def is_safe(path: Path) -> bool:
+        seen[path] += 1
+        return seen[path] > 3
+
+    place.is_safe = is_safe
+    one = upload(store, names[1], link)
+    run(one)
+    assert one.is_confirmed
+    assert len(place.written) == 2 + 2
+
+
+def test_what_was_broken_off_counts_no_more_as_done(store: Store) -> None:
+    clock = Clock()
+    place = SlowPlace(clock, 1.0)
+    link, done = RemoteSession(place, RUN, clock=clock), list[int]()
+    name = save(store, 1)
+    one = Upload(
+        store, name, link, before_manifest=nothing, on_piece=lambda: done.append(one.done_bytes)
+    )
+    OPEN.append(one)
+    place.breaks_at, place.is_safe = 1, lambda path: False
+    first, second, third = (pack.size_bytes for pack in one.manifest.packs)
+    with pytest.raises(OSError, match="Input/output"):
+        run(one)
+    assert done == [first, second]
+    assert one.done_bytes == 0  # nothing is confirmed
+    place.breaks_at, place.is_safe = -1, lambda path: True
+    run(one)
+    assert one.done_bytes == one.total_bytes == first + second + third
+
+
+def test_a_file_is_missing_when_no_look_of_several_shows_it(store: Store) -> None:
+    place = MemoryPlace()
+    link = link_to(place)
+    one = upload(store, name := save(store, 1), link)
+    run(one)
+    path, looks, hidden = link.store.manifest_path(name), list[str](), list[str]()
+
+    def hides(operation: str, at: Path) -> None:
+        looks.append(operation)
+        if hidden:
+            raise FileNotFoundError(errno.ENOENT, hidden.pop(), str(at))
+
+    place.fault = hides
+    for num_hidden, is_missing in ((NUM_LOOKS - 1, False), (NUM_LOOKS, True)):
+        looks.clear()
+        hidden += ["No such file"] * num_hidden
+        assert one.objects.stays_missing(path) is is_missing
+        assert looks == ["size"] * NUM_LOOKS
+
+
+def test_a_version_is_not_begun_that_the_disk_has_no_room_for(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, name = save(store, 1), save(store, 2)
+    local = Store(tmp_path / "elsewhere")
+    fetch_version(store, first, local, lambda done, total: None)
+    held = {pack.hash for pack in store.read(first).packs}
+    missing = sum(pack.size_bytes for pack in store.read(name).packs if pack.hash not in held)
+    for free_bytes in (SLACK_BYTES + missing - 1, SLACK_BYTES + missing):
+        monkeypatch.setattr(local.operations, "free_bytes", lambda path, free=free_bytes: free)
+        if free_bytes < SLACK_BYTES + missing:
+            with pytest.raises(StorageError):
+                fetch_version(store, name, local, lambda done, total: None)
+            assert {path.name for path in local.root.glob("objects/*/*")} == held
+        else:
+            fetch_version(store, name, local, lambda done, total: None)
+    assert local.newest() == (name, [])
 
 
 def test_what_is_in_use_and_seems_wrong_is_written_beside(store: Store) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.store import Store
+from infrastructure.backup.state import run_files
 from infrastructure.backup.state.run_files import PIECE_BYTES, read_run_files, restore_run_files
 from infrastructure.core.errors import CheckpointError
 
@@ -89,6 +90,68 @@ def test_a_hostile_name_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="file with the name"):
         restore_run_files(store, store.read(version), tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
+
+
+TAKEN = [
+    *("run.json", "before.json", "checks.json", "forecast.json", "quantum.json"),
+    *("comparison.json", "stackwise.json", "metrics.jsonl", "quarantine.jsonl", "metrics.csv"),
+    *("tokenizer/a.json", "tokenizer/chat_template.jinja", "tokenizer/merges.txt"),
+    *("tokenizer/tokenizer.model", "tokenizer/x-1.0+a.tiktoken"),
+    *("tensorboard/events.out.tfevents.1732.host.1.0", "logs/run.log", "logs/run.jsonl"),
+    *("logs/system/system.jsonl", "logs/system/errors.log"),
+]
+LEFT = [
+    *("summary.json", "report.html", "model.safetensors", "run.json.part", "a/run.json"),
+    *("tokenizer/tokenizer.py", "tokenizer/a/b.json", "tokenizer/.json", "logs/a/b/c.log"),
+    *("logs/system/system.json", "tensorboard/other", "lock", "logs/.hidden.log"),
+]
+
+
+def test_what_a_run_is_made_of_is_taken_and_nothing_else(tmp_path: Path) -> None:
+    for name in (*TAKEN, *LEFT):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "logs" / "linked.log").symlink_to(tmp_path / "run.json")
+    (tmp_path / "logs" / "folder.log").mkdir()
+    tensors = read_run_files(tmp_path)
+    assert {name: bytes(one.data).decode() for name, one in tensors.items()} == {
+        f"files/{name}@000000000": name for name in TAKEN
+    }
+
+
+def test_a_file_is_cut_into_pieces_and_too_large_a_one_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_files, "PIECE_BYTES", 10)
+    monkeypatch.setattr(run_files, "LARGEST_BYTES", 25)
+    content = bytes(range(26))
+    (tmp_path / "metrics.jsonl").write_bytes(content[:25])
+    (tmp_path / "metrics.csv").write_bytes(content)
+    (tmp_path / "quarantine.jsonl").write_bytes(content[:20])
+    assert {name: bytes(one.data) for name, one in read_run_files(tmp_path).items()} == {
+        "files/metrics.jsonl@000000000": content[:10],
+        "files/metrics.jsonl@000000010": content[10:20],
+        "files/metrics.jsonl@000000020": content[20:25],
+        "files/quarantine.jsonl@000000000": content[:10],
+        "files/quarantine.jsonl@000000010": content[10:20],
+    }
+
+
+def test_a_damaged_copy_is_named_and_the_others_come_back(run: Path, tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    store.commit(read_run_files(run), {}, step=1)
+    (run / "metrics.csv").write_text("step\n")
+    manifest = store.read(store.commit(read_run_files(run), {}, step=2))
+    pack = manifest.packs[manifest.tensors["files/metrics.csv@000000000"].pack]
+    store.objects.path_of(pack.hash).write_bytes(b"damaged")
+    lost = restore_run_files(Store(tmp_path / "store"), manifest, tmp_path / "copy")
+    missing = {*files_in(run)} - {*files_in(tmp_path / "copy")}
+    assert "metrics.csv" in missing
+    assert sorted(missing) == sorted([text.split()[0] for text in lost] + NOT_TAKEN)
+    assert (tmp_path / "copy" / "metrics.jsonl").read_bytes() == b"x" * (2 * PIECE_BYTES + 5)
+
+
+NOT_TAKEN = ["checkpoints/large", "lock", "training_args.bin"]
 
 
 def test_a_gap_is_refused(tmp_path: Path) -> None:

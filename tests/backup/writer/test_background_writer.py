@@ -83,6 +83,23 @@ def test_larger_and_smaller_states(writer: BackgroundWriter) -> None:
         assert set(dict(store.load(store.read(name)))) == set(tensors)
 
 
+def test_as_many_tensors_of_other_sizes_and_names(writer: BackgroundWriter) -> None:
+    """Of each version every byte is compared, where the ones before it lay elsewhere."""
+    for number, (names, sizes) in enumerate(
+        [("abc", (16, 8, 4)), ("abc", (4, 8, 16)), ("abc", (4, 8, 17)), ("abd", (4, 8, 17))], 1
+    ):
+        state = {
+            f"model/{name}": TensorBytes("U8", (size,), bytes(range(number, number + size)))
+            for name, size in zip(names, sizes, strict=True)
+        }
+        writer.begin(state, {}, step=number)
+        version = writer.collect(wait=True)
+        assert version is not None
+        store = Store(writer.root)
+        loaded = {key: bytes(one.data) for key, one in store.load(store.read(version))}
+        assert loaded == {key: bytes(one.data) for key, one in state.items()}
+
+
 def test_a_commit_is_reported_when_it_is_done_and_not_before(writer: BackgroundWriter) -> None:
     begin(writer, 1)
     first = writer.collect(wait=True)

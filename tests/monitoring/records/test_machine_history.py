@@ -72,6 +72,20 @@ def test_a_monitor_that_seldom_looks_has_no_pauses() -> None:
     assert not history.pauses
 
 
+@pytest.mark.parametrize(
+    ("interval", "gap", "num_pauses"),
+    [(2, 60, 0), (2, 61, 1), (10, 100, 0), (10, 101, 1)],
+    ids=["a minute", "longer than a minute", "ten intervals", "longer than ten intervals"],
+)
+def test_a_pause_is_longer_than_a_minute_and_than_ten_intervals(
+    interval: int, gap: int, num_pauses: int
+) -> None:
+    history = MachineHistory()
+    times = [0, interval, 2 * interval, 2 * interval + gap]
+    take(history, [{**sample(0), "time": float(time)} for time in times])
+    assert list(history.pauses) == [(times[-2], times[-1])] * num_pauses
+
+
 def test_each_card_has_its_own_curve() -> None:
     history = MachineHistory()
     cards = [GPU, {**GPU, "index": 1, "utilization_percent": 12.0}]
@@ -89,3 +103,56 @@ def test_odd_samples_are_left_out_and_nothing_always_zero_is_drawn() -> None:
     assert "Processor load, %" not in [chart.title for chart in charts_of(history)]
     assert [meter["name"] for meter in history.meters()] == ["processor", "memory"]
     assert len(history.points["cpu_percent"].kept) == 1
+
+
+def test_the_table_has_what_all_samples_come_to() -> None:
+    history = MachineHistory()
+    cards = [GPU, {**GPU, "index": 1, "temperature_celsius": 40.0}]
+    for ago, load in ((20, 10.0), (10, 40.0), (0, 25.0)):
+        take(history, [sample(ago, cpu_percent=load, gpus=cards, backup_age_seconds=90.0)])
+    moment = history.last["time"]
+    for share, seconds in ((0.25, 2.0), (0.5, 4.0)):
+        numbers = {"time": moment, "model_flops_utilization": share, "seconds_per_step": seconds}
+        history.add_performance({**numbers, "name": "x"})
+    history.add_performance({"seconds_per_step": 1e9})  # nobody knows when that was
+    rows = {title: values for title, *values in history.rows()}
+    mean, _, most, last = rows["Processor load"]
+    assert (mean, most, last) == ("25.0 %", "40.0 %", "25.0 %")
+    assert rows["GPU temperature"] == ["71 °C"] * 4
+    assert rows["GPU temperature, card 1"] == ["40 °C"] * 4
+    assert rows["Age of the newest copy"][0].startswith("1 min 30")
+    assert rows["Share of the computing power used"][0] == "37.5 %"
+    assert rows["Time of a step, by sample"][-1].startswith("4")
+    assert "Disk, written" not in rows, "what was always zero says nothing"
+    assert history.curves["model_flops_percent"] == [(moment, 25.0), (moment, 50.0)]
+
+
+def test_each_pause_is_left_out_once() -> None:
+    history, hour = MachineHistory(), 3600.0
+    for begin in (4 * hour, 2 * hour, 0.0):  # three sessions of a minute
+        take(history, [sample(begin + ago) for ago in range(60, -1, -2)])
+    assert len(history.pauses) == 2
+    moments = [moment for moment, _ in history.curves["gpu_memory_used_bytes"]]
+    assert moments[-1] - moments[0] == pytest.approx(180, abs=2)
+    assert max(b - a for a, b in pairwise(moments)) == pytest.approx(2, abs=1)
+
+
+def test_a_clock_that_is_set_back_lets_no_curve_run_backwards() -> None:
+    history = MachineHistory()
+    first = sample(0)["time"]
+    for moment in (0, 2, 4, -96, -94):
+        history.add({**sample(0), "time": first + moment})
+    times = [moment - first for moment, _ in history.points["gpu_memory_used_bytes"].kept]
+    assert times == [0, 2, 4, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("used", "level"), [(85, "fine"), (86, "high"), (95, "high"), (96, "full"), (120, "full")]
+)
+def test_a_memory_that_is_nearly_full_looks_so(used: int, level: str) -> None:
+    history = MachineHistory()
+    sizes = {"memory_used_bytes": used << 30, "memory_total_bytes": 100 << 30}
+    history.add({**sample(0), **sizes, "cpu_percent": 250.0})
+    processor, memory = history.meters()[:2]
+    assert (memory["level"], memory["share"]) == (level, min(1.0, used / 100))
+    assert (processor["share"], processor["level"]) == (1.0, "fine")

@@ -12,8 +12,13 @@ from infrastructure.monitoring.records.run_list import (
     RUN_FILE,
     NoSuchRunError,
     find_run_path,
+    finished_model,
+    is_of_a_script,
     model_of_run,
+    moment_of,
+    names_version,
     naming_runs,
+    run_folders,
     run_named,
     run_or_model,
     runs_in,
@@ -107,6 +112,62 @@ def test_a_version_is_what_stands_behind_the_last_at_sign() -> None:
     assert split_version("/mnt/me@host/runs/a@best") == ("/mnt/me@host/runs/a", "best")
     for name in ("", "a", "a@", "/mnt/me@host/runs/a"):
         assert split_version(name) == (name, None)
+    assert split_version("runs/a/checkpoint-120") == ("runs/a", "120")
+    whole = "000000000120-sha256-ab"
+    assert split_version(f"runs/a/checkpoints/versions/{whole}.json") == ("runs/a", whole)
+    for name in ("runs/a/checkpoint-x", f"runs/a/other/{whole}.json", f"a/versions/{whole}"):
+        assert split_version(name) == (name, None)
+
+
+def test_a_name_of_a_version_is_none_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "a@b").mkdir()
+    names = (f"{tmp_path}/a@b", f"{tmp_path}/a@c", "a")
+    assert [names_version(name) for name in names] == [False, True, False]
+
+
+def test_a_run_that_has_lost_its_record_is_still_there(tmp_path: Path) -> None:
+    whole = write_run(tmp_path, "20260102-030405-b")
+    lost = tmp_path / "20260101-030405-a"
+    for run in (lost, whole):
+        (run / "checkpoints/versions").mkdir(parents=True)
+    (tmp_path / "notes/checkpoints").mkdir(parents=True)
+    assert run_folders(tmp_path) == [lost, whole]
+    assert runs_in(tmp_path) == [whole]
+    assert run_folders(tmp_path / "nothing") == []
+
+
+def test_runs_of_one_second_are_in_the_order_of_its_parts(tmp_path: Path) -> None:
+    names = ["20260101-120000-z-0001", "20260101-120000-a-00ff", "20260101-120000-m-ff00"]
+    runs = [write_run(tmp_path, name) for name in reversed(names)]
+    assert runs_in(tmp_path) == [*reversed(runs)]
+    assert find_run_path(None, tmp_path) == runs[0].resolve()
+    moment = time.mktime((2026, 1, 1, 12, 0, 0, 0, 0, -1))
+    assert moment_of(moment + 0.5) == ("20260101-120000", "8000")
+
+
+def test_the_model_of_a_run_is_its_final_one_or_the_run(tmp_path: Path) -> None:
+    run = write_run(tmp_path, "20260101-120000-mine-00ff")
+    assert model_of_run(run.name, tmp_path) == str(run)
+    (run / "final").mkdir()
+    assert model_of_run(run.name, tmp_path) == str(run / "final")
+    assert model_of_run("mine-00ff", tmp_path) == str(run / "final")
+    newer = write_run(tmp_path, "20260102-120000-mine-00ff")
+    assert model_of_run("mine-00ff", tmp_path) == str(newer)
+    assert finished_model(f"{tmp_path}/final") == str(run / "final"), "the newest finished one"
+    assert finished_model(f"{tmp_path}/other") == f"{tmp_path}/other"
+    assert run_or_model(f"{tmp_path}/final", tmp_path) == str(run / "final")
+
+
+@pytest.mark.parametrize(
+    ("record", "is_script"),
+    [
+        ({"trainer": {}}, True),
+        ({"trainer": {}, "configuration": {}}, False),
+        ({"configuration": {}}, False),
+    ],
+)
+def test_a_run_of_a_script_has_no_configuration(record: dict[str, object], is_script: bool) -> None:
+    assert is_of_a_script(record) is is_script
 
 
 def test_a_wrong_letter_is_answered_with_the_run_that_was_meant(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from infrastructure.monitoring.records import run_owner
 from infrastructure.monitoring.records.run_owner import (
     HOLDER_FILE,
     announce_stop,
     leave_trainer,
     read_trainer,
+    take_announced_stop,
     was_stopped,
     write_trainer,
 )
@@ -90,3 +92,30 @@ def test_a_record_without_content_is_nobody(tmp_path: Path, text: str | None) ->
     if text is not None:
         (tmp_path / HOLDER_FILE).write_text(text)
     assert read_trainer(tmp_path) is None
+
+
+def test_a_stop_that_was_announced_is_of_one_process_and_of_one_signal(tmp_path: Path) -> None:
+    assert not take_announced_stop(tmp_path)
+    announce_stop(tmp_path, os.getpid() + 1)
+    assert not take_announced_stop(tmp_path)
+    announce_stop(tmp_path, os.getpid())
+    assert take_announced_stop(tmp_path)
+    assert not take_announced_stop(tmp_path), "the next signal is another's"
+    announce_stop(tmp_path / "gone", os.getpid())  # a disk that refuses
+    assert not take_announced_stop(tmp_path / "gone")
+
+
+@pytest.mark.parametrize(
+    ("words", "trains"),
+    [
+        ("python -m temper train rows.jsonl", True),
+        ("python -m infrastructure train-resume", True),
+        ("/usr/bin/python /home/me/bin/temper train", True),
+        ("python -m temper watch train", False),
+        ("python -m other train", False),
+        ("vim a b c temper train", False),
+        ("", False),
+    ],
+)
+def test_a_training_is_known_by_its_command(words: str, trains: bool) -> None:
+    assert run_owner._trains(words.split()) is trains

@@ -59,6 +59,18 @@ def test_the_same_seed_gives_the_same_answer_and_another_one_another_search() ->
     assert (first, infos[0]["num_steps"]) != (other, infos[2]["num_steps"])
 
 
+@pytest.mark.parametrize("factor", [2.0**-12, 2.0**12])
+def test_the_same_problem_in_other_units_is_searched_in_the_same_way(factor: float) -> None:
+    bqm = random_model(150, 4)
+    scaled = bqm.copy()
+    scaled.scale(factor)
+    one, other = (DenseAnnealer().sample(b, num_reads=2, seed=3) for b in (bqm, scaled))
+    assert other.info["num_steps"] == one.info["num_steps"]
+    energies = [energy * factor for energy in one.info["read_energies"]]
+    assert other.info["read_energies"] == pytest.approx(energies, rel=1e-6)
+    assert other.first.sample == one.first.sample
+
+
 def test_a_warm_start_is_never_made_worse() -> None:
     bqm = random_model(40, 2)
     best = DenseAnnealer().sample(bqm, num_reads=3, seed=0).first

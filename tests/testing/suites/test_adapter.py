@@ -142,6 +142,32 @@ class IsNoJson(StandardModelAdapter):
         return {"name": "mine", "shape": (1, 2)}
 
 
+class HardlyLearnsOneWeight(StandardModelAdapter):
+    """Sound: what a split batch rounds otherwise is little of what is learnt, though it is much of
+    the gradient of this weight."""
+
+    def initialize_model(self) -> torch.nn.Module:
+        model = super().initialize_model()
+        next(model.parameters()).register_hook(lambda gradient: 1e-9 * gradient)
+        return model
+
+    def compute_loss(self, model: torch.nn.Module, batch: Batch) -> LossOutput:
+        loss, count = vars(super().compute_loss(model, batch)).values()
+        total = [*model.parameters()][-1].sum()
+        rounded = 1e-3 if count > 40 else 0.0
+        return LossOutput(loss + rounded * (total - total.detach()), count)
+
+
+def test_rounding_in_a_weight_that_hardly_learns_is_no_defect(tmp_path: Path) -> None:
+    class Suite(ModelAdapterSuite):
+        def make(self, folder: Path) -> ModelAdapter:
+            training = TrainingConfig(mixed_precision=False)
+            adapter = HardlyLearnsOneWeight(ModelConfig(embedded=MODEL), training, CPU)
+            return with_data(adapter, folder)
+
+    assert failure(Suite(), "test_a_split_batch_has_the_same_gradient", tmp_path) is None
+
+
 DEFECTS: list[tuple[type[StandardModelAdapter], str, str]] = [
     (IgnoresTheMask, "test_what_is_masked_is_not_learnt", "masked items are counted"),
     (GivesMeans, "test_a_loss_is_a_sum_over_items", "give a sum over items, not a mean"),

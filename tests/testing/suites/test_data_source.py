@@ -113,6 +113,27 @@ class ShufflesBatches(Sound):
             yield batches[int(index)]
 
 
+class BeginsAgainAtTheEnd(Sound):
+    def train_batches(self, epoch: int, start_example: int, batch_size: int) -> Batches:
+        yield from super().train_batches(epoch, start_example % self.num_examples, batch_size)
+
+
+class HasNoBatchLargerThanItself(Sound):
+    """As with a loader that drops what fills no batch."""
+
+    def train_batches(self, epoch: int, start_example: int, batch_size: int) -> Batches:
+        if batch_size <= self.num_examples:
+            yield from super().train_batches(epoch, start_example, batch_size)
+
+
+class JoinsAShortLastBatch(Sound):
+    def train_batches(self, epoch: int, start_example: int, batch_size: int) -> Batches:
+        batches = [*super().train_batches(epoch, start_example, batch_size)]
+        if len(batches) > 1 and len(batches[-1]) == 1:
+            batches[-2:] = [[*batches[-2], *batches[-1]]]
+        yield from batches
+
+
 class DropsLast(Sound):
     def train_batches(self, epoch: int, start_example: int, batch_size: int) -> Batches:
         for batch in super().train_batches(epoch, start_example, batch_size):
@@ -160,6 +181,9 @@ DEFECTS: list[tuple[Callable[[int], Sound], str, str]] = [
     (RowsChangeOrder, "test_the_order_is_that_of_seed_and_epoch_alone", "another order"),
     (OrderOfTheHistory, "test_the_order_is_that_of_seed_and_epoch_alone", "another one was read"),
     (BeginsAnew, "test_an_epoch_goes_on_where_it_was_left", "from example 1 on"),
+    (BeginsAgainAtTheEnd, "test_an_epoch_goes_on_where_it_was_left", "from example 22 on"),
+    (HasNoBatchLargerThanItself, "test_the_batch_size_changes_no_order", "in batches of 23"),
+    (JoinsAShortLastBatch, "test_the_batch_size_changes_no_order", "the last batch of 1 has 2"),
     (ShufflesBatches, "test_the_batch_size_changes_no_order", "in batches of"),
     (DropsLast, "test_an_epoch_has_as_many_examples_as_its_length", "num_examples is 22"),
     (LosesExamples, "test_every_epoch_holds_the_same_examples", "lost examples"),

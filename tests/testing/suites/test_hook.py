@@ -13,7 +13,7 @@ from infrastructure.monitoring.training_monitor import TrainingMonitor
 from infrastructure.testing.suites.hook import HookSuite
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.state import TrainingState
-from infrastructure.training.extensions.extension_hooks import Extension, Hook, Observer
+from infrastructure.training.extensions.extension_hooks import Event, Extension, Hook, Observer
 from infrastructure.training.metrics.metrics_logger import MetricsLogger
 from infrastructure.training.metrics.progress import Progress
 from infrastructure.training.metrics.sinks import make_sinks
@@ -216,6 +216,22 @@ def test_a_defect_is_seen(kind: type[Hook], test: str, sentence: str, tmp_path: 
     message = failure(Suite(), test, tmp_path)
     assert message is not None
     assert sentence in message
+
+
+@pytest.mark.parametrize("event", [event for event in Event if event is not Event.ERROR])
+def test_a_change_in_any_event_is_seen(event: Event, tmp_path: Path) -> None:
+    def change(state: TrainingState) -> None:
+        torch.rand(1)
+
+    class Suite(HookSuite):
+        def make(self, folder: Path) -> Hook:
+            hook = Counts()
+            setattr(hook, event.value, change)
+            return hook
+
+    message = failure(Suite(), "test_an_observer_changes_nothing", tmp_path)
+    assert message is not None
+    assert f"in {event.value} it changes random numbers" in message
 
 
 def test_each_test_has_a_defect_that_it_sees() -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from infrastructure.backup.format.manifest import COPIED_APART
+from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.retention import Retention
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.run.checkpoint_paths import (
     by_step,
     is_checkpoint,
@@ -17,8 +19,11 @@ from infrastructure.run.checkpoint_paths import (
 from infrastructure.training.checkpoints import checkpoint_manager
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
+    as_bytes,
     load_checkpoint,
+    load_values,
 )
+from infrastructure.training.checkpoints.chunked_version import KEY
 from infrastructure.training.checkpoints.snapshot import Snapshot
 
 
@@ -193,3 +198,109 @@ def test_compressed_checkpoints_are_smaller_and_the_same(
         objects = (directory / "objects").rglob("*")
         sizes[compress] = sum(path.stat().st_size for path in objects if path.is_file())
     assert sizes[True] < 0.8 * sizes[False]
+
+
+@pytest.mark.parametrize("least_bytes", [0, 1 << 20])
+def test_facts_and_rotation_of_versions_are_the_same_wherever_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, least_bytes: int
+) -> None:
+    monkeypatch.setattr(checkpoint_manager, "BACKGROUND_BYTES", least_bytes)
+    manager = CheckpointManager(tmp_path, Retention(3))
+    try:
+        for step in range(1, 6):
+            manager.begin(snapshot(step), kind="manual", score=float(step))
+        manager.begin(snapshot(6), kind="emergency", healthy=False)
+    finally:
+        manager.close()
+    manifests = [manager.store.read(path.stem) for path in manager.checkpoints()]
+    assert [(m.step, m.kind, m.score, m.healthy) for m in manifests] == [
+        (3, "manual", 3.0, True),
+        (4, "manual", 4.0, True),
+        (5, "manual", 5.0, True),
+        (6, "emergency", None, False),
+    ]
+    assert [manager.is_healthy(path) for path in manager.checkpoints()] == [True, True, True, False]
+    assert step_of(manager.newest()) == 5
+
+
+RUN_FILE = {"files/run.json": TensorBytes("U8", (2,), b"{}")}
+
+
+def test_a_checkpoint_that_comes_in_parts_is_whole_and_rotated(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path, Retention(2), lambda: RUN_FILE)
+    for step in (1, 2, 3):
+        saved = snapshot(step)
+        parts = manager.write_by_parts(saved.values, kind="manual", score=step / 2)
+        for group, tensors in saved.tensors.items():
+            parts.add(as_bytes({f"{group}/{name}": one for name, one in tensors.items()}))
+            parts.add({})
+        assert steps(manager) == list(range(max(1, step - 2), step)), "not before it is whole"
+        parts.commit()
+        assert [step_of(path) for path in manager.collect()] == [step]
+    assert steps(manager) == [2, 3]
+    newest = manager.newest()
+    manifest = manager.store.read(newest.stem)
+    assert (manifest.kind, manifest.score) == ("manual", 1.5)
+    assert manifest.tensors.keys() >= RUN_FILE.keys()
+    loaded = load_checkpoint(newest)
+    assert loaded.tensors.keys() == saved.tensors.keys()
+    for group, tensors in saved.tensors.items():
+        for name, tensor in tensors.items():
+            assert torch.equal(loaded.tensors[group][name], tensor)
+
+
+def test_a_part_that_the_disk_refuses_makes_no_version_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = CheckpointManager(tmp_path)
+    good = manager.save(snapshot(1))
+    parts = manager.write_by_parts({"step": 2})
+    with monkeypatch.context() as patch:
+
+        def refuse(tensors: object) -> None:
+            raise StorageError("the disk is full")
+
+        patch.setattr(manager.store, "place", refuse)
+        parts.add(as_bytes({"model/a": torch.ones(1)}))
+    parts.add(as_bytes({"model/b": torch.ones(1)}))  # whoever brings the parts brings them all
+    with pytest.raises(StorageError):
+        parts.commit()
+    assert (manager.collect(), manager.checkpoints()) == ([], [good])
+    manager.save(snapshot(3))
+    assert steps(manager) == [1, 3]
+
+
+@pytest.mark.parametrize("by_parts", [False, True])
+def test_what_a_killed_writer_has_left_goes_with_the_next_version(
+    tmp_path: Path, by_parts: bool
+) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save(snapshot(1))
+    half_written = tmp_path / "tmp" / "half-written"
+    half_written.parent.mkdir(exist_ok=True)
+    half_written.touch()
+    if by_parts:
+        manager.write_by_parts({"step": 3}).commit()
+    else:
+        manager.save(snapshot(3))
+    assert steps(manager) == [1, 3]
+    assert not half_written.exists()
+
+
+def test_files_of_the_run_that_cannot_be_read_cost_no_version(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> dict[str, TensorBytes]:
+        raise OSError("it is away")
+
+    version = CheckpointManager(tmp_path, run_files=refuse).save(snapshot(1))
+    assert "it is away" in caplog.text
+    verify(version)
+    assert load_checkpoint(version).tensors.keys() == snapshot(1).tensors.keys()
+
+
+def test_where_the_tensors_lie_is_no_value_of_the_training(tmp_path: Path) -> None:
+    saved = snapshot(1)
+    values = {**saved.values, "loss": 2.5}
+    saved.values |= {"loss": 2.5, KEY: {"tensors": {}}, COPIED_APART: True}
+    assert load_values(CheckpointManager(tmp_path).save(saved)).values == values

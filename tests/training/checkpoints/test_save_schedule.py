@@ -12,6 +12,7 @@ from infrastructure.training.checkpoints.save_schedule import (
     SHORTEST_SECONDS,
     SaveSchedule,
 )
+from infrastructure.training.core.state import StopReason
 
 
 class Clock:
@@ -195,3 +196,25 @@ def test_a_save_needs_no_request(clock: Clock, tmp_path: Path) -> None:
     schedule.note_save(1, 0.1)
     clock.now += 30
     assert schedule.kind_due(2) == "scheduled"
+
+
+@pytest.mark.parametrize(
+    ("reason", "left_seconds", "expected"),
+    [
+        (StopReason.DEADLINE, 300, 300),
+        (StopReason.DEADLINE, 10, 25),
+        (StopReason.SIGNAL, 300, 25),
+        (StopReason.COMMAND, 300, 25),
+        (None, 300, 25),
+    ],
+)
+def test_before_a_deadline_the_copies_have_the_time_that_is_left(
+    clock: Clock, reason: StopReason | None, left_seconds: float, expected: float
+) -> None:
+    schedule = SaveSchedule(None, deadline_seconds=1000, clock=clock)
+    clock.now += 1000 - left_seconds
+    assert schedule.seconds_to_copy(reason, 25) == expected
+
+
+def test_without_a_deadline_copies_have_the_patience_of_a_signal(clock: Clock) -> None:
+    assert SaveSchedule(None, clock=clock).seconds_to_copy(StopReason.SIGNAL, 25) == 25

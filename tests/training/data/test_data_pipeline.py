@@ -1,6 +1,7 @@
 """DataPipeline on real files with real tokenizers: order, starts, cache, modes, refusals."""
 
 import gc
+import json
 import os
 import threading
 from collections import Counter
@@ -225,6 +226,46 @@ def test_prompts_are_made_as_in_training(data: Path, cache: Path) -> None:
     assert len(few) == 3
 
 
+def test_questions_are_put_with_the_tools_and_options_of_their_rows(
+    tmp_path: Path, cache: Path
+) -> None:
+    template = (
+        "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+        "{{ mood }}" + CHATML
+    )
+    tools = [{"type": "function", "function": {"name": "add", "description": "Adds."}}]
+    more = ({"tools": tools}, {"chat_template_kwargs": {"mood": "calm"}}, {})
+    rows = [{**row, **more[n % 3]} for n, row in enumerate(pairs(30))]
+    data = write_jsonl(tmp_path / "rows.jsonl", rows)
+    prepared = pipeline(data, cache, byte_level_tokenizer(template), validation_split=0.4)
+    shown = []
+    [examples] = prepared.evaluation_batches(30)
+    for question, example in zip(prepared.questions(), examples, strict=True):
+        start = int(np.flatnonzero(example.supervised)[0])
+        assert question.prompt_ids == example.input_ids[:start].tolist()
+        text = prepared.tokenizer.decode(question.prompt_ids)
+        shown.append(("Adds." in text, text.startswith("calm")))
+    assert {*shown} == {(True, False), (False, True), (False, False)}
+
+
+def test_a_file_that_is_read_in_another_encoding_is_prepared_anew(
+    tmp_path: Path, cache: Path
+) -> None:
+    data = tmp_path / "rows.jsonl"
+    rows = [
+        json.dumps({**row, "answer": f"Grüße {n}"}, ensure_ascii=False)
+        for n, row in enumerate(pairs(20))
+    ]
+    data.write_bytes("\n".join(rows).encode("cp1252"))
+    wrong, right, again = (
+        " ".join(epoch(pipeline(data, cache, encoding=encoding, validation_split=0)))
+        for encoding in ("cp1251", "cp1252", "cp1251")
+    )
+    assert "Grüße" not in wrong
+    assert right.count("Grüße") == 20
+    assert again == wrong
+
+
 def test_groups_are_balanced(tmp_path: Path, cache: Path) -> None:
     rows = [{**row, "task": "rare" if i % 10 == 0 else "common"} for i, row in enumerate(pairs(90))]
     data = write_jsonl(tmp_path / "a.jsonl", rows)
@@ -232,6 +273,12 @@ def test_groups_are_balanced(tmp_path: Path, cache: Path) -> None:
         prepared = pipeline(data, cache, balance_by="task", validation_split=0, **settings)
         shares = Counter("rare" if _number(t) % 10 == 0 else "common" for t in epoch(prepared))
         assert shares == {"rare": 45, "common": 45}
+    beside = write_jsonl(tmp_path / "beside.jsonl", pairs(13, start=200))
+    for held in ({"validation_split": 0.3}, {"eval_path": str(beside)}):
+        prepared = pipeline(data, cache, balance_by="task", **held)
+        shares = Counter("rare" if _number(t) % 10 == 0 else "common" for t in epoch(prepared))
+        assert shares["rare"] + shares["common"] == prepared.num_examples
+        assert abs(shares["rare"] - shares["common"]) <= 1
     with pytest.raises(ValueError, match=r"data\.balance_by draws .*data\.streaming cannot"):
         pipeline(data, cache, balance_by="task", streaming=True).prepare()
     with pytest.raises(ValueError, match=r"data\.balance_by: unknown column 'tusk'.*'task'"):

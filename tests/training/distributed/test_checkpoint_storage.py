@@ -11,10 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 
-from infrastructure.backup.format.manifest import Manifest
+from infrastructure.backup.format.manifest import Manifest, SaveKind
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.retention import Retention
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.run_backup import RunBackup
+from infrastructure.backup.state.optimizer_state import split_optimizer
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
@@ -27,7 +31,7 @@ from infrastructure.training.distributed.checkpoint_storage import (
     save_together,
     way_apart,
 )
-from infrastructure.training.distributed.group import JoinedGroup
+from infrastructure.training.distributed.group import ALONE, JoinedGroup
 from infrastructure.training.distributed.shard import mesh_of, shard_model
 from tests.faults.pickle_scan import files_with_pickles
 from tests.forks import forked_python
@@ -148,6 +152,46 @@ def test_each_machine_copies_what_it_holds_where_none_sees_the_disk_of_another(
     copies = {path.name for path in (remote.root / "objects").glob("*/*")}
     assert copies == manifest.copied_apart
     assert remote.versions() == []  # which rank 0's copier writes, when all is there
+
+
+def save_and_load(group: JoinedGroup, folder: str) -> bool:
+    """A sharded weight whose rows are uneven, a buffer and an optimizer whose step is a number."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.BatchNorm1d(5))
+    shard_model(model, mesh_of(group))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(3, 6)).square().sum().backward()
+    optimizer.step()
+    held, _ = split_optimizer(optimizer.state_dict())
+    tensors = {"model": dict(model.state_dict()), "optimizer": held}
+    manager = CheckpointManager(Path(folder)) if group.is_first else None
+    save_together(group, manager, Snapshot(tensors, {"step": 1}), model)
+    newest = None if manager is None else manager.newest()
+    loaded = load_together(group, newest, model, optimizer).tensors
+    kinds = {isinstance(tensor, DTensor) for each in tensors.values() for tensor in each.values()}
+    return kinds == {True, False} and all(
+        loaded[name].keys() == each.keys()
+        and all(
+            isinstance(loaded[name][key], DTensor) is isinstance(tensor, DTensor)
+            and loaded[name][key].dtype is tensor.dtype
+            and torch.equal(own_part(loaded[name][key]), own_part(tensor))
+            for key, tensor in each.items()
+        )
+        for name, each in tensors.items()
+    )
+
+
+def own_part(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@pytest.mark.parametrize("is_gathered", [True, False])
+def test_each_rank_gets_back_its_part_and_all_of_what_is_not_spread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_gathered: bool
+) -> None:
+    monkeypatch.setattr(checkpoint_storage, "is_gathered", lambda *_: is_gathered)
+    ranks = start_ranks(3, functools.partial(save_and_load, folder=str(tmp_path)))
+    assert results_of(ranks) == [True, True, True]
 
 
 def save_on_full_disks(group: JoinedGroup, folder: str) -> list[str]:
@@ -277,3 +321,82 @@ def test_a_hostile_description_is_refused(tmp_path: Path, described: object) -> 
     values = {KEY: described} if described is not None else {}
     with pytest.raises(CheckpointError, match=r"distributed|several processes"):
         load_whole(store, replace(manifest, values=values))
+
+
+def plain_model(value: float = 0.0) -> torch.nn.Linear:
+    model = torch.nn.Linear(3, 2)
+    with torch.no_grad():
+        model.weight.copy_(torch.arange(6.0).view(2, 3) + value)
+        model.bias.fill_(value)
+    return model
+
+
+@pytest.mark.parametrize("way", ["gathered", "by all ranks", "by parts"])
+def test_whichever_way_it_is_written_a_version_holds_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """Kind, score, files and rotation included; `by all ranks` and `by parts` of no group."""
+    if way != "gathered":
+        monkeypatch.setattr(checkpoint_storage, "GATHERED_BYTES", 0)
+        monkeypatch.setattr(checkpoint_storage, "GATHERED_SHARE", 0)
+    if way == "by parts":
+        monkeypatch.setattr(checkpoint_storage, "seen_by", lambda *_: (True, False))
+        monkeypatch.setattr(checkpoint_storage, "PIECE_BYTES", 20)  # three pieces of what follows
+    note = TensorBytes("U8", (2,), b"hi")
+    manager = CheckpointManager(
+        tmp_path / "run/checkpoints", Retention(2), run_files=lambda: {"files/note": note}
+    )
+    model = plain_model()
+    momentum = {f"0/{name}": torch.full((2,), float(n)) for n, name in enumerate("abc")}
+    facts = {"kind": SaveKind.STOPPED, "healthy": True, "score": 0.25}
+    for step in (1, 2, 3):
+        tensors = {"model": dict(plain_model(step).named_parameters()), "optimizer": momentum}
+        snapshot = Snapshot(tensors, {"step": step, "loop": {"seen": step}})  # type: ignore[dict-item]
+        save_together(ALONE, manager, snapshot, model, **facts)  # type: ignore[arg-type]
+    newest = manager.collect(wait=True)[-1]
+    store = manager.store
+    assert [store.read(name).step for name in store.versions()] == [3, 2]
+    manifest = store.read(newest.stem)
+    assert (manifest.step, manifest.kind, manifest.score) == (3, "stopped", 0.25)
+    assert [bytes(stored.data) for _, stored in store.load(manifest, names=["files/note"])] == [
+        b"hi"
+    ]
+    optimizer = torch.optim.SGD(model.parameters())
+    loaded = load_together(ALONE, newest, model, optimizer)
+    assert loaded.values == {"step": 3, "loop": {"seen": 3}}
+    assert sorted(loaded.tensors) == ["model", "optimizer"]
+    for group, members in {**tensors}.items():
+        assert sorted(loaded.tensors[group]) == sorted(members)
+        for name, tensor in members.items():
+            assert torch.equal(loaded.tensors[group][name], tensor.detach())
+    objects = [path for path in (store.root / "objects").rglob("*") if path.is_file()]
+    objects[0].write_bytes(b"?")
+    with pytest.raises(CheckpointError):
+        load_together(ALONE, newest, model, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("state_bytes", "model_bytes", "is_gathered"),
+    [
+        (32 << 20, 0, True),
+        ((32 << 20) + 1, 0, False),
+        (100 << 20, 800 << 20, True),
+        ((100 << 20) + 1, 800 << 20, False),
+    ],
+)
+def test_what_is_small_by_itself_or_beside_the_model_is_gathered(
+    state_bytes: int, model_bytes: int, is_gathered: bool
+) -> None:
+    model = torch.nn.Module()
+    model.weight = torch.nn.Parameter(
+        torch.empty(model_bytes // 2, dtype=torch.bfloat16, device="meta")
+    )
+    assert checkpoint_storage.is_gathered(state_bytes, model) == is_gathered
+
+
+def test_a_state_has_the_bytes_of_all_its_tensors() -> None:
+    half = torch.zeros(3, dtype=torch.bfloat16)
+    snapshot = Snapshot(
+        {"model": {"a": torch.zeros(2, 2), "b": half}, "optimizer": {"c": half}}, {}
+    )
+    assert checkpoint_storage.size_bytes(snapshot) == 16 + 6 + 6

@@ -24,6 +24,7 @@ from infrastructure.training.distributed.group import (
     JoinedGroup,
     Pulse,
     Status,
+    _Watch,
     _who_left,
 )
 from tests.forks import Forked
@@ -276,3 +277,141 @@ def test_an_exchange_of_layers_that_is_waited_for_in_vain_names_who_hangs(
         name_of=lambda rank: f"the process of rank {rank} (of {size})",
     )
     assert str(_who_left(group, RuntimeError(message))).startswith(expected)
+
+
+class Watched:
+    """A group whose other ranks show what a test says, by a clock that a test moves."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, rank: int = 0, limit: float = 100.0
+    ) -> None:
+        self.now = 0.0
+        self.pulses = {1 - rank: Pulse(1, 1, is_busy=False), 2: Pulse(1, 1, is_busy=False)}
+        self.left: dict[int, str] = {}
+        self.num_watched = 0
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+        group: Any = JoinedGroup.__new__(JoinedGroup)
+        group.rank, group.size, group.limit_seconds = rank, 3, limit
+        group.most_silent_seconds, group.is_joining = module.MOST_SILENT_SECONDS, False
+        group.pulse_of, group.reason_of = self.pulses.__getitem__, self.left.get
+        group.watch = self._count
+        self.group = group
+
+    def _count(self) -> None:
+        self.num_watched += 1
+
+    def start(self, *ranks: int) -> _Watch:
+        return _Watch(self.group, ranks or (1 - self.group.rank,))
+
+    def seconds_until_lost(
+        self, *, beats: bool = True, comes_on: bool = False, is_busy: bool = False
+    ) -> int:
+        """How long a rank that does no more than this is waited for, up to 1000."""
+        watch, other = self.start(), 1 - self.group.rank
+        for second in range(-2 if self.pulses[other].beats else 1, 1001):
+            self.now += 1.0
+            pulse = self.pulses[other]
+            if second <= 0:  # at first it does all that it should
+                self.pulses[other] = Pulse(pulse.beats + 1, pulse.progress + 1, is_busy)
+                watch.look()
+                continue
+            number = pulse.beats + beats if pulse.beats else 0
+            self.pulses[other] = Pulse(number, pulse.progress + comes_on, is_busy)
+            try:
+                watch.look()
+            except ProcessLostError:
+                return second
+        return 1000
+
+
+@pytest.mark.parametrize(
+    ("rank", "shows", "seconds"),
+    [
+        (0, {}, 101),  # the limit of time
+        (1, {}, 151),  # the others give rank 0 longer than it gives them
+        (0, {"is_busy": True}, 601),
+        (0, {"comes_on": True}, 1000),
+        (0, {"beats": False}, 31),  # silent
+        (0, {"beats": False, "is_busy": True}, 31),
+        (0, {"beats": False, "comes_on": True}, 31),
+    ],
+)
+def test_how_long_a_rank_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, rank: int, shows: dict[str, bool], seconds: int
+) -> None:
+    watched = Watched(monkeypatch, rank)
+    assert watched.seconds_until_lost(**shows) == seconds
+    assert watched.num_watched == seconds + 4  # for a process that is dead
+
+
+def test_a_short_limit_holds_for_the_silent_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, limit=8.0)
+    assert watched.seconds_until_lost(beats=False, comes_on=True) == 9
+
+
+def test_who_imports_packages_still_may_be_silent_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, limit=20.0)
+    watched.group.is_joining = True
+    seconds = watched.seconds_until_lost(beats=False, comes_on=True)
+    assert seconds == 121
+
+
+@pytest.mark.parametrize(("limit", "seconds"), [(50.0, 121), (200.0, 201)])
+def test_who_has_not_come_yet_has_at_least_two_minutes(
+    monkeypatch: pytest.MonkeyPatch, limit: float, seconds: int
+) -> None:
+    watched = Watched(monkeypatch, limit=limit)
+    watched.group.is_joining = True
+    watched.pulses[1] = Pulse(0, 0, is_busy=True)
+    assert watched.seconds_until_lost(beats=False, is_busy=True) == seconds
+
+
+def test_after_a_request_to_stop_silence_is_borne_for_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch)
+    watched.group.request_stop("asked")
+    assert watched.seconds_until_lost(beats=False) == 6
+
+
+def test_where_this_process_was_stopped_the_others_may_have_been_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch)
+    watch = watched.start()
+    watched.now += 1000.0  # one look
+    watch.look()
+    assert watched.seconds_until_lost(beats=False) == 31
+
+
+def test_only_who_is_waited_for_is_looked_at_and_who_has_left_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch)
+    watched.left[2] = "its disk is full"
+    watch = watched.start(1)
+    watch.look()
+    watch.look([])
+    with pytest.raises(ProcessLostError) as caught:
+        watch.look([2])
+    assert "rank 2 (of 3) failed: its disk is full" in str(caught.value)
+
+
+def test_buckets_are_of_one_type_and_of_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BUCKET_BYTES", 16)
+    sizes = [2, 0, 2, 1, 9, 3]
+    tensors = [torch.zeros(n) for n in sizes]
+    doubles = [torch.zeros(1, dtype=torch.float64) for _ in range(3)]
+    elsewhere = torch.zeros(1, device="meta")
+    mixed = [tensors[0], doubles[0], elsewhere, *tensors[1:4], doubles[1], *tensors[4:], doubles[2]]
+    found = [[(t.dtype, t.numel()) for t in bucket] for bucket in module.buckets_of(mixed)]
+    single, double = torch.float32, torch.float64
+    assert found == [
+        [(single, 2), (single, 2)],
+        [(single, 1)],
+        [(single, 9)],
+        [(double, 1), (double, 1)],
+        [(single, 1)],  # on another device
+        [(single, 3)],
+        [(double, 1)],
+    ]

@@ -15,10 +15,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig
 
+from infrastructure.core.agent import SPENT_VARIABLE, AgentFolder
 from infrastructure.core.errors import ProcessLostError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.launcher import launched_process
+from infrastructure.core.shared_cores import THREADS_VARIABLE
 from infrastructure.core.stop_signals import StopSignal
 from infrastructure.training.distributed import launch, members, rank_watch
 from infrastructure.training.distributed.launch import LOOPBACK, Agent
@@ -272,3 +276,130 @@ def _wait_for(path: Path) -> None:
     while not path.exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+class Launches:
+    """In the place of torch's agent: what it is given, and how its ranks end."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.given: list[tuple[LaunchConfig, dict[str, str], tuple[str, ...]]] = []
+        monkeypatch.setattr(launch, "elastic_launch", self._launch)
+
+    def _launch(self, config: LaunchConfig, _: str) -> Callable[..., None]:
+        def start(*arguments: str) -> None:
+            self.given.append((config, dict(os.environ), arguments))
+
+        return start
+
+
+@pytest.mark.parametrize(("requested", "threads"), [("5", "5"), ("", "2")])
+def test_what_ranks_are_started_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requested: str, threads: str
+) -> None:
+    """Cores are shared unless a number of threads is given; a restart has spent some time."""
+    launches = Launches(monkeypatch)
+    monkeypatch.setenv(THREADS_VARIABLE, requested)
+    monkeypatch.setattr(launch.torch, "get_num_threads", lambda: 8)
+    before = dict(os.environ)
+    agent = Agent(["train", "--seed", "1"], 3, module=STAND_IN)
+    agent._started = time.monotonic() - 50.0
+    for attempt in range(2):
+        agent._attempt(AgentFolder(tmp_path), tmp_path / str(attempt), attempt)
+    assert dict(os.environ) == before
+    (first, environment, arguments), (second, again, _) = launches.given
+    assert arguments[-3:] == ("train", "--seed", "1")
+    assert environment[THREADS_VARIABLE] == again[THREADS_VARIABLE] == threads
+    assert SPENT_VARIABLE not in environment
+    assert 50.0 <= float(again[SPENT_VARIABLE]) < 80.0
+    assert (first.nproc_per_node, first.max_restarts, first.max_nodes) == (3, 0, 1)
+    assert first.run_id != second.run_id
+    assert first.local_addr == LOOPBACK
+
+
+def losing(
+    monkeypatch: pytest.MonkeyPatch, versions: list[str], num_lost: int
+) -> tuple[int, list[str]]:
+    """How an agent ends that loses a process so often, and what it shows.
+
+    Args:
+        versions: the newest one before the first attempt, and after each.
+    """
+    endings = iter([launch._Ending(75, "rank 1 is gone")] * num_lost + [launch._Ending(0)])
+    newest = iter(versions)
+    monkeypatch.setattr(launch, "_newest_version", lambda _: next(newest))
+    monkeypatch.setattr(Agent, "_attempt", lambda *_: {})
+    monkeypatch.setattr(Agent, "_judged", lambda *_: next(endings))
+    lines: list[str] = []
+    return Agent([], 2, lines.append, show_end=lines.append).run(), lines
+
+
+def test_losses_in_vain_are_those_since_the_last_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, lines = losing(monkeypatch, ["", "a", "a", "a", "b", "b", "b"], 6)
+    assert (code, len(lines)) == (ExitCode.DONE, 6)
+    code, lines = losing(monkeypatch, ["", "a", "a", "a", "b", "b", "b", "b"], 7)
+    assert (code, len(lines)) == (ExitCode.PROCESS_LOST, 7)
+
+
+def failures(**ended: tuple[int, float]) -> dict[int, ProcessFailure]:
+    """By rank; each exit code, and when."""
+    found = {}
+    for name, (code, at) in ended.items():
+        rank = int(name.removeprefix("rank"))
+        failure = ProcessFailure(rank, 1000 + rank, code, "")
+        failure.timestamp = int(at)
+        found[rank] = failure
+    return found
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "ended", "code", "lost"),
+    [
+        (0, {}, 0, None),
+        (1, {"rank0": (1, 5), "rank1": (-15, 6)}, 1, None),
+        (1, {"rank0": (1, 5), "rank1": (-9, 3)}, 75, 1),  # it failed because of that one
+        (1, {"rank0": (1, 5), "rank1": (-9, 7)}, 1, None),
+        (1, {"rank0": (1, 5), "rank1": (-15, 3)}, 1, None),  # it was asked to end
+        (143, {"rank0": (143, 5), "rank1": (1, 3)}, 75, 1),
+        (143, {"rank0": (143, 5), "rank1": (143, 3)}, 143, None),
+        (130, {"rank0": (130, 5), "rank1": (75, 3)}, 130, None),
+        (75, {"rank0": (75, 5), "rank1": (1, 3), "rank2": (-11, 2)}, 75, 2),
+        (75, {"rank0": (75, 5), "rank1": (1, 4), "rank2": (3, 2)}, 75, 2),
+        (None, {"rank0": (4, 5)}, 4, None),
+        (None, {"rank0": (-2, 5)}, 130, None),
+        (None, {"rank0": (-9, 5), "rank1": (-15, 6)}, 75, 0),
+        (2, {"rank0": (2, 5), "rank1": (1, 3)}, 2, None),  # wrong input is of all
+    ],
+)
+def test_who_has_ended_first_decides_what_it_means(
+    tmp_path: Path,
+    exit_code: int | None,
+    ended: dict[str, tuple[int, float]],
+    code: int,
+    lost: int | None,
+) -> None:
+    folder = AgentFolder(tmp_path)
+    if exit_code is not None:
+        folder.note_exit_code(exit_code)
+    ending = Agent([], 3)._judged(folder, failures(**ended), tmp_path)
+    assert ending.code == code
+    assert (ending.loss is None) == (lost is None)
+    assert lost is None or f"rank {lost} (of 3, pid {1000 + lost})" in str(ending.loss)
+
+
+def test_what_other_ranks_wrote_is_kept_without_secrets(tmp_path: Path) -> None:
+    run, logs = tmp_path / "run-1", tmp_path / "logs"
+    (run / "logs").mkdir(parents=True)
+    for rank, words in (("1", "token hf_abcdefghijklmnopqrstuvwxyz012345\n"), ("2", "  \n")):
+        folder = logs / "some" / "attempt_0" / rank
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_bytes(b"x" * launch.KEPT_BYTES + b"\n" + words.encode())
+    (logs / "some" / "attempt_0" / "2" / "stderr.log").write_text("  \n")
+    folder = AgentFolder(tmp_path)
+    folder.note_run(run, "")
+    for _ in range(2):  # of two attempts
+        launch._keep_words(folder, logs, 3)
+    kept = (run / "logs/rank-1.txt").read_text()
+    assert kept.count("token ") == 2
+    assert "hf_abc" not in kept
+    assert len(kept) < 2.1 * launch.KEPT_BYTES
+    assert not (run / "logs/rank-2.txt").exists()

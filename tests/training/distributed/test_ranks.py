@@ -3,7 +3,9 @@
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -17,7 +19,9 @@ from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.distributed import members
+from infrastructure.training.distributed import ranks as ranks_module
 from infrastructure.training.distributed.group import ALONE
+from infrastructure.training.distributed.ranks import Ranks
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
 from infrastructure.training.run_facts import welcome
@@ -210,3 +214,111 @@ def test_there_is_at_least_one_process() -> None:
         ConfigurationError, match="num_processes must be a whole number of at least 1"
     ):
         DeploymentConfig(num_processes=0)
+
+
+class Group:
+    """What rank 0 makes of the others, without any."""
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        self.arguments, self.options = arguments, options
+        self.moved_bytes = 5
+        self.ends: list[tuple[str, str | None]] = []
+        self.threads = torch.get_num_threads()
+
+    def leave(self, reason: str | None) -> None:
+        self.ends.append(("left", reason))
+
+    def close(self, reason: str | None) -> None:
+        self.ends.append(("closed", reason))
+
+
+class Started:
+    """The processes of other ranks."""
+
+    made: ClassVar["list[Started]"] = []
+
+    def __init__(self, size: int, num_threads: int | None) -> None:
+        self.size, self.num_threads = size, num_threads
+        self.member = members.Member(0, size, 0, torch.distributed.HashStore())
+        self.processes: dict[int, object] = {}
+        self.patience: list[float] = []
+        Started.made.append(self)
+
+    def end(self, patience_seconds: float) -> None:
+        self.patience.append(patience_seconds)
+
+
+@pytest.fixture
+def without_others(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(Started, "made", [])
+    monkeypatch.setattr(ranks_module, "StartedRanks", Started)
+    monkeypatch.setattr(ranks_module, "JoinedGroup", Group)
+    before = torch.get_num_threads()
+    torch.set_num_threads(6)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("without_others")
+@pytest.mark.parametrize(
+    ("device", "is_launched", "threads", "given"),
+    [("cpu", False, 2, 2), ("cpu", True, 6, None), ("cuda", False, 6, None)],
+)
+def test_ranks_share_the_cores_of_a_cpu_while_they_train(
+    monkeypatch: pytest.MonkeyPatch, device: str, is_launched: bool, threads: int, given: int | None
+) -> None:
+    """And each training of one process after another has a group of its own."""
+    launched = LaunchedProcess(0, 3, 4, "127.0.0.1") if is_launched else None
+    member = members.Member(0, 3, 4, torch.distributed.HashStore())
+    monkeypatch.setattr(ranks_module, "by_launcher", lambda _: member)
+    ranks = Ranks(DeploymentConfig(), 3, torch.device(device), launched, limit_seconds=7.0)
+    welcomed: list[object] = []
+    ranks.welcome = welcomed.append
+    groups: list[Any] = []
+    for reason in ("planted", None):
+        group: Any = ranks.join()
+        assert ranks.join() is group
+        groups.append(group)
+        assert group.threads == threads
+        assert group.arguments[1:] == (0, 3, torch.device(device))
+        assert group.options["local_rank"] == (4 if is_launched else 0)
+        assert group.options["limit_seconds"] == 7.0
+        store: Any = group.arguments[0]
+        assert members.Member(1, 3, 1, store).called() == (device, 7.0)
+        ranks.close(reason)
+        ranks.close("again")
+        assert group.ends == [("left", reason), ("closed", reason)]
+        assert torch.get_num_threads() == 6
+    assert welcomed == groups
+    assert groups[0] is not groups[1]
+    assert ranks.moved_bytes == 10
+    assert [(one.size, one.num_threads) for one in Started.made] == [(3, given)] * (
+        0 if is_launched else 2
+    )
+    assert all(one.patience == [ranks_module.PATIENCE_SECONDS] for one in Started.made)
+
+
+@pytest.mark.usefixtures("without_others")
+def test_where_the_others_cannot_be_welcomed_they_get_the_reason_and_end() -> None:
+    ranks = Ranks(DeploymentConfig(), 3, torch.device("cpu"))
+    welcomed: list[Any] = []
+
+    def refuse(group: object) -> None:
+        welcomed.append(group)
+        raise ConfigurationError("planted")
+
+    ranks.welcome = refuse  # type: ignore[assignment]
+    with pytest.raises(ConfigurationError):
+        ranks.join()
+    assert welcomed[0].ends == [("left", "planted"), ("closed", "planted")]
+    assert torch.get_num_threads() == 6
+    assert ranks.group is None
+
+
+@pytest.mark.usefixtures("without_others")
+def test_who_never_joined_is_not_waited_for() -> None:
+    ranks = Ranks(DeploymentConfig(), 3, torch.device("cpu"))
+    ranks.launch()
+    ranks.launch()
+    ranks.close()
+    assert [one.patience for one in Started.made] == [[0.0]]

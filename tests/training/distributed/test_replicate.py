@@ -19,6 +19,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.registries import EXTENSIONS, STRATEGIES
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.training.core.metric_accumulator import MetricAccumulator
+from infrastructure.training.distributed import replicate
 from infrastructure.training.distributed.group import ALONE
 from infrastructure.training.distributed.replicate import (
     checksum,
@@ -382,3 +383,19 @@ def test_other_frozen_weights_or_shapes_have_another_fingerprint() -> None:
     assert checksum(one) != checksum(same)
     wider = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
     assert fingerprint(one) != fingerprint(wider)
+    moved = layers()
+    with torch.no_grad():
+        first, second = moved[0].weight[0].clone(), moved[0].bias.clone()
+        moved[0].weight[0], moved[0].bias[:] = second, first
+    assert checksum(one) != checksum(moved)  # the same numbers, each in the place of the other
+
+
+def test_of_frozen_weights_the_values_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    prints = []
+    for value in (0.0, 0.0, 1.0):
+        model = layers()
+        monkeypatch.setattr(replicate, "trainable_state", lambda m: dict(m[1].named_parameters()))
+        with torch.no_grad():
+            model[0].bias.fill_(value)
+        prints.append(fingerprint(model))
+    assert prints[0] == prints[1] != prints[2]

@@ -1,5 +1,6 @@
 """The held-out loss is that of the model as it will be used, and measuring it changes nothing."""
 
+import math
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -135,3 +136,48 @@ def test_it_is_computed_in_the_precision_of_the_training() -> None:
     model = ToyModel()
     EvaluationLoss(model, Seeing(None, model), Precision("bf16", "cpu")).measure(BATCHES)
     assert seen == [torch.bfloat16] * len(BATCHES)
+
+
+def test_what_is_summed_over_items_is_their_mean_however_they_come() -> None:
+    class Summing(Measuring):
+        def sum_metrics(
+            self, model: torch.nn.Module, batch: dict[str, Any]
+        ) -> dict[str, tuple[float, int]]:
+            items = batch["features"]
+            return {"right": (float(items.shape[0] > 3), items.shape[0]), "never": (0.0, 0)}
+
+    model = ToyModel()
+    measured = EvaluationLoss(model, Summing(None, model), Precision("fp32", "cpu"))
+    numbers = measured.measure(BATCHES)  # of 6, 4 and 6 items
+    assert numbers["right"] == pytest.approx(3 / 16)
+    assert numbers["never"] == 0.0
+    assert numbers["size"] == pytest.approx((3 * 3 + 1 * 1 + 2 * 2) / 6)
+    assert sorted(numbers) == ["eval_loss", "never", "right", "size"]
+
+
+def test_each_batch_is_polled_for_and_the_source_is_closed_whatever_happens() -> None:
+    closed: list[bool] = []
+    seen: list[object] = []
+
+    def source() -> Any:
+        try:
+            yield from BATCHES
+        finally:
+            closed.append(True)
+
+    batches = source()
+    with pytest.raises(KeyboardInterrupt):
+        seen.extend(held_out_loss.with_polling(batches, lambda: polled(seen)))
+    assert seen == ["asked", BATCHES[0], "asked", BATCHES[1], "asked"]
+    assert closed == [True]
+
+
+def polled(seen: list[object]) -> None:
+    seen.append("asked")
+    if len(seen) == 5:
+        raise KeyboardInterrupt
+
+
+def test_a_loss_has_a_perplexity_however_high_it_is() -> None:
+    assert held_out_loss.perplexity(2.0) == pytest.approx(math.e**2)
+    assert held_out_loss.perplexity(1e6) == math.inf

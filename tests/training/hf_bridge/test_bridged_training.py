@@ -12,16 +12,31 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, StorageError
 from infrastructure.monitoring.drawing.metrics_file import read_metrics
-from infrastructure.training.core.state import TrainingState
+from infrastructure.monitoring.records.status_text import HERE_ONLY
+from infrastructure.run.checkpoint_paths import by_step, step_of
+from infrastructure.training.checkpoints.checkpoint_manager import CheckpointManager
+from infrastructure.training.checkpoints.save_schedule import SaveSchedule
+from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, Observer
 from infrastructure.training.hf_bridge import TemperCallback
-from infrastructure.training.hf_bridge.bridged_training import ResumeRequest, begin_training
+from infrastructure.training.hf_bridge.bridged_training import (
+    BridgedTraining,
+    ResumeRequest,
+    _save_timing,
+    begin_training,
+)
 from infrastructure.training.hf_bridge.trainer_run import TrainerRun
 from infrastructure.training.hf_bridge.trainer_state import TrainerParts
 from tests.training.hf_bridge.test_callback import At, run_of, steps_of, summary_of
-from tests.training.hf_bridge.tiny_trainer import settings, train, trainer_of
+from tests.training.hf_bridge.tiny_trainer import (
+    settings,
+    tiny_lora,
+    train,
+    trainer_of,
+    weights,
+)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +90,10 @@ def test_the_same_name_in_another_training_is_refused_by_what_differs(tmp_path: 
     with pytest.raises(CheckpointError, match="weight_decay"):
         train(tmp_path, max_steps=2, weight_decay=0.3)
     assert steps_of(tmp_path)[-1] == 2
+    _, _, lines = train(tmp_path, max_steps=2, seed=5, accept=["seed"])
+    assert any("finished before" in line for line in lines)
+    record = json.loads((run_of(tmp_path) / "run.json").read_text())
+    assert not record.get("history"), "no step was trained with another seed"
 
 
 def test_a_run_that_was_changed_is_not_what_its_last_arguments_train(tmp_path: Path) -> None:
@@ -143,6 +162,156 @@ def test_the_record_and_the_summary_are_of_what_was_trained(tmp_path: Path) -> N
     assert set(summary["after"]) == {"eval_loss"}
     assert (summary["steps"], summary["total_steps"]) == (3, 3)
     assert 0 < summary["seconds"] < 120
+    assert summary["backup"] == {"text": HERE_ONLY}
     assert summary["loss"] == read_metrics(run_of(tmp_path) / "metrics.jsonl")[-2]["loss"]
     assert any(line.startswith(f"Run tiny in {run_of(tmp_path)}: ") for line in lines)
     assert any(f"its model and report.html lie in {run_of(tmp_path)}" in line for line in lines)
+
+
+class AlsoAt(At):
+    """Another one, by another name."""
+
+
+class Counting(Observer):
+    """Counts steps over all sessions, and keeps what each begins with."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seen: list[tuple[int, int, int | None]] = []
+
+    def step_start(self, state: TrainingState) -> None:
+        step = None if state.checkpoint is None else step_of(state.checkpoint)
+        self.seen.append((state.step, state.num_examples, step))
+
+    def step_end(self, state: TrainingState) -> None:
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.count = saved["count"]
+
+
+def lora_beside_trained_positions() -> Any:
+    """Weights that train and that no file of an adapter holds."""
+    model = tiny_lora()
+    model.base_model.model.transformer.wpe.weight.requires_grad_(True)
+    return model
+
+
+def test_a_second_session_has_all_that_the_first_had(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"max_steps": 4, "save_strategy": "no"}
+    whole, _, _ = train(tmp_path / "whole", lora_beside_trained_positions(), **options)
+
+    def ask() -> None:
+        (run_of(tmp_path) / "checkpoints" / "save_now").touch()
+
+    counts = Counting(), Counting()
+    hooks = [AlsoAt(Event.STEP_START, 0, ask), At(Event.AFTER_BACKWARD, 1, stop), counts[0]]
+    train(tmp_path, lora_beside_trained_positions(), hooks=hooks, **options)
+    first = summary_of(tmp_path)
+    store = CheckpointManager(run_of(tmp_path) / "checkpoints").store
+    versions = {step: store.read(path.stem) for step, path in by_step(store).items()}
+    assert {step: version.kind for step, version in versions.items()} == {
+        1: "manual",
+        2: "stopped",
+    }
+    assert "identity" not in versions[2].values, "another script of these settings is another run"
+    again, _, _ = train(tmp_path, lora_beside_trained_positions(), hooks=[counts[1]], **options)
+    assert torch.equal(weights(again.model), weights(whole.model))
+    assert [one.count for one in counts] == [2, 4]
+    assert counts[0].seen == [(0, 0, 0), (1, 4, 1)]
+    assert [seen[:2] for seen in counts[1].seen] == [(2, 8), (3, 12)]
+    assert counts[1].seen[0][2] == 2
+    summary = summary_of(tmp_path)
+    assert summary["went_on"] == [{"step": 2, "was_killed": False}]
+    assert summary["seconds"] > first["seconds"] > 0
+
+
+def test_versions_come_by_the_configuration(tmp_path: Path) -> None:
+    training = {
+        **{"checkpoint_seconds": 33, "deadline": "2h", "recovery": {"max_failed_saves": 9}},
+    }
+    run = TrainerRun("tiny", settings(tmp_path, training=training), print)
+    run.copies.seconds_to_confirm = lambda: 12.5  # type: ignore[method-assign]
+    state = TrainingState(torch.nn.Linear(1, 1), step=4)
+    announced: list[tuple[Event, Path | None]] = []
+    hooks = SimpleNamespace(fire=lambda event, state: announced.append((event, state.checkpoint)))
+    snapshots: Any = SimpleNamespace(state=state, hooks=hooks, take=None)
+    saves = _save_timing(run, snapshots, Path("first"))
+    schedule = saves.schedule
+    assert (schedule.interval_seconds, schedule.deadline_seconds) == (33, 7200)
+    assert (schedule.request, schedule.reserve()) == (
+        run.directory / "checkpoints" / "save_now",
+        12.5,
+    )
+    schedule.interval_seconds = 0
+    assert schedule.kind_due(4) is None, "the training resumes from this step"
+    assert saves.failures.max_failed == 9
+    saves.announce(Path("version"))
+    assert announced == [(Event.CHECKPOINT_SAVED, Path("version"))]
+    assert (saves.first, saves.due) == (Path("first"), None)
+    assert _save_timing(run, snapshots, None).due == "scheduled", "there is something to go back to"
+
+
+class Ending:
+    """What a training that ends calls, in order."""
+
+    def __init__(self, folder: Path, **backup: Any) -> None:
+        self.calls: list[object] = []
+        note = self.calls.append
+        self.run: Any = SimpleNamespace(
+            name="tiny",
+            config=settings(folder, backup=backup),
+            is_whole=False,
+            report=lambda line: None,
+            versions=SimpleNamespace(close=lambda: note("versions closed")),
+            copies=SimpleNamespace(has_place=False, wait=note, close=lambda: note("copies closed")),
+        )
+        self.state = TrainingState(torch.nn.Linear(1, 1), step=4)
+        self.state.total_steps = 9
+        hooks: Any = SimpleNamespace(fire_to_all=lambda event, state: note((event, state.error)))
+        schedule = SaveSchedule(None, 1000, clock=lambda: 0.0)
+        saves: Any = SimpleNamespace(schedule=schedule)
+        events: Any = SimpleNamespace(end=lambda: note("saved"))
+        stack = ExitStack()
+        stack.callback(note, "free")
+        parts: Any = None
+        self.training = BridgedTraining(self.run, parts, self.state, hooks, saves, events, stack)
+        self.training._close = self.close  # type: ignore[method-assign]
+
+    def close(self, **given: object) -> str:
+        self.calls.append(given)
+        return "stopped"
+
+
+@pytest.mark.parametrize(
+    ("reason", "seconds"), [(StopReason.DEADLINE, 1000.0), (StopReason.SIGNAL, 5.0)]
+)
+def test_who_is_stopped_waits_for_copies_as_long_as_there_is_time(
+    tmp_path: Path, reason: StopReason, seconds: float
+) -> None:
+    ending = Ending(tmp_path, emergency_seconds=5.0, finish_seconds=77.0)
+    ending.state.interrupt("why", reason)
+    ending.training.end(lambda: ending.calls.append("no loss"))
+    assert ending.calls == [
+        *("saved", "versions closed", "no loss", seconds, {"is_finished": False}),
+        *("copies closed", "no loss", "copies closed", "free"),
+    ]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_an_error_waits_for_the_version_that_is_being_written(
+    tmp_path: Path, is_refused: bool
+) -> None:
+    ending, error = Ending(tmp_path), RuntimeError("broken")
+
+    def refuse() -> None:
+        raise StorageError("the disk is full")
+
+    if is_refused:
+        ending.run.versions.close = refuse
+    ending.training.break_off(error)
+    closed = [] if is_refused else ["versions closed", {"error": error}]
+    assert ending.calls == [(Event.ERROR, error), *closed, "copies closed", "free"]

@@ -652,6 +652,16 @@ def test_every_event_that_the_installed_transformers_has_is_known() -> None:
     assert events == {name for name in vars(TemperCallback) if name.startswith("on_")}
 
 
+def test_a_folder_without_a_version_is_nothing_to_resume_from(tmp_path: Path) -> None:
+    lines: list[str] = []
+    callback = TemperCallback("tiny", settings(tmp_path), say=lines.append)
+    (run_of(tmp_path) / FOLDER).mkdir(parents=True)
+    assert callback.resume_from() is None
+    assert not (run_of(tmp_path) / FOLDER).exists(), "of a training that is gone"
+    callback.run.report("hf_" + "aB3" * 12)
+    assert "aB3" not in lines[-1]
+
+
 @pytest.mark.parametrize("name", ["", "../elsewhere", "a b", ".hidden", "hf_" + "aB3" * 12])
 def test_a_name_must_be_a_folders(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="becomes a folder"):

@@ -55,6 +55,9 @@ class Trainer:
         self._last_loaded_step = -1  # first, as whatever is passed over
         self._total_loss_scalar, self._globalstep_last_logged = 0.0, 0
         self._tr_loss = torch.tensor(0.0)
+        self.current_flos, self._initial_num_input_tokens_seen = 0.0, 0
+        self._current_train_step_time, self.is_in_train = 0.0, False
+        self.means = torch.zeros(2)
         self._metrics = {"train": defaultdict(list), "eval": defaultdict(list)}
         self._logs = {"prompt": deque(maxlen=3), "rewards": defaultdict(lambda: deque(maxlen=2))}
         self._buffered_inputs: Any = None
@@ -67,6 +70,9 @@ class Trainer:
     def train(self) -> None:
         self._total_loss_scalar, self._globalstep_last_logged = 8.25, 4
         self._tr_loss += 1.75
+        self.means += 1  # in place
+        self.current_flos, self._initial_num_input_tokens_seen = 64.0, 500
+        self._current_train_step_time, self.is_in_train = 3.0, True
         self._metrics["train"]["kl"] += [0.5, math.nan]
         self._logs["prompt"].extend("abcd")
         self._logs["rewards"]["mine"].append(np.float32(0.25))
@@ -93,7 +99,7 @@ def test_what_changed_is_carried_and_filled_into_the_containers_that_are_there()
     tensors, values = written(held)
     assert set(values["attributes"]) == {
         *("_total_loss_scalar", "_globalstep_last_logged", "_tr_loss", "_metrics", "_logs"),
-        *("_buffered_inputs", "_step", "rate", "names"),
+        *("_buffered_inputs", "_step", "rate", "names", "means", "current_flos"),
     }
     again = Trainer()
     metrics, logs, model = again._metrics, again._logs, again.model
@@ -116,8 +122,22 @@ def test_what_changed_is_carried_and_filled_into_the_containers_that_are_there()
     assert torch.equal(second["ids"], first["ids"] + 1)
     assert (first["texts"], first["none"]) == (["x"], None)
     assert (again._step, again.rate, again.names) == (9, math.inf, ("a", "c"))
+    assert (again.means.tolist(), again.current_flos) == ([1.0, 1.0], 64.0)
+    assert again._initial_num_input_tokens_seen == 0
     assert again._last_loaded_step == -1, "what another process has loaded is not loaded here"
     assert again.model is model
+
+
+def test_a_tensor_of_the_gpu_returns_there_and_one_of_the_cpu_stays() -> None:
+    trainer: Any = Trainer()
+    trainer.counts = None
+    held = carried(trainer)
+    trainer.counts, trainer.means = torch.ones(3), torch.ones(2)
+    tensors, values = written(held)
+    values["attributes"]["counts"]["device"] = "cuda"
+    again: Any = Trainer()
+    CarriedState(again, None, torch.device("meta")).restore(tensors, values)
+    assert (again.counts.device.type, again.means.device.type) == ("meta", "cpu")
 
 
 class Counting:
@@ -223,11 +243,12 @@ def test_what_a_version_does_not_hold_is_as_when_the_trainer_was_made() -> None:
     held = carried(trainer)
     tensors, values = written(held)
     assert set(values["attributes"]) == {
-        *("_total_loss_scalar", "_globalstep_last_logged", "_tr_loss")
+        *("_total_loss_scalar", "_globalstep_last_logged", "_tr_loss", "current_flos")
     }
     trainer.train()
     carried(trainer).restore(tensors, values)
     assert (trainer._step, trainer.rate, trainer._buffered_inputs) == (0, 0.5, None)
+    assert trainer.means.tolist() == [0.0, 0.0]
     assert trainer._metrics == {"train": {}, "eval": {}}
     assert trainer._tr_loss.item() == 0.0
     trainer.train()
@@ -279,8 +300,15 @@ def test_an_epoch_is_drawn_again_as_it_was() -> None:
     again.epoch_begins()
     repeated = [torch.rand(1), torch.rand(2, generator=second.sampler.generator)]
     assert all(map(torch.equal, drawn, repeated))
+    third = loader()
+    saved: Any = again.take()
     again.epoch_begins()
     assert not torch.equal(torch.rand(1), drawn[0]), "the next epoch is drawn anew"
+    last = carried(Trainer(), third)  # the same epoch, interrupted once more
+    last.restore(*saved)
+    last.epoch_begins()
+    repeated = [torch.rand(1), torch.rand(2, generator=third.sampler.generator)]
+    assert all(map(torch.equal, drawn, repeated))
 
 
 def test_a_trainer_that_is_not_known_loses_nothing_else() -> None:

@@ -233,3 +233,17 @@ def test_what_a_save_took_is_noted_for_its_schedule(saver: Any) -> None:
     ((step, seconds),) = noted
     assert step == 4
     assert 0 <= seconds < 60
+
+
+def test_the_newest_committed_version_decides_what_is_kept(saver: Any, tmp_path: Path) -> None:
+    assert saver.kept_step == 0
+    store = Store(tmp_path)
+    first, second = (store.manifest_path(save(store, step)) for step in (2, 5))
+    parts = (saver.versions, saver.schedule, saver.failures, saver.take, saver.announce)
+    resumed = SaveTiming(*parts, first)
+    assert resumed.kept_step == 2
+    saver.versions.collect = lambda wait: [second]
+    resumed.collect(state())
+    assert (resumed.kept_step, resumed.first) == (5, first)
+    second.unlink()
+    assert resumed.kept_step == -1

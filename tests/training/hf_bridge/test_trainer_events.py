@@ -9,6 +9,7 @@ import torch
 
 from infrastructure.training.core.state import StopReason, TrainingState
 from infrastructure.training.extensions.extension_hooks import Event
+from infrastructure.training.hf_bridge import trainer_events
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
 
 
@@ -322,6 +323,87 @@ def test_evaluating_and_saving_is_no_wait_for_data(due: str) -> None:
     assert world.state.data_wait_seconds == (0.0 if due else 10.0)
     world.events.logged({"loss": 1.0}, control)
     assert world.state.metrics["seconds"] == (20.0 if due else 30.0)
+
+
+def stopping(**flags: bool) -> Any:
+    """The control of a Trainer at the end of an epoch."""
+    return SimpleNamespace(
+        **{"should_training_stop": False, "should_save": False, "should_evaluate": False, **flags}
+    )
+
+
+def test_a_version_at_the_beginning_of_an_epoch_knows_how_its_order_is_drawn() -> None:
+    world, known = World(), []
+    world.saves.save = lambda state: known.append(world.carried.num_epochs)  # type: ignore[method-assign]
+    world.events.epoch_begins()
+    assert known == [1]
+
+
+def test_rewards_are_those_of_the_step() -> None:
+    world, calls = World(), []
+    world.events.rewards = SimpleNamespace(  # type: ignore[assignment]
+        begin_step=lambda: calls.append("begin"),
+        end_step=lambda: calls.append("end") or {"mine": [0.5]},
+    )
+    world.step()
+    assert (calls, world.state.rewards) == (["begin", "end"], {"mine": [0.5]})
+    world.events.rewards = None
+    world.step()
+    assert world.state.rewards is None
+
+
+def test_a_step_has_its_rate_and_its_largest_gradient() -> None:
+    world = World()
+    world.step()
+    assert world.state.grad_norm is None, "an optimizer may have used them up"
+    weight, bias = world.parts.optimizer.param_groups[0]["params"]
+    weight.grad, bias.grad = torch.tensor([[-3.0]]), torch.tensor([2.0])
+    world.step()
+    assert (float(world.state.grad_norm or 0), world.state.learning_rate) == (3.0, 0.1)
+
+
+def test_memory_in_use_is_a_number_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_events, "memory_in_use_bytes", lambda device: 640)
+    world = World()
+    world.events.logged({"loss": 1.0}, world.step(should_log=True))
+    assert world.state.metrics["memory_bytes"] == 640.0
+
+
+@pytest.mark.parametrize("num_epochs", [0, 1])
+def test_what_stops_before_the_first_step_of_an_epoch_saves_nothing_of_it(num_epochs: int) -> None:
+    world = World(length=2)  # one step is an epoch
+    for _ in range(num_epochs):
+        world.events.epoch_begins()
+        world.step()
+        world.trainer.epoch += 1
+        world.events.epoch_ends(NOTHING)
+    world.events.epoch_begins()
+    saved = [*world.saves.saved]
+    world.state.interrupt("a person", StopReason.SIGNAL)
+    control = stopping(should_training_stop=True, should_save=True, should_evaluate=True)
+    world.events.epoch_ends(control)
+    assert (control.should_save, control.should_evaluate) == (False, False)
+    assert world.carried.num_ends == 0
+    assert (world.saves.saved, world.state.position.epoch) == (saved, num_epochs)
+
+
+def test_who_is_stopped_within_an_epoch_evaluates_only_where_nobody_stops_it() -> None:
+    world = World()  # three steps are an epoch
+    world.events.epoch_begins()
+    world.step()
+    world.state.interrupt("a person", StopReason.SIGNAL)
+    control = stopping(should_evaluate=True)
+    world.events.epoch_ends(control)
+    assert (control.should_training_stop, control.should_evaluate) == (True, False)
+    assert not world.carried.awaits_evaluation
+    assert world.saves.saved == [("stopped", 1, True)]
+
+
+def test_tokens_that_are_counted_at_the_end_count() -> None:
+    world = World()
+    world.step()
+    world.events.logged({"train_runtime": 1.0, "num_tokens": 80.0}, NOTHING)
+    assert world.state.num_tokens == 80
 
 
 def test_a_deadline_that_is_near_interrupts() -> None:

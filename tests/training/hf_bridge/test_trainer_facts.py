@@ -189,6 +189,14 @@ def judged(now: dict[str, Any], was: dict[str, Any] = WAS) -> dict[str, Verdict]
             {"versions": {"torch": "2.9.0"}, "arguments": {"max_steps": None}},
             {"torch": ROUNDS, "max_steps": CHANGES},
         ),
+        (
+            {"versions": {"torch": "2.9.0"}, "arguments": {"max_steps": None}, "given": []},
+            {"torch": ROUNDS, "max_steps": CHANGES},
+        ),
+        (
+            {"versions": {"torch": "2.9.0"}, "arguments": {"seed": None}, "given": ["seed"]},
+            {"torch": ROUNDS},
+        ),
         ({"device": "cuda", "driver": "1"}, {"device": ROUNDS, "driver": ROUNDS}),
         ({"parts": {"lora": {"default": {"r": 8, "lora_alpha": 8}}}}, {"lora": NEVER}),
         ({"parts": {"lora": {"default": {"r": 4, "lora_alpha": 9}}}}, {"lora": CHANGES}),

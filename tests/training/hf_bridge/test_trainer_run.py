@@ -1,10 +1,35 @@
-"""What is recorded of the training of a Trainer that somebody has made."""
+"""The run of the training of a Trainer that somebody has made: its versions, record and model."""
 
+import json
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
+from peft import get_peft_model
+from safetensors.torch import load_file
 
-from infrastructure.training.hf_bridge.trainer_run import precision_name
+from infrastructure.backup.backends.folder import FolderPlace
+from infrastructure.backup.format.retention import Retention
+from infrastructure.backup.format.store import Store
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.core.checksums import damaged_files, read_record
+from infrastructure.core.errors import CheckpointError, CopyNotConfirmedError
+from infrastructure.run.checkpoint_paths import step_of
+from infrastructure.training.checkpoints.snapshot import Snapshot
+from infrastructure.training.hf_bridge import trainer_run
+from infrastructure.training.hf_bridge.trainer_run import (
+    TrainerRun,
+    precision_name,
+    without_reference,
+)
+from tests.backup.memory_place import save
+from tests.training.hf_bridge.test_trainer_state import lora
+from tests.training.hf_bridge.tiny_trainer import settings, tiny_lora, tiny_model
+
+TOKEN = "hf_" + "aB3" * 12
 
 
 @pytest.mark.parametrize("name", ["bf16", "fp16", "fp32"])
@@ -14,3 +39,191 @@ def test_the_precision_is_that_of_the_arguments(name: str, tmp_path: Path) -> No
     given = {} if name == "fp32" else {name: True}
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], **given)
     assert precision_name(args) == name
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def run(tmp_path: Path, lines: list[str]) -> TrainerRun:
+    run = TrainerRun("tiny", settings(tmp_path), lines.append)
+    run.directory.mkdir(parents=True)
+    return run
+
+
+def test_versions_are_kept_by_the_configuration_with_the_files_of_the_run(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    kept = {"keep_checkpoints": 4, "keep_best": 3, "keep_every": 7, "compress_checkpoints": True}
+    run = TrainerRun("tiny", settings(tmp_path, training=kept), lines.append)
+    assert run.versions.retention == Retention(4, 3, 7)
+    assert run.versions.compress
+    run.directory.mkdir(parents=True)
+    (run.directory / "run.json").write_text("{}")
+    assert [name.partition("@")[0] for name in run.versions.files()] == ["files/run.json"]
+
+
+def test_the_trained_model_is_whole_with_its_tokenizer_and_written_once(
+    run: TrainerRun, lines: list[str]
+) -> None:
+    calls: list[str] = []
+    run.before_saving = lambda model: calls.append("before")
+    run.check_saved = lambda model, folder: calls.append(
+        "checked" if (folder / "adapter_model.safetensors").is_file() else "nothing there"
+    )
+    run.files.tokenizer.mkdir()
+    (run.files.tokenizer / "tokenizer.json").write_text("{}")
+    model = tiny_lora()
+    run.save_model(model)
+    assert calls == ["before", "checked"]
+    names = {path.name for path in run.final.iterdir()}
+    assert names >= {
+        *("adapter_config.json", "adapter_model.safetensors", "tokenizer.json"),
+        *("generation_config.json", "README.md", "SHA256SUMS"),
+    }
+    assert damaged_files(run.final) == []
+    run.save_model(model)
+    assert (calls, lines) == (["before", "checked"], [])
+    (run.final / "tokenizer.json").write_text("[]")
+    run.save_model(model)
+    assert (calls[2:], len(lines)) == (["before", "checked"], 1)
+    assert damaged_files(run.final) == []
+    run.final.rename(run.final.with_name(".final.0a1b2c3d.old"))  # killed while it was replaced
+    run.save_model(model)
+    assert len(calls) == 4
+
+
+def test_a_model_that_is_not_what_was_trained_is_not_there(run: TrainerRun) -> None:
+    def refuse(model: object, folder: Path) -> None:
+        raise CheckpointError("other weights")
+
+    run.check_saved = refuse
+    with pytest.raises(CheckpointError):
+        run.save_model(torch.nn.Linear(2, 1))
+    assert not run.final.exists()
+
+
+def test_a_model_of_nobody_s_library_is_its_weights(run: TrainerRun) -> None:
+    model = torch.nn.Linear(2, 1)
+    run.save_model(model)
+    found = load_file(run.final / "model.safetensors")
+    assert {name: one.tolist() for name, one in found.items()} == {
+        name: one.tolist() for name, one in model.state_dict().items()
+    }
+
+
+@pytest.mark.parametrize("other", ["ref", "second"])
+def test_the_lora_that_trl_compares_with_is_no_part_of_the_model(
+    run: TrainerRun, other: str
+) -> None:
+    model = get_peft_model(tiny_model(), lora(2))
+    model.add_adapter(other, lora(2))
+    run.save_model(model)
+    assert (run.final / other).exists() is (other != "ref")
+    assert (run.final / "adapter_model.safetensors").is_file()
+    weights = {
+        "a.default.w": torch.ones(1),
+        f"a.{other}.w": torch.ones(1),
+        "a.reff.w": torch.ones(1),
+    }
+    assert (f"a.{other}.w" in without_reference(weights)) is (other != "ref")
+    assert without_reference(weights).keys() >= {"a.default.w", "a.reff.w"}
+
+
+def test_the_record_is_of_the_beginning_and_without_secrets(
+    run: TrainerRun, tmp_path: Path
+) -> None:
+    from transformers import TrainingArguments
+
+    given: dict[str, Any] = {"hub_token": TOKEN, "run_name": TOKEN, "learning_rate": 0.5}
+    given |= {"report_to": [], "lr_scheduler_kwargs": {"api_key": "plain-words"}}
+    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **given)
+    parts: Any = SimpleNamespace(args=args, model=tiny_lora(), device=torch.device("cpu"))
+    run.record(parts, 22)
+    record = read_record(run.files.run_file)
+    assert not [text for text in (TOKEN, "plain-words") if text in json.dumps(record)]
+    assert record["config"]["trainer.learning_rate"]["value"] == 0.5
+    assert "trainer.seed" not in record["config"], "it is at its default"
+    assert (record["precision"], record["data"]) == ("fp32", {"num_examples": 22})
+    assert "configuration" not in record
+    before = run.files.run_file.read_bytes()
+    run.record(parts, 9)
+    assert run.files.run_file.read_bytes() == before
+
+
+def test_settings_that_take_effect_are_not_called_idle(tmp_path: Path) -> None:
+    training = {
+        **{"checkpoint_seconds": 60, "keep_checkpoints": 3, "keep_best": 2, "keep_every": 5},
+        **{"compress_checkpoints": True, "deadline": "1h", "metrics_sinks": ["jsonl"]},
+        **{"recovery": {"max_failed_saves": 9}},
+    }
+    more: dict[str, Any] = {"enable_backups": True, "log_level": "WARNING"}
+    more["cache"] = {"directory": str(tmp_path)}
+    more["backup"] = {"finish_seconds": 1.0}
+    config = settings(tmp_path, training=training, **more)
+    assert TrainerRun("tiny", config, print).notes() == []
+    idle = settings(tmp_path, training={"seed": 4}, model={"name": "x"})
+    assert len(TrainerRun("tiny", idle, print).notes()) == 2
+    assert TrainerRun("tiny", idle, print, is_whole=True).notes() == []
+
+
+def at_place(tmp_path: Path, **backup: Any) -> DeploymentConfig:
+    return settings(tmp_path, backup={"place": str(tmp_path / "disk/temper"), **backup})
+
+
+def test_where_all_versions_of_here_are_damaged_that_of_the_place_serves(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    (tmp_path / "disk").mkdir()
+    for config in (settings(tmp_path), at_place(tmp_path)):
+        run = TrainerRun("tiny", config, lines.append)
+        with ExitStack() as stack:
+            run.enter(stack)
+            if not run.versions.checkpoints():
+                assert run.newest() is None
+                run.versions.save(Snapshot({"model": {"w": torch.ones(3)}}, {"step": 4}))
+            for pack in run.versions.store.read(run.versions.checkpoints()[0].stem).packs:
+                run.versions.store.objects.path_of(pack.hash).write_bytes(b"")
+            with pytest.raises(CheckpointError):
+                run.newest()
+    save(Store(Path("another"), FolderPlace(tmp_path / "disk/temper")), 7)
+    run = TrainerRun("tiny", at_place(tmp_path), lines.append)
+    with ExitStack() as stack:
+        run.enter(stack)
+        with pytest.raises(CheckpointError):
+            run.newest()
+        save(Store(Path("tiny"), FolderPlace(tmp_path / "disk/temper")), 3)
+        newest = run.newest()
+    backup = run.copies.backup
+    assert backup.place_id is not None
+    assert backup.record.id_of(str(tmp_path / "disk/temper")) == backup.place_id
+    assert newest is not None
+    assert step_of(newest) == 3
+
+
+def test_a_place_that_may_be_missing_is_not_searched_for_versions(tmp_path: Path) -> None:
+    run = TrainerRun("tiny", at_place(tmp_path, allow_missing_place=True), lambda line: None)
+    with ExitStack() as stack:
+        run.enter(stack)
+        assert run.newest() is None
+
+
+@pytest.mark.parametrize("problem", [None, "it is away"])
+def test_the_end_waits_as_long_as_the_end_of_a_run_may(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch, problem: str | None
+) -> None:
+    config = settings(tmp_path, backup={"finish_seconds": 77.0, "emergency_seconds": 5.0})
+    run = TrainerRun("tiny", config, lines.append)
+    waited: list[float] = []
+    monkeypatch.setattr(
+        trainer_run, "complete_finished", lambda files, copies, seconds: waited.append(seconds)
+    )
+    monkeypatch.setattr(run.copies, "problem", lambda: problem)
+    if problem is None:
+        run.complete()
+    else:
+        with pytest.raises(CopyNotConfirmedError):
+            run.complete()
+    assert (waited, lines) == ([77.0], [problem] if problem else [])

@@ -149,6 +149,20 @@ def test_a_version_holds_all_of_the_training_and_gives_it_back(tmp_path: Path) -
     assert state.recoveries == [{"kind": "save_refused"}]
 
 
+def test_the_best_model_travels_with_each_version(tmp_path: Path) -> None:
+    parts = parts_of(torch.nn.Linear(1, 1))
+    manager = CheckpointManager(tmp_path / "versions")
+    assert "best" not in read_version(manager.save(snapshots_of(parts).take(False))).tensors
+    folder = tmp_path / "checkpoint-3"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"\x01\x02")
+    parts.state.best_model_checkpoint = str(folder)
+    best = read_version(manager.save(snapshots_of(parts).take(False))).tensors["best"]
+    assert {name: content.tolist() for name, content in best.items()} == {
+        "model.safetensors": [1, 2]
+    }
+
+
 def test_states_of_callbacks_are_those_of_this_moment() -> None:
     class Patient:
         count = 0

@@ -11,6 +11,7 @@ from infrastructure.core.errors import CheckpointError
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.training.checkpoints.checkpoint_manager import load_checkpoint
 from infrastructure.training.checkpoints.snapshot import Snapshot, take_snapshot
+from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Extension
 from infrastructure.training.loop import checkpointer as module
 from tests.training.toy_training import Training
@@ -141,3 +142,35 @@ def test_what_was_decided_just_now_is_in_the_checkpoint(tmp_path: Path) -> None:
     decision.choice = 0
     training.checkpointer.roll_back(training.state)
     assert decision.choice == 7
+
+
+def test_a_buffer_of_a_compiled_model_may_be_infinite_too(training: Training) -> None:
+    model = training.state.model
+    model.register_buffer("mask", torch.tensor([float("-inf")]))
+    newest = save(training, 2)
+    training.state.model = torch.compile(model, backend="eager")
+    assert training.checkpointer.roll_back(training.state) == newest
+
+
+class Late(Extension):
+    """Is added to a training that is made already, and remembers nothing at first."""
+
+    num_steps = 0
+
+    def step_end(self, state: TrainingState) -> None:
+        self.num_steps += 1
+
+    def state_dict(self) -> dict[str, object]:
+        return {"num_steps": self.num_steps} if self.num_steps else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.num_steps = state.get("num_steps", 0)
+
+
+def test_a_hook_that_came_later_goes_back_to_what_it_began_with(tmp_path: Path) -> None:
+    training, late = Training(tmp_path, num_epochs=1), Late()
+    training.loop.hooks.hooks.insert(0, late)
+    training.adapter.poison_example = next(training.source.train_batches(0, 12, 6))[2]
+    training.run()
+    assert [batch.step for batch in training.state.skipped] == [3]
+    assert late.num_steps == 4

@@ -1,7 +1,9 @@
 """The loop: order of events, accumulation, exact resume, out of memory, divergence."""
 
+import itertools
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,16 @@ from infrastructure.run.checkpoint_paths import by_step, step_of
 from infrastructure.training.checkpoints.checkpoint_manager import (
     load_checkpoint,
 )
+from infrastructure.training.checkpoints.save_schedule import SaveSchedule
 from infrastructure.training.checkpoints.snapshot import (
     restore_snapshot,
     take_snapshot,
 )
 from infrastructure.training.core.state import Phase, TrainingState
+from infrastructure.training.distributed.group import ALONE, Group
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.forward.gradient_accumulation import split
+from infrastructure.training.loop import loop as loop_module
 from tests.training.toy import ToyModel, ToySource, items_of
 from tests.training.toy_training import Training
 
@@ -313,3 +318,162 @@ def test_steps_of_ones_own_loop_report_themselves() -> None:
 def test_a_phase_is_one_pass_over_the_data_unless_configured_otherwise() -> None:
     training = Training(phases=[Phase()]).run()  # 20 examples in batches of 6
     assert training.state.step == 4
+
+
+def test_a_loop_that_runs_again_may_be_broken_off_again_but_not_while_weights_change() -> None:
+    """What the first run ended with holds for that one alone."""
+    training = Training(max_steps=2)
+    training.state.num_processes = 3  # of whoever trained before
+    training.run()
+    assert training.state.num_processes == 1
+    allowed: list[tuple[str, bool]] = []
+
+    class Watch(Observer):
+        def step_start(self, state: TrainingState) -> None:
+            allowed.append(("start", training.loop.may_break_off))
+
+    def update(*_: object) -> None:
+        allowed.append(("update", training.loop.may_break_off))
+
+    training.loop.hooks.hooks.append(Watch())
+    training.step.optimizer.register_step_pre_hook(update)
+    training.loop.total_steps = 4
+    training.run()
+    assert allowed == [("start", True), ("update", False)] * 2
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_others_are_left_last_and_with_the_reason(fails: bool) -> None:
+    group = Group()
+    training = Training(hooks=[FailAt(1 if fails else -1)])
+    reasons: list[str | None] = []
+    seen: list[Group] = []
+
+    def leave(reason: str | None) -> None:
+        reasons.append(reason)
+        training.recorder.events.append("left")
+        seen.append(training.step.group)
+
+    training.loop.join, training.loop.leave = (lambda: group), leave
+    with pytest.raises(OSError, match="disk") if fails else nullcontext():
+        training.run()
+    assert training.recorder.events[-2:] == ["train_end", "left"]
+    (reason,) = reasons
+    assert ("the disk went away" in str(reason)) if fails else reason is None
+    assert seen == [group]
+    assert training.step.group is ALONE
+
+
+@pytest.mark.parametrize("first_compiles", [True, False])
+def test_another_rank_computes_as_the_first_does(first_compiles: bool) -> None:
+    class OfRank1(Group):
+        rank = 1
+
+        def decide(self, make: Callable[[], Any]) -> Any:
+            return first_compiles
+
+    training = Training(max_steps=1)
+    changed: list[bool] = []
+    training.loop.evaluate = None
+    training.loop.join = OfRank1
+    training.adapter.set_compiled = changed.append  # type: ignore[method-assign]
+    training.run()
+    assert changed == [True] * first_compiles
+
+
+def test_the_numbers_of_a_record_are_of_all_steps_since_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each step takes a second by this clock, and what it waits for data another one."""
+    seconds = itertools.count()
+    monkeypatch.setattr(loop_module.time, "perf_counter", lambda: float(next(seconds)))
+    records: dict[int, dict[str, float]] = {}
+    rates: list[float] = []
+
+    class Read(Observer):
+        def step_start(self, state: TrainingState) -> None:
+            rates.append(state.optimizer.param_groups[0]["lr"])
+
+        def step_end(self, state: TrainingState) -> None:
+            if state.metrics:
+                records[state.step] = {**state.metrics, "norm": float(state.grad_norm)}
+
+    training = Training(hooks=[Read()], log_frequency=3, num_epochs=2, num_examples=21)
+    training.loop.evaluate = None
+    training.run()
+    tokens = [sum(e % 5 + 1 for e in seen) for seen in _steps_of(training.source.seen, 21, 6)]
+    assert sorted(records) == [1, 3, 4, 6, 8]
+    before = 0
+    for step, record in records.items():
+        new = tokens[before:step]
+        assert record["seconds"] == len(new)
+        assert record["tokens_per_second"] == sum(new) / len(new)
+        assert record["tokens"] == sum(tokens[:step])
+        assert record["learning_rate"] == rates[step - 1]
+        assert record["grad_norm"] == record["norm"]
+        before = step
+    assert training.state.num_tokens == sum(tokens)
+    assert training.state.num_examples == 2 * 21
+    assert training.state.data_wait_seconds == 8
+
+
+def _steps_of(seen: list[int], num_examples: int, size: int) -> list[list[int]]:
+    epochs = [seen[at : at + num_examples] for at in range(0, len(seen), num_examples)]
+    return [epoch[at : at + size] for epoch in epochs for at in range(0, len(epoch), size)]
+
+
+@pytest.mark.parametrize("begins_anew", [True, False])
+def test_a_phase_of_another_model_is_compared_with_nothing_before_it(
+    tmp_path: Path, begins_anew: bool
+) -> None:
+    """And goes on with what it has seen itself, where it was broken off in the middle."""
+    phases = [Phase("one", 1), Phase("two", 2, begins_anew=begins_anew)]
+
+    def training_in(folder: Path) -> Training:
+        training = Training(folder, phases=phases, checkpoint_frequency=1)
+        values = {4: 1.0, 8: 3.0, 12: 4.0}  # by step
+        training.loop.evaluate = lambda: {"eval_loss": values[training.state.step]}
+        return training
+
+    whole = training_in(tmp_path / "whole").run()
+    assert whole.state.best_evaluation_loss == (3.0 if begins_anew else 1.0)
+    assert len(whole.step.losses.watch.recent) == (8 if begins_anew else 12)
+    for step in (4, 9):  # where the second begins, and in the middle of it
+        again = training_in(tmp_path / str(step))
+        again.resume(by_step(whole.checkpoints.store)[step])
+        assert again.step.losses.watch == whole.step.losses.watch
+        assert again.state.best_evaluation_loss == whole.state.best_evaluation_loss
+
+
+def test_a_bad_loss_is_found_before_it_is_evaluated_or_logged(tmp_path: Path) -> None:
+    training = Training(
+        tmp_path, log_frequency=100, validation_frequency=2, recovery={"not_finite": "stop"}
+    )
+    training.adapter.poison_example = next(ToySource().train_batches(0, 6, 20))[0]
+    rhythm = Rhythm()
+    training.loop.hooks.hooks.append(rhythm)
+    training.loop.evaluate = lambda: pytest.fail("a model of no numbers is measured")
+    with pytest.raises(TrainingDivergedError):
+        training.run()
+    assert rhythm.evaluated == []
+
+
+@pytest.mark.parametrize("by", ["clock", "wish", "steps", "end of the epoch", "last step"])
+def test_ones_own_loop_saves_for_the_same_reasons(by: str) -> None:
+    settings: dict[str, Any] = {"checkpoint_interval": 1 if by == "end of the epoch" else None}
+    if by == "steps":
+        settings["checkpoint_frequency"] = 2
+    now = [0.0]
+    training = Training(num_examples=9, max_steps=2 if by == "last step" else 9, **settings)
+    training.checkpointer.schedule = SaveSchedule(40, clock=lambda: now[0])
+    training.loop.single_step(training.state, list(range(6)))
+    assert not training.loop.save_is_due(training.state)
+    assert not training.loop.may_break_off  # nobody knows what its owner does between two steps
+    if by == "clock":
+        now[0] = 50.0
+    if by == "wish":
+        training.state.must_save = True
+    is_due_before = by in ("clock", "wish")
+    assert training.loop.save_is_due(training.state) == is_due_before
+    training.loop.single_step(training.state, [6, 7, 8])
+    assert training.loop.save_is_due(training.state)

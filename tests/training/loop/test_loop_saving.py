@@ -1,6 +1,7 @@
 """When the loop saves besides its configured rhythm, and what a checkpoint says of itself."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import pytest
 import torch
 
 from infrastructure.backup.format.store import Store
+from infrastructure.core.errors import NothingLearnedError, StorageError
 from infrastructure.training.checkpoints.save_schedule import SaveSchedule
 from infrastructure.training.core.state import StopReason, TrainingState
+from infrastructure.training.distributed.group import Group
 from infrastructure.training.extensions.extension_hooks import Extension, Observer
 from tests.training.toy_training import Training
 
@@ -239,3 +242,101 @@ def test_the_last_save_is_not_broken_off(tmp_path: Path) -> None:
         training.run()
     assert allowed == [(0, "scheduled", False), (2, "evaluating", True), (2, "stopped", False)]
     assert not training.loop.may_break_off
+
+
+def test_where_nothing_is_learned_the_last_step_is_saved_once(tmp_path: Path) -> None:
+    def stand_still(state: TrainingState) -> None:
+        state.interrupt("planted", StopReason.NOTHING_LEARNED)
+
+    training = Training(tmp_path, hooks=[Doing(5, stand_still)], **QUIET)
+    with pytest.raises(NothingLearnedError):
+        training.run()
+    assert manifests(tmp_path) == [(5, "stopped", None)]
+    assert training.recorder.events[-2:] == ["error", "train_end"]
+
+
+class Noting(Group):
+    """What a loop does while others wait for it."""
+
+    def __init__(self) -> None:
+        self.num_noted, self.depth = 0, 0
+
+    def note_progress(self) -> None:
+        self.num_noted += 1
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        self.depth += 1
+        yield
+        self.depth -= 1
+
+
+@pytest.mark.parametrize("kind", ["manual", "deadline"])
+def test_in_a_long_evaluation_a_request_and_the_deadline_count(tmp_path: Path, kind: str) -> None:
+    clock, request, group = Clock(), tmp_path / "save_now", Noting()
+    schedule = SaveSchedule(deadline_seconds=1000, request=request, clock=clock)
+    folder = tmp_path / "store"
+    settings = {"checkpoint_interval": None, "validation_frequency": 8}
+    training = training_with(folder, schedule, max_steps=8, **settings)
+    training.loop.join = lambda: group
+
+    def evaluate() -> dict[str, float]:
+        before = group.num_noted
+        if kind == "manual":
+            request.touch()
+        else:
+            clock.now = 999.0
+        training.loop.poll(training.state)
+        assert group.num_noted == before + 1
+        return {"eval_loss": 1.0}
+
+    training.loop.evaluate = evaluate
+    if kind == "manual":
+        training.run()
+        assert manifests(folder) == [(8, "manual", None), (8, "scheduled", 1.0)]
+        return
+    with pytest.raises(KeyboardInterrupt):
+        training.run()
+    assert training.state.stop_reason is StopReason.DEADLINE
+    assert manifests(folder) == [(8, "stopped", None)]
+
+
+def test_while_it_saves_the_others_wait_longer(tmp_path: Path) -> None:
+    group, depths = Noting(), []
+    training = Training(tmp_path, max_steps=1)
+    training.loop.join = lambda: group
+    begin, collect = training.checkpointer.begin, training.checkpointer.collect
+    training.checkpointer.begin = lambda *a: (depths.append(group.depth), begin(*a))[1]
+    training.checkpointer.collect = lambda *a: (depths.append(group.depth), collect(*a))[1]
+    training.run()
+    assert depths
+    assert set(depths) == {1}
+
+
+def test_what_cannot_be_rescued_does_not_hide_why_it_had_to_be(tmp_path: Path) -> None:
+    def fail(state: TrainingState) -> None:
+        raise OSError("planted")
+
+    training = Training(tmp_path, hooks=[Doing(3, fail)], **QUIET)
+    begin = training.checkpointer.begin
+
+    def refuse(state: TrainingState, kind: str) -> None:
+        if state.step:
+            raise StorageError("the disk is full")
+        begin(state, kind)
+
+    training.checkpointer.begin = refuse
+    with pytest.raises(OSError, match="planted") as caught:
+        training.run()
+    assert any("the disk is full" in note for note in caught.value.__notes__)
+
+
+def test_a_training_that_goes_on_saves_as_long_after_it_began_as_any(tmp_path: Path) -> None:
+    """What loading took is no reason to save at once what is saved already."""
+    clock = Clock()
+    first = training_with(tmp_path, SaveSchedule(35, clock=clock), max_steps=4).run()
+    again = training_with(tmp_path / "again", SaveSchedule(35, clock=clock), Ticking(clock))
+    again.checkpointer.start_is_saved = True
+    clock.now += 1000.0
+    again.resume(first.checkpoints.newest())
+    assert [step for step, _, _ in manifests(tmp_path / "again")] == [8, 12]

@@ -6,13 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.normalizers import Lowercase
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.training.data.data_pipeline import DataPipeline
+from infrastructure.training.data.readers.sources import about_splits, files_of
 from infrastructure.training.methods.method_data import MethodData, read_data
+from infrastructure.training.methods.method_table import OPTIONS
 from tests.conftest import train_tiny_tokenizer
+from tests.field.test_methods import without_bytes
 from tests.training.data.builders import metaspace_tokenizer
 from tests.training.methods.method_runs import rows_of, write_rows
 
@@ -125,6 +129,88 @@ def test_what_trl_would_leave_out_silently_is_set_aside_with_its_place(
     assert [bad.place for bad in data.quarantine.bad_rows] == ["rows.jsonl:2"]
 
 
+def test_columns_that_nobody_reads_are_named_once_in_their_order(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    rows = [
+        {**row, "origin": "web" if n else None, "score": n if n > 1 else None, "empty": None}
+        for n, row in enumerate(rows_of("pairs", 4))
+    ]
+    data = read(tmp_path, tokenizer, rows, "dpo")
+    assert data.unused == ["origin", "score"]
+    assert "not used: origin, score" in data.lines()[0]
+    prompts = [{"prompt": "a", "answer": "b", "level": 1}]
+    given = read(tmp_path, tokenizer, prompts, "grpo", training={"max_completion_length": 8})
+    assert "not used" not in given.lines()[0]  # rewards may read it
+
+
+@pytest.mark.parametrize(
+    ("labels", "lacking"), [([True] * 3, "bad"), ([False] * 3, "good"), ([True, False], None)]
+)
+def test_labels_that_are_all_the_same_are_noted(
+    tmp_path: Path, tokenizer: Any, labels: list[bool], lacking: str | None
+) -> None:
+    rows = [{"prompt": "a", "completion": f"b{n}", "label": x} for n, x in enumerate(labels)]
+    data = read(tmp_path, tokenizer, rows, "kto")
+    assert data.num_good == sum(labels)
+    assert [f"add {lacking} ones" in note for note in data.notes] == [True] * (lacking is not None)
+    assert len(data.contents()) == sum(labels)
+
+
+def test_answers_that_are_one_to_the_model_are_set_aside_with_their_place(tmp_path: Path) -> None:
+    """Where the tokenizer makes the same of them, or what makes the difference is cut off."""
+    tokenizer: Any = train_tiny_tokenizer(pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    tokenizer.backend_tokenizer.normalizer = Lowercase()
+    rows = [
+        *rows_of("pairs", 3),
+        {"prompt": "1", "chosen": "yes", "rejected": "YES"},
+        {"prompt": "2", "chosen": "a " * 80 + "b", "rejected": "a " * 80 + "c"},
+    ]
+    data = read(
+        *(tmp_path, tokenizer, rows, "dpo"),
+        max_bad_rows_percent=90,
+        over_length="keep_start",
+    )
+    lengths = [len(line) for line in (tmp_path / "rows.jsonl").read_bytes().splitlines(True)]
+    assert [(bad.line, bad.reason, bad.offset) for bad in data.quarantine.bad_rows] == [
+        (4, "no preference", sum(lengths[:3])),
+        (5, "over-long", sum(lengths[:4])),
+    ]
+    assert len(data.train) == 3
+
+
+def test_an_answer_that_a_row_brings_takes_nothing_of_the_length_of_a_written_one(
+    tmp_path: Path, tokenizer: Any
+) -> None:
+    training = {"max_completion_length": 8}
+    rows = [{"prompt": "1", "answer": "a " * 200}]
+    data = read(tmp_path, tokenizer, rows, "grpo", training=training)
+    assert (len(data.train), data.num_cut) == (1, 0)
+    tail = {"prompt": "1 " * 40, "chosen": "a", "rejected": "b"}  # 64 without the 30 of GRPO
+    training = {"max_completion_length": 30}
+    assert len(read(tmp_path, tokenizer, [tail], "dpo", training=training).train) == 1
+
+
+def test_what_becomes_of_files_splits_and_answers_is_noted(tmp_path: Path) -> None:
+    tokenizer: Any = train_tiny_tokenizer(pad_token="<pad>", bos_token="<s>", eos_token="</s>")
+    tokenizer.backend_tokenizer.normalizer = Lowercase()
+    folder = tmp_path / "rows"
+    for name, count in (("train", 6), ("test", 2)):
+        rows = [row | {"rejected": "No."} for row in rows_of("pairs", count)]
+        write_rows(folder / f"{name}.jsonl", rows)
+    config = DeploymentConfig(
+        data={"path": str(folder), "max_length": 64, "max_bad_rows_percent": 99},
+        training={"method": "dpo"},
+    )
+    data = read_data(config, tokenizer, tmp_path / "quarantine.jsonl")
+    train_files, held_out_files = files_of(config.data)
+    expected = [file.note for file in (*train_files, *held_out_files) if file.note]
+    expected += about_splits(train_files, held_out_files)
+    assert expected
+    assert {f"note: {sentence}" for sentence in expected} <= {*data.notes}
+    assert len(data.notes) > len(expected)  # the letters that the tokenizer makes small
+
+
 def test_too_many_bad_rows_are_refused_and_listed(tmp_path: Path, tokenizer: Any) -> None:
     rows = [*rows_of("pairs", 8), {"prompt": "a", "chosen": "b", "rejected": "b"}]
     with pytest.raises(ValueError, match=r"1 of 9 rows .* no preference \(rows\.jsonl:9"):
@@ -145,10 +231,58 @@ def test_all_answers_to_a_prompt_lie_on_one_side(tmp_path: Path, tokenizer: Any)
     assert (len(few.train), len(few.held_out)) == (1, 1)
 
 
+@pytest.mark.parametrize("method", ["dpo", "grpo"])
+def test_only_the_rows_that_are_trained_on_are_noted_as_trained_on(
+    method: str, tmp_path: Path, tokenizer: Any
+) -> None:
+    """Of one file that is divided, and beside a file of held-out rows."""
+    kind = "pairs" if method == "dpo" else "prompts"
+    rows, more = rows_of(kind, 30), {"training": {"max_completion_length": 8}}
+
+    def number_of(prompt: str) -> int:
+        [row] = [row for row in rows if str(row["prompt"]).strip() == prompt.strip()]
+        [number] = read(tmp_path, tokenizer, [row], method, **more).contents().tolist()
+        return int(number)
+
+    divided = read(tmp_path, tokenizer, rows, method, validation_split=0.3, **more)
+    assert divided.held_out
+    expected = [number_of(str(row["prompt"])) for row in divided.train]
+    assert sorted(divided.contents().tolist()) == sorted(expected)
+    held_out = write_rows(tmp_path / "held.jsonl", rows[20:])
+    beside = read(tmp_path, tokenizer, rows[:20], method, eval_path=str(held_out), **more)
+    expected = [number_of(str(row["prompt"])) for row in rows[:20]]
+    assert sorted(beside.contents().tolist()) == sorted(expected)
+
+
+@pytest.mark.parametrize("method", ["dpo", "kto", "reward"])
+def test_reasoning_in_another_form_than_the_template_reads_reaches_trl_in_its_form(
+    method: str, tmp_path: Path
+) -> None:
+    template = (
+        "{% for m in messages %}<{{ m['role'] }}>{% if m.reasoning_content is defined %}"
+        "({{ m.reasoning_content }}){% endif %}{{ m['content'].split('</think>')[-1] }}</s>"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    good, bad = "<think>Hm</think>Paris", "<think>So</think>Rome"
+    answers: list[dict[str, Any]] = [{"chosen": good, "rejected": bad}]
+    if method == "kto":
+        answers = [{"completion": good, "label": True}, {"completion": bad, "label": False}]
+    rows = [{"prompt": "Where?", **answer} for answer in answers]
+    tokenizer = metaspace_tokenizer(template)
+    data = read(tmp_path, tokenizer, rows, method)
+    assert data.quarantine.total == 0
+    written = [row[name] for row in data.train for name in rows[0] if isinstance(row[name], list)]
+    texts = [tokenizer.apply_chat_template(one, tokenize=False) for one in written]
+    assert ["(Hm)Paris" in "".join(texts), "(So)Rome" in "".join(texts)] == [True, True]
+
+
 def test_held_out_data_of_its_own(tmp_path: Path, tokenizer: Any) -> None:
     other = write_rows(tmp_path / "held.jsonl", rows_of("pairs", 4))
     data = read(tmp_path, tokenizer, rows_of("pairs", 6), "dpo", eval_path=str(other))
-    assert (len(data.train), len(data.held_out)) == (6, 4)
+    assert (len(data.train), len(data.held_out), data.num_read) == (6, 4, 10)
+    assert [row["prompt"] for row in data.held_out] == [
+        f"{row['prompt']}\n" for row in rows_of("pairs", 4)
+    ]
     judged = [{"prompt": "a", "completion": "b", "label": True}]
     write_rows(other, judged)
     with pytest.raises(ValueError, match=r"held\.jsonl: held-out rows are answers that are good"):
@@ -164,6 +298,69 @@ def test_columns_of_several_kinds_are_kept_for_rewards(tmp_path: Path, tokenizer
     assert data.train[0] == {"prompt": "a\n", "answer": "b", "level": 1, "tags": None}
     assert data.train[1] == {"prompt": "c\n", "answer": "d", "level": "x", "tags": ["y"]}
     assert data.notes == []
+    other = write_rows(tmp_path / "held.jsonl", [{**rows[0], "place": "z"}])
+    training = {"max_completion_length": 8}
+    data = read(tmp_path, tokenizer, rows, "grpo", eval_path=str(other), training=training)
+    assert [(row["tags"], row["place"]) for row in [*data.train, *data.held_out]] == [
+        (None, None),
+        (["y"], None),
+        (None, "z"),
+    ]
+
+
+def test_options_for_all_rows_count_in_their_lengths(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ mood }}" + TEMPLATE)
+    rows = [{"prompt": "1 + 1"}]
+    for mood, fits in (("a", True), ("a " * 70, False)):
+        settings = {"max_completion_length": 8, "method_settings": {OPTIONS: {"mood": mood}}}
+        if fits:
+            assert len(read(tmp_path, tokenizer, rows, "grpo", training=settings).train) == 1
+            continue
+        with pytest.raises(ValueError, match="over-long"):
+            read(tmp_path, tokenizer, rows, "grpo", training=settings)
+
+
+def test_reasoning_is_written_where_the_template_lets_it_be_learned(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In each message of an answer; the other answer stays as it is."""
+    reads_field = (
+        "{% for m in messages %}<{{ m['role'] }}>"
+        "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+        "{{ m['content'].split('</think>')[-1].lstrip('\n') }}</s>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    monkeypatch.setattr(tokenizer, "chat_template", reads_field)
+
+    def spoken(text: str) -> dict[str, str]:
+        return {"role": "assistant", "content": text}
+
+    user = {"role": "user", "content": "More?"}
+    row = {
+        "prompt": "Where?",
+        "chosen": [
+            spoken("<think>\nHm\n</think>\n\n3"),
+            user,
+            spoken("<think>\nOh\n</think>\n\n4"),
+        ],
+        "rejected": "5",
+    }
+    (written,) = read(tmp_path, tokenizer, [row], "dpo", max_length=300).train
+    assert written["rejected"] == [spoken("5")]
+    assert written["chosen"] == [
+        spoken("3") | {"reasoning_content": "Hm"},
+        user,
+        spoken("4") | {"reasoning_content": "Oh"},
+    ]
+
+
+def test_a_prompt_that_is_not_read_counts_once_for_its_row(tmp_path: Path) -> None:
+    tokenizer = without_bytes()
+    rows = [{"prompt": f"a \u4f60 {n}", "chosen": "b", "rejected": "c"} for n in range(3)]
+    (note,) = read(tmp_path, tokenizer, rows, "dpo").notes
+    assert note.startswith("3 rows hold text that the tokenizer has no tokens for")
 
 
 def test_a_template_that_makes_rows_long_is_named(

@@ -1,12 +1,17 @@
 """Rewards that are built in, one's own, and what is wrong with them before a model loads."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infrastructure.training.methods.rewards import reward_functions, try_rewards
+from infrastructure.training.methods.rewards import (
+    given_values,
+    reward_functions,
+    try_rewards,
+)
 
 PEOPLE = {"type": "object", "required": ["name"], "properties": {"age": {"type": "integer"}}}
 ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "1+2=", "answer": "3"}]
@@ -26,7 +31,7 @@ def test_an_answer_is_exact_but_for_white_space_and_what_leads_to_it() -> None:
 def test_a_format_is_a_regular_expression_for_all_of_it() -> None:
     pattern = r"format=<think>.*</think>\s*\d{1,3}"
     given = ["<think>a\nb</think> 12", "<think></think>1", "12", "<think></think>12 or so"]
-    assert rewards(pattern, given) == [1, 1, 0, 0]
+    assert rewards(pattern, [*given, " <think></think>1\n"]) == [1, 1, 0, 0, 1]
 
 
 def test_json_fits_a_schema(tmp_path: Path) -> None:
@@ -48,6 +53,57 @@ def test_ones_own_function_is_called_as_trl_will(
     functions = reward_functions(names)
     try_rewards(names, functions, ROWS)
     assert list(functions[0](completions=["abc"], answer=["x"])) == [-3]
+
+
+def rows_of(count: int, **columns: Any) -> list[dict[str, Any]]:
+    return [{"prompt": f"{n}+1=", "answer": f"{n + 1}", **columns} for n in range(count)]
+
+
+def test_a_function_is_tried_with_all_rows_and_with_a_few() -> None:
+    """Each argument has a value for each of them, in the form that TRL gives it."""
+    calls: list[dict[str, Any]] = []
+
+    def reward(**given: Any) -> list[float]:
+        calls.append(given)
+        return [0.0] * len(given["prompts"])
+
+    rows = rows_of(7, level=3)
+    try_rewards(["mine"], [reward], rows)
+    for call, count in zip(calls, (7, 4), strict=True):
+        assert call.pop("trainer_state") is None
+        assert {name: len(values) for name, values in call.items()} == dict.fromkeys(
+            ("prompts", "completions", "completion_ids", "answer", "level"), count
+        )
+        assert call["prompts"] == [row["prompt"] for row in rows[:count]]
+        assert call["completions"] == call["answer"] == [row["answer"] for row in rows[:count]]
+    chat = [{"prompt": [{"role": "user", "content": "a"}]}] * 2
+    try_rewards(["mine"], [reward], chat)
+    assert calls[2]["completions"] == [[{"role": "assistant", "content": ""}]] * 2
+
+
+def test_one_that_is_silent_on_every_right_answer_is_refused_where_no_other_one_speaks() -> None:
+    def silent(prompts: Sequence[str], **_: Any) -> list[None]:
+        return [None] * len(prompts)
+
+    def partly(prompts: Sequence[str], **_: Any) -> list[float | None]:
+        return [None, *[1.0] * (len(prompts) - 1)]
+
+    with pytest.raises(ValueError, match="silent and silent too gave None"):
+        try_rewards(["silent", "silent too"], [silent, silent], rows_of(5))
+    try_rewards(["silent", "partly"], [silent, partly], rows_of(5))
+    try_rewards(["partly"], [partly], rows_of(5))
+    try_rewards(["silent"], [silent], rows_of(4))  # too few to judge by
+    try_rewards(["silent"], [silent], [{"prompt": row["prompt"]} for row in rows_of(9)])
+
+
+def test_values_that_come_as_text_are_read_where_they_are_given() -> None:
+    def reward(**given: Any) -> list[float]:
+        assert given == {"tests": [[1], None], "level": ["2", "3"]}
+        return [0.0, 0.0]
+
+    columns = {"tests": ["[1]", "null"], "level": ["2", "3"]}
+    assert list(given_values(reward, frozenset({"tests", "meta"}))(**columns)) == [0, 0]
+    assert given_values(reward, frozenset()) is reward
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset
 from transformers import TrainerCallback
 
 from infrastructure.optimization.batch_size import DoesNotFitError
-from infrastructure.training.methods.step_probe import ProbedCosts, StepProbe
+from infrastructure.optimization.memory_prediction import MemoryPoint
+from infrastructure.training.methods import step_probe
+from infrastructure.training.methods.step_probe import (
+    ProbedCosts,
+    StepProbe,
+    _later_mean,
+    _lengths,
+    _units,
+    steps_per_epoch,
+)
 from infrastructure.training.methods.trl_training import TrlTraining
 from infrastructure.training.methods.untouched import _contents, untouched
 from tests.training.methods.method_runs import configuration
@@ -129,6 +139,159 @@ def test_what_failed_in_between_leaves_nothing_either() -> None:
         fails()
     assert trainer.counts == [1]
     assert model.weight.grad is None
+
+
+def probe_of(**parts: Any) -> StepProbe:
+    """Of a Trainer that has these parts alone."""
+    args = SimpleNamespace(
+        device="cpu",
+        gradient_accumulation_steps=parts.pop("accumulation", 2),
+        per_device_train_batch_size=parts.pop("batch_size", 3),
+        **parts.pop("args", {}),
+    )
+    trainer = SimpleNamespace(args=args, model_wrapped=None, **parts)
+    return StepProbe(trainer, True, parts.get("limit_bytes", 1000))
+
+
+def clock(monkeypatch: pytest.MonkeyPatch, seconds: list[float]) -> None:
+    """What takes time takes these, one after the other."""
+    readings = iter([now for one in seconds for now in (0.0, one)])
+    monkeypatch.setattr(StepProbe, "_now", lambda self: next(readings))
+
+
+@pytest.mark.parametrize(
+    ("shared", "accumulation", "expected"),
+    [
+        ({}, 2, 2),
+        ({"steps_per_generation": 4, "num_iterations": None}, 2, 4),
+        ({"steps_per_generation": 4, "num_iterations": 2}, 2, 8),
+        ({"steps_per_generation": 4, "num_iterations": 1}, 3, 6),
+    ],
+)
+def test_a_step_that_writes_costs_its_share_of_what_is_written_for_several(
+    shared: dict[str, Any],
+    accumulation: int,
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nine seconds to write and one for each micro-batch, however many share what is written."""
+    done: list[int] = []
+
+    def samples(batches: Any, count: int, device: torch.device) -> Any:
+        return [[next(batches)] for _ in range(count)], None
+
+    probe = probe_of(
+        accumulation=accumulation,
+        args=shared,
+        get_batch_samples=samples,
+        training_step=lambda model, inputs, count: done.extend(inputs),
+    )
+    monkeypatch.setattr(StepProbe, "_update", lambda self: None)
+    clock(monkeypatch, [10.0, *[1.0] * (expected - 1)])
+    seconds = probe._whole_steps([0, 1, 2], steps_left=5)
+    assert seconds == pytest.approx((9 + expected) / (expected / accumulation))
+    assert done == [n % 3 for n in range(expected)]
+
+
+def test_an_evaluation_takes_all_batches_by_two_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(1, 1)
+    seen: list[tuple[int, bool]] = []
+    probe = probe_of(
+        model=model,
+        eval_dataset=[1],
+        get_eval_dataloader=lambda: range(5),
+        prediction_step=lambda _, inputs, **__: seen.append((inputs, model.training)),
+    )
+    clock(monkeypatch, [4.0, 3.0])
+    assert probe._evaluation() == 5 * 3.0  # the first one is slower
+    assert seen == [(0, False), (1, False)]
+    assert model.training
+    assert len(probe.peaks) == 2
+    clock(monkeypatch, [7.0])
+    assert probe._evaluation() == 5 * 7.0  # a slow one is enough
+    probe.trainer.eval_dataset = None
+    assert probe._evaluation() == 0.0
+
+
+def test_the_heaviest_step_has_the_longest_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Dataset.from_list([{"a": [1] * n, "b": [1] * 2, "text": "x"} for n in (1, 9, 2)])
+    assert _lengths(rows).tolist() == [3, 11, 4]  # type: ignore[union-attr]
+    assert _lengths(Dataset.from_list([{"text": "x", "prompt": ["y"]}])) is None
+
+    def collate(examples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        longest = max(len(example["a"]) for example in examples)
+        return {"ids": torch.ones(len(examples), longest, dtype=torch.int64)}
+
+    loader: Any = SimpleNamespace(dataset=rows, collate_fn=collate)
+    points = [MemoryPoint(2, 120), MemoryPoint(4, 140)]
+    assert probe_of()._heaviest(loader, 50, points, 100) == 100 + 10 * 3 * 9
+    most = [MemoryPoint(2, 120), MemoryPoint(40, 900)]
+    assert probe_of()._heaviest(loader, 50, most, 100) == 900  # seen, if not expected
+
+
+def test_what_counts_as_size_time_and_steps() -> None:
+    inputs = {
+        "input_ids": torch.ones(2, 3, dtype=torch.int64),
+        "mask": torch.ones(2, 4, dtype=torch.int64),
+        "logps": torch.ones(2, 5),
+        "label": torch.ones(2, dtype=torch.int64),
+        "text": "abc",
+    }
+    assert _units(inputs) == 6 + 8
+    assert _units([{"prompt": "a"}] * 5) == 5
+    assert [_later_mean(times) for times in ([9.0, 1.0, 3.0], [4.0], [])] == [2, 4, 0]
+    for batches, steps in ((7, 4), (8, 4), (0, 1)):
+        assert steps_per_epoch(probe_of().trainer, range(batches)) == steps
+
+
+@pytest.mark.parametrize(
+    ("times", "estimated", "steps_left", "passed", "expected"),
+    [
+        ([1.0, 1.0], 1e6, 19, 0.0, True),  # few steps
+        ([6.1], 1e6, 99, 0.0, True),  # slow ones
+        ([1.0], 0.0, 20, 9.0, False),  # one is none without its first
+        ([1.0, 1.0], 100.0, 20, 2.9, False),  # three of a hundred
+        ([1.0, 1.0], 100.0, 20, 3.1, True),
+        ([1.0, 1.0], 1e6, 20, 6.1, True),  # at most
+    ],
+)
+def test_measuring_takes_a_small_part_of_the_training(
+    times: list[float],
+    estimated: float,
+    steps_left: int,
+    passed: float,
+    expected: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(step_probe.time, "perf_counter", lambda: 50.0 + passed)
+    assert probe_of()._is_enough(times, estimated, steps_left, 50.0) is expected
+
+
+def test_a_process_alone_is_refused_before_it_is_killed() -> None:
+    probe = probe_of()
+    probe._refuse_beyond(1000)
+    with pytest.raises(DoesNotFitError):
+        probe._refuse_beyond(1001)
+    probe.device = torch.device("cuda")
+    probe._refuse_beyond(1001)  # which raises by itself
+
+
+def test_memory_that_runs_out_is_no_fit_and_another_error_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    accelerator = SimpleNamespace(gradient_state=SimpleNamespace())
+    probe = probe_of(model=torch.nn.Linear(2, 2), accelerator=accelerator)
+    for error, expected in (
+        (torch.OutOfMemoryError("no memory"), DoesNotFitError),
+        (ZeroDivisionError("other"), ZeroDivisionError),
+    ):
+
+        def fails(*_: object, error: Exception = error) -> None:
+            raise error
+
+        monkeypatch.setattr(StepProbe, "_costs", fails)
+        with pytest.raises(expected):
+            probe.costs(40)
 
 
 def test_a_step_takes_as_long_as_all_of_its_micro_batches(

@@ -1,5 +1,6 @@
 """Each setting that becomes an argument of TRL's does, under the name that the table says."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,11 @@ import torch
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.schema import schema_of
 from infrastructure.training.methods.settings_table import Use, treatment_of
-from infrastructure.training.methods.trainer_arguments import Defaults, arguments_of
+from infrastructure.training.methods.trainer_arguments import (
+    Defaults,
+    arguments_of,
+    defaults_of,
+)
 from tests.config.field_values import other_value
 
 FIELDS = schema_of(DeploymentConfig).fields
@@ -56,18 +61,90 @@ def test_the_device_decides_where() -> None:
     assert arguments()["tf32"] is None
 
 
+@pytest.mark.parametrize(
+    ("setting", "value", "argument", "expected"),
+    [
+        ("optimizer", "adamw", "optim", "adamw_torch"),
+        ("optimizer", "adamw_8bit", "optim", "adamw_bnb_8bit"),
+        ("optimizer", "paged_adamw", "optim", "paged_adamw_32bit"),
+        ("optimizer", "paged_adamw_8bit", "optim", "paged_adamw_8bit"),
+        ("optimizer", "sgd", "optim", "sgd"),
+        ("scheduler_type", "cosine", "lr_scheduler_type", "cosine"),
+        ("scheduler_type", "linear", "lr_scheduler_type", "linear"),
+        ("scheduler_type", "constant", "lr_scheduler_type", "constant_with_warmup"),
+        ("max_grad_norm", None, "max_grad_norm", 0.0),
+        ("max_grad_norm", 0.5, "max_grad_norm", 0.5),
+        ("max_steps", None, "max_steps", -1),
+        ("seed", 7, "seed", 7),
+        ("seed", 7, "data_seed", 7),
+        ("learning_rate", 0.25, "learning_rate", 0.25),
+        ("num_epochs", 2, "num_train_epochs", 2.0),
+        ("mixed_precision", "bf16", "fp16", False),
+        ("mixed_precision", "fp32", "fp16", False),
+        ("method_settings", {"logging_steps": 3}, "logging_steps", 3),
+    ],
+)
+def test_a_value_is_the_one_that_trl_means(
+    setting: str, value: object, argument: str, expected: object
+) -> None:
+    assert arguments(training={setting: value})[argument] == expected
+
+
+def test_fp16_is_computed_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    given = arguments(device="cuda", training={"mixed_precision": "fp16"})
+    assert (given["fp16"], given["bf16"], given["use_cpu"], given["tf32"]) == (
+        True,
+        False,
+        False,
+        None,
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    for is_on in (True, False):
+        given = arguments(device="cuda", enable_gpu_optimization=is_on)
+        assert given["tf32"] is is_on
+
+
+def test_versions_evaluation_and_reports_are_left_to_temper() -> None:
+    kept = ("output_dir", "save_strategy", "eval_strategy", "logging_strategy", "report_to")
+    given = arguments()
+    assert [given[name] for name in kept] == ["runs/a", "no", "no", "steps", []]
+
+
 def test_auto_is_what_trl_takes_and_ten_times_that_for_lora() -> None:
     assert arguments()["learning_rate"] == 1e-6
-    assert arguments(model={"lora_config": True})["learning_rate"] == pytest.approx(1e-5)
+    lora = {"lora_config": True}
+    assert arguments(model=lora)["learning_rate"] == pytest.approx(1e-5)
+    assert arguments(model=lora, training={"learning_rate": 0.25})["learning_rate"] == 0.25
     assert arguments()["num_train_epochs"] == 3
     assert arguments()["num_generations"] == 8
     assert "beta" not in arguments()
 
 
 def test_lengths_are_those_that_a_method_has() -> None:
-    pairs = arguments(training={"method": "dpo"}, data={"max_length": 99})
-    assert pairs["max_length"] == 99
-    assert "max_completion_length" not in pairs
-    assert "max_length" not in arguments()
+    for method in ("dpo", "kto", "orpo", "reward"):
+        pairs = arguments(training={"method": method}, data={"max_length": 99})
+        assert pairs["max_length"] == 99
+        assert not {"max_completion_length", "temperature"} & pairs.keys()
+    for method in ("grpo", "rloo", "distillation"):
+        written = arguments(training={"method": method, "max_completion_length": 9})
+        assert written["max_completion_length"] == 9
+        assert "max_length" not in written
     assert arguments()["per_device_eval_batch_size"] == 32
     assert arguments(training={"batch_size": 12})["per_device_eval_batch_size"] == 8
+
+
+def test_the_defaults_are_those_of_trl_s_configuration() -> None:
+    @dataclass
+    class Config:
+        learning_rate: float = 5e-5
+        num_train_epochs: float = 3.0
+        num_generations: int = 6
+
+    @dataclass
+    class Other:
+        learning_rate: float = 1e-4
+        num_train_epochs: int = 1
+
+    assert defaults_of(Config) == Defaults(5e-5, 3.0, 6)
+    assert defaults_of(Other) == Defaults(1e-4, 1.0, None)

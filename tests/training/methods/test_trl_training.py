@@ -6,12 +6,14 @@ import os
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.family_models import save_language_model
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.deployment.deploy_training import TrainingDeployment
 from infrastructure.monitoring.drawing.quantity_names import name_of
@@ -20,8 +22,17 @@ from infrastructure.run.directory import RunDirectory
 from infrastructure.run.finalize import read_summary
 from infrastructure.run.trained_rows import trained_rows
 from infrastructure.training.hf_bridge.trainer_events import TrainerEvents
-from infrastructure.training.methods.trl_training import TrlTraining
+from infrastructure.training.methods.trl_training import (
+    TrlTraining,
+    _cut_by_own_length,
+    carried_columns,
+)
+from infrastructure.training.models.model_manager import ModelManager
+from infrastructure.training.models.saved_model import ModelSource, SourceKind
+from infrastructure.training.models.saving import save_model
+from infrastructure.training.models.transformers_backend import LoadOptions
 from tests.conftest import save_tiny_llama
+from tests.field.test_ends import CHATML, base_with_chatml
 from tests.slow import slow, slow_but
 from tests.training.methods.method_runs import (
     begin_anew,
@@ -30,10 +41,12 @@ from tests.training.methods.method_runs import (
     in_fork,
     killed_at,
     methods_here,
+    rows_of,
     run_folder,
     train,
     train_plainly,
     trained_weights,
+    write_rows,
 )
 
 LORA = {"lora_config": {"r": 4, "dropout": 0.1}}
@@ -206,7 +219,6 @@ def test_a_lora_trains_on_and_is_what_it_is_compared_with(
     """The usual way: answers first, by a LoRA, and then preferences."""
     from transformers import AutoModelForCausalLM
 
-    from infrastructure.config.sections.model_config import LoraConfig
     from infrastructure.training.models.lora import apply_lora
 
     torch.manual_seed(1)
@@ -268,6 +280,9 @@ def test_a_lora_has_all_of_its_settings(method: str, tmp_path: Path, saved_llama
     trainer = TrlTraining(config, tmp_path).make_trainer(is_new=True)
     lora = trainer.model.peft_config["default"]
     assert (lora.use_dora, lora.use_rslora, lora.r) == (True, True, 4)
+    assert lora.task_type == ("SEQ_CLS" if method == "reward" else "CAUSAL_LM")
+    head = [p.requires_grad for n, p in trainer.model.named_parameters() if "score" in n]
+    assert any(head) == (method == "reward")
     assert any("magnitude" in name for name, _ in trainer.model.named_parameters())
 
 
@@ -285,6 +300,180 @@ def test_new_weights_are_drawn_by_the_seed_and_by_nothing_else(
         drawn.append(torch.cat(weights).detach())
     assert torch.equal(drawn[0], drawn[1])
     assert not torch.equal(drawn[1], drawn[2])
+
+
+def loading(source: ModelSource, **options: Any) -> dict[str, Any]:
+    """How a model is loaded for TRL."""
+    chosen = LoadOptions(torch.device("cpu"), options.pop("dtype", torch.float32), **options)
+    training: Any = SimpleNamespace(options=chosen, device=chosen.device, source=source)
+    return TrlTraining._loading(training)
+
+
+def test_the_model_is_loaded_by_its_settings(saved_llama: Path) -> None:
+    folder = ModelSource(SourceKind.FOLDER, str(saved_llama))
+    hub = ModelSource(SourceKind.HUB, "owner/name")
+    plain = {"dtype": "float32", "use_safetensors": True, "device_map": None}
+    assert loading(folder) == loading(folder, revision="v2") == plain
+    assert loading(hub) == {**plain, "revision": "main"}
+    assert loading(hub, revision="v2", trust_remote_code=True) == {
+        **plain,
+        "revision": "v2",
+        "trust_remote_code": True,
+    }
+    eager = loading(folder, attention="eager", dtype=torch.bfloat16)
+    assert eager == {**plain, "dtype": "bfloat16", "attn_implementation": "eager"}
+    quantized = loading(folder, quantization="4bit")["quantization_config"]
+    assert quantized.load_in_4bit
+    assert quantized.bnb_4bit_compute_dtype is torch.float32
+
+
+@pytest.mark.parametrize("method", ["dpo", "grpo"])
+def test_questions_are_those_of_held_out_rows_as_they_are_trained_on(
+    method: str, tmp_path: Path, saved_llama: Path
+) -> None:
+    base, end = base_with_chatml(saved_llama, tmp_path / "base")
+    options = {"chat_template_kwargs": {"mood": "calm"}}
+    template = "{{ mood }}" + CHATML
+    more: dict[str, Any] = {"data": {"chat_template": template, "max_length": 128}}
+    if method == "grpo":
+        more["training"] = {"method_settings": options}
+    config = configuration(method, tmp_path, base, **more)
+    if method == "dpo":  # which reads those of each row
+        rows = [row | options for row in rows_of("pairs")]
+        write_rows(Path(str(config.data.path)), rows)
+    training = TrlTraining(config, tmp_path)
+    assert end in training.end_token_ids
+    questions = training.questions(2)
+    assert len(questions) == 2
+    for question, row in zip(questions, training.data.held_out, strict=False):
+        written = training.tokenizer.apply_chat_template(
+            row["prompt"], tokenize=False, add_generation_prompt=True, mood="calm"
+        )
+        assert question.prompt == written
+        ids = training.tokenizer(written, add_special_tokens=False)["input_ids"]
+        assert [*question.prompt_ids] == ids
+        assert question.expected_length == config.training.max_completion_length
+    training.data.held_out = []
+    assert training.questions(1)[0].prompt != questions[0].prompt
+
+
+def test_a_trainer_that_writes_ends_where_its_rows_do(tmp_path: Path, saved_llama: Path) -> None:
+    base, end = base_with_chatml(saved_llama, tmp_path / "base")
+    training = TrlTraining(
+        configuration("grpo", tmp_path, base, data={"max_length": 100}), tmp_path
+    )
+    trainer = training.make_trainer(is_new=False)
+    assert end in trainer.model.generation_config.eos_token_id
+    assert end in trainer.generation_config.eos_token_id
+    assert trainer.args.eval_on_start is False
+    assert training._hashed is None  # of what is not new
+
+
+def test_a_lora_keeps_its_own_tokenizer(tmp_path: Path, saved_llama: Path) -> None:
+    config = ModelConfig(name=str(saved_llama), lora_config=LoraConfig(r=2))
+    loaded = ModelManager(config, device=torch.device("cpu"), seed=0).load()
+    assert loaded.tokenizer is not None
+    loaded.tokenizer.chat_template = CHATML
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "lora")
+    data = {"max_length": 100}
+    training = TrlTraining(configuration("dpo", tmp_path, tmp_path / "lora", data=data), tmp_path)
+    assert training.tokenizer.chat_template == CHATML
+    for file in (tmp_path / "lora").glob("tokenizer*"):
+        file.unlink()
+    (tmp_path / "lora" / "SHA256SUMS").unlink()
+    training = TrlTraining(configuration("dpo", tmp_path, tmp_path / "lora", data=data), tmp_path)
+    assert training.tokenizer.chat_template is None  # its base's
+
+
+def test_another_lora_than_the_one_that_goes_on_is_refused(
+    tmp_path: Path, saved_llama: Path
+) -> None:
+    config = ModelConfig(name=str(saved_llama), lora_config=LoraConfig(r=2))
+    loaded = ModelManager(config, device=torch.device("cpu"), seed=0).load()
+    save_model(loaded.model, loaded.tokenizer, tmp_path / "lora")
+    other = {"name": str(tmp_path / "lora"), "lora_config": {"r": 4}}
+    training = TrlTraining(configuration("dpo", tmp_path, tmp_path / "lora", model=other), tmp_path)
+    with pytest.raises(ValueError, match="is a LoRA, and goes on training as it is"):
+        training.make_trainer(is_new=True)
+
+
+def test_a_step_takes_whole_groups_of_answers_to_prompts_that_are_there(
+    tmp_path: Path, saved_llama: Path
+) -> None:
+    groups = {"batch_size": 8, "gradient_accumulation": 3, "num_generations": 4}
+    none_held_out = {"validation_split": 0.0}
+    for num_rows, fits in ((6, True), (5, False)):
+        config = configuration("grpo", tmp_path, saved_llama, training=groups, data=none_held_out)
+        write_rows(Path(str(config.data.path)), rows_of("prompts", num_rows))
+        if fits:
+            assert len(TrlTraining(config, tmp_path).data.train) == num_rows
+            continue
+        with pytest.raises(ValueError, match="5 prompts are fewer than the 6"):
+            TrlTraining(config, tmp_path)
+    config = configuration("grpo", tmp_path, saved_llama)
+    config.training.num_generations, config.training.batch_size = "auto", 6
+    with pytest.raises(ValueError, match="12 answers of a step are no whole groups of 8"):
+        TrlTraining(config, tmp_path)
+
+
+def test_a_teacher_has_the_same_tokens(tmp_path: Path, saved_llama: Path, teacher: Path) -> None:
+    if "distillation" not in methods_here():
+        pytest.skip("the installed TRL has no distillation")
+    TrlTraining(configuration("distillation", tmp_path, saved_llama, teacher), tmp_path)
+    base, _ = base_with_chatml(saved_llama, tmp_path / "other")
+    with pytest.raises(ValueError, match=r"training\.teacher: .* has another tokenizer"):
+        TrlTraining(configuration("distillation", tmp_path, saved_llama, base), tmp_path)
+
+
+def test_what_only_rewards_read_is_the_same_in_trained_and_held_out_rows(
+    tmp_path: Path, saved_llama: Path
+) -> None:
+    """A column that is of one kind among the rows to train on, and of another one held out."""
+    held_out = [{**row, "level": "x"} for row in rows_of("prompts", 4)]
+    other = write_rows(tmp_path / "held_out.jsonl", held_out)
+    config = configuration("grpo", tmp_path, saved_llama, data={"eval_path": str(other)})
+    rows: list[dict[str, Any]] = [{**row, "level": 1} for row in rows_of("prompts")]
+    write_rows(Path(str(config.data.path)), rows)
+    assert "level" in TrlTraining(config, tmp_path).carried
+    kinds: dict[str, list[Any]] = {
+        "texts": ["a", "b"],
+        "numbers": [1, 2],
+        "truths": [True, False],
+        "mixed": [1, True],
+        "some": ["a", None],
+        "lists": [[1], [2]],
+        "prompt": [[1], "a"],
+    }
+    table = [{name: values[n] for name, values in kinds.items()} for n in range(2)]
+    assert carried_columns(table) == {"mixed", "some", "lists"}
+
+
+def test_each_answer_of_a_pair_is_cut_by_its_own_length() -> None:
+    """TRL's ORPO would take from both what the longer one is too long by."""
+
+    class Trainer:
+        """What of ORPO's trainer cuts."""
+
+        max_length = 4
+
+        def build_tokenized_answer(self) -> None: ...
+
+        def tokenize_row(self, row: dict[str, list[int]]) -> dict[str, list[int]]:
+            over = max(map(len, row.values())) - self.max_length
+            return {name: ids[: len(ids) - max(0, over)] for name, ids in row.items()}
+
+    trainer = _cut_by_own_length(Trainer)()
+    row = {"chosen": [1, 2], "rejected": [3, 4, 5, 6, 7, 8]}
+    assert trainer.tokenize_row(row) == {"chosen": [1, 2], "rejected": [3, 4, 5, 6]}
+    assert trainer.max_length == 4
+    with pytest.raises(TypeError):
+        trainer.tokenize_row(None, None)
+    assert trainer.max_length == 4
+
+    class Other:
+        """One that cuts nothing."""
+
+    assert _cut_by_own_length(Other) is Other
 
 
 @pytest.mark.parametrize("experts", [True, False])
@@ -311,3 +500,34 @@ def test_what_keeps_a_model_from_being_saved_is_taken_out_and_named(
     trainer = TrlTraining(config, tmp_path).make_trainer(is_new=True, say=lines.append)
     assert any("temperature 0.3" in line for line in lines)
     assert trainer.model.generation_config.temperature != 0.3
+
+
+def test_a_column_that_is_of_several_kinds_in_held_out_rows_alone_is_carried_as_text(
+    tmp_path: Path, saved_llama: Path
+) -> None:
+    def rows(*levels: object) -> list[dict[str, object]]:
+        return [{"prompt": f"{n} + 1 =", "level": x, "size": n} for n, x in enumerate(levels)]
+
+    held_out = write_rows(tmp_path / "held_out.jsonl", rows(1, "hard", 2, 3))
+    config = configuration("grpo", tmp_path, saved_llama, data={"eval_path": str(held_out)})
+    write_rows(Path(str(config.data.path)), rows(*range(12)))
+    training = TrlTraining(config, tmp_path)
+    assert len(training.data.held_out) == 4
+    assert training.carried == {"level"}
+    write_rows(held_out, rows(1, 2, 3, 4))
+    assert TrlTraining(config, tmp_path).carried == frozenset()
+
+
+@pytest.mark.skipif("distillation" not in methods_here(), reason="TRL has no distillation")
+def test_a_teacher_must_have_the_same_tokens_and_not_only_as_many(
+    tmp_path: Path, saved_llama: Path, teacher: Path
+) -> None:
+    other = shutil.copytree(teacher, tmp_path / "other")
+    file = other / "tokenizer.json"
+    content = json.loads(file.read_text())
+    vocab = content["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    file.write_text(json.dumps(content))
+    TrlTraining(configuration("distillation", tmp_path, saved_llama, teacher), tmp_path)
+    with pytest.raises(ValueError, match=r"training\.teacher"):
+        TrlTraining(configuration("distillation", tmp_path, saved_llama, other), tmp_path)

@@ -1,6 +1,7 @@
 """Conversations as they are trained on and asked, with numbers by turn; refused beforehand."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def adapter_for(model: Path, packing: bool = True, **data: Any) -> DialogueModelAdapter:
-    adapter = get_model_adapter("dialogue", ModelConfig(name=str(model)), TrainingConfig(), "cpu")
+def adapter_for(
+    model: Path, packing: bool = True, metrics: Sequence[str] = (), **data: Any
+) -> DialogueModelAdapter:
+    training = TrainingConfig(metrics=[*metrics])
+    adapter = get_model_adapter("dialogue", ModelConfig(name=str(model)), training, "cpu")
     assert isinstance(adapter, DialogueModelAdapter)
     adapter.data_config = DataConfig(**{"max_length": 1024, "packing": packing, **data})
     adapter.initialize_model()
@@ -76,6 +80,10 @@ def test_training_and_use_are_rendered_alike(
         messages[:1], tools=tools, add_generation_prompt=True
     )["input_ids"]
     assert adapter.prompt_ids(messages[:1], tools) == used
+    thoughtless = adapter.tokenizer.apply_chat_template(
+        messages[:1], tools=tools, add_generation_prompt=True, enable_thinking=False
+    )["input_ids"]
+    assert adapter.prompt_ids(messages[:1], tools, enable_thinking=False) == thoughtless != used
     learnt = adapter.tokenizer.decode(example.input_ids[example.supervised])
     assert learnt.count("<|im_end|>") == (2 if train_on == "answers" else 1)
     if train_on == "last_answer":
@@ -89,7 +97,7 @@ def test_training_and_use_are_rendered_alike(
 @pytest.mark.parametrize("packing", [True, False])
 def test_numbers_by_turn_are_those_of_the_answers_by_themselves(model: Path, packing: bool) -> None:
     """Compared with transformers' own logits, one conversation at a time; messages are examples."""
-    adapter = adapter_for(model, packing)
+    adapter = adapter_for(model, packing, metrics=["token_accuracy"])
     network = adapter.model
     assert network is not None
     network.eval()
@@ -99,7 +107,7 @@ def test_numbers_by_turn_are_those_of_the_answers_by_themselves(model: Path, pac
     with torch.no_grad():
         found = adapter.sum_metrics(network, batch)
         total = adapter.compute_loss(network, batch)
-        sums, counts, hits, ends = [0.0, 0.0], [0, 0], 0, 0
+        sums, counts, hits, ends, right = [0.0, 0.0], [0, 0], 0, 0, 0
         for talk in talks:
             example = adapter.encode(talk)
             ids = torch.from_numpy(example.input_ids.astype(np.int64))
@@ -111,6 +119,7 @@ def test_numbers_by_turn_are_those_of_the_answers_by_themselves(model: Path, pac
                 turn += not example.supervised[place - 1]
                 sums[turn > 0] -= float(log_probs[place - 1, ids[place]])
                 counts[turn > 0] += 1
+                right += int(log_probs[place - 1].argmax() == ids[place])
                 if int(ids[place]) == adapter.tokenizer.eos_token_id:
                     ends += 1
                     hits += int(log_probs[place - 1].argmax() == ids[place])
@@ -118,6 +127,9 @@ def test_numbers_by_turn_are_those_of_the_answers_by_themselves(model: Path, pac
     assert found["eval_loss_later_answers"] == (pytest.approx(sums[1], rel=1e-5), counts[1])
     assert found["eval_end_accuracy"] == (hits, ends)
     assert ends == 5
+    assert found["eval_token_accuracy"] == (right, sum(counts))
+    assert len(found) == 4
+    assert adapter.count_computed(talks) == batch["input_ids"].numel()
     assert float(total.loss_sum) == pytest.approx(sum(sums), rel=1e-5)  # packed as unpacked
     assert total.num_items == sum(counts) == adapter.count_items(talks)
     assert adapter.count_tokens(talks) == sum(len(adapter.encode(one).input_ids) for one in talks)
@@ -176,6 +188,18 @@ def test_a_tokenizer_without_a_template_is_refused_and_a_given_one_is_used(
     monkeypatch.setattr(ModelManager, "load", None)
     with pytest.raises(ValueError, match="needs a chat template, and the tokenizer has none"):
         adapter_for(saved_llama)
+
+
+def test_messages_that_are_too_long_are_cut_or_refused_as_rows_are(model: Path) -> None:
+    whole = adapter_for(model).encode(ANSWERED)
+    length = len(whole.input_ids) - 3
+    cut = adapter_for(model, max_length=length, over_length="truncate").encode(ANSWERED)
+    assert len(cut.input_ids) <= length
+    begun = adapter_for(model, max_length=length, over_length="keep_start")
+    ends = begun.prepare_batch([begun.encode(ANSWERED)])["target_ends"]
+    assert (ends.sum(), whole.supervised.sum() - len(ends)) == (1, 3)  # one of two is cut off
+    with pytest.raises(ValueError, match="over-long"):
+        adapter_for(model, max_length=length, over_length="quarantine").encode(ANSWERED)
 
 
 def test_messages_that_are_none_are_named(model: Path) -> None:

@@ -139,6 +139,29 @@ class Numbers(Dataset[dict[str, Any]]):
         return {**item, **(self.item if index == self.changed else {})}
 
 
+def test_what_the_loader_does_with_its_items_is_in_the_fingerprint() -> None:
+    given: list[dict[str, Any]] = [{}, {"shuffle": True}, {"drop_last": True}]
+    prints = {LoaderSource(DataLoader(ROWS, batch_size=4, **more), 0).fingerprint for more in given}
+    whole = INPUTS[:2].clone()
+    items = (
+        [whole],
+        [whole.double()],
+        [whole.view(torch.int32)],
+        [whole.view(4, 2)],
+        [{"a": whole}],
+        [{"b": whole}],
+    )
+    prints |= {LoaderSource(one, 0).fingerprint for one in items}
+    prints |= {LoaderSource([np.zeros(4, kind)], 0).fingerprint for kind in ("f4", "i4")}
+    assert len(prints) == 11
+
+
+def test_some_of_all_items_are_in_the_fingerprint_where_each_has_to_be_read() -> None:
+    """From the first to one near the end."""
+    loaders = [DataLoader(Numbers(n, y=-1), batch_size=2) for n in (None, 0, 100, 196)]
+    assert len({LoaderSource(loader, 0).fingerprint for loader in loaders}) == 4
+
+
 @pytest.mark.parametrize(
     "change",
     [{"x": np.zeros(3)}, {"y": 7}, {"text": "b"}, {"all": [2.0, None]}, {"z": np.int8(2)}],
@@ -223,7 +246,8 @@ def test_the_default_loss_of_whole_numbers_is_cross_entropy() -> None:
     )
     assert torch.allclose(default_loss(output, targets), torch.as_tensor(expected))
     assert float(default_loss(output, torch.full((2, 3), -100))) == 0.0
-    assert default_loss(output.bfloat16(), targets.int()).dtype == torch.float32
+    for half in (output.bfloat16(), output.half()):
+        assert default_loss(half, targets.int()).dtype == torch.float32
 
 
 def test_the_default_loss_of_numbers_is_the_mean_squared_error_of_each_row() -> None:
@@ -253,6 +277,18 @@ def adapter_of(source: LoaderSource, loss: Any = None) -> LayersAdapter:
     adapter = LayersAdapter(model, source, loss, ModelConfig(), config, torch.device("cpu"))
     adapter.initialize_model()
     return adapter
+
+
+def test_what_the_model_is_looked_at_with_is_not_saved_with_it() -> None:
+    layers = [torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()]
+    model = LayersModel(layers, torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 3), INPUTS)
+    assert {name.partition(".")[0] for name in model.state_dict()} == {
+        "embedding",
+        "layers",
+        "head",
+    }
+    expected = model.head(layers[1](layers[0](model.embedding(INPUTS))))
+    assert torch.equal(model(INPUTS), expected)
 
 
 def test_a_batch_in_pieces_has_the_gradient_of_the_whole() -> None:

@@ -193,6 +193,10 @@ def test_a_lora_is_beside_the_language_part_alone_unless_vision_is_chosen(
     seeing = trainer_of(llava, data, tmp_path / "seeing", train_vision=True, **lora)
     names = [n for n, p in seeing.initialize_model().named_parameters() if p.requires_grad]
     assert any("vision_tower" in name for name in names)
+    assert (trainer.adapter.lora_within, seeing.adapter.lora_within) == (
+        "model.language_model",
+        None,
+    )
 
     trainer.adapter.save(tmp_path / "final")
     more = trainer_of(tmp_path / "final", data, tmp_path / "more", **lora)
@@ -210,12 +214,16 @@ def test_tokens_of_pictures_are_those_of_the_processor_and_never_learnt(
     trainer = trainer_of(llava, data, tmp_path)
     trainer.initialize_model()
     assert trainer.adapter.describe()["packing"]
+    assert trainer.adapter.describe()["sees"] is True
     assert trainer.adapter.notes() == []
     source = trainer.initialize_data()
     assert isinstance(source, DataPipeline)
     (batch,) = list(source.train_batches(0, 0, 99))
     adapter = trainer.adapter
     assert isinstance(adapter, MultimodalModelAdapter)
+    adapter.data_config = adapter.data_config.copy_with(image_background="#8090ff")
+    adapter._take(adapter.processor)
+    assert adapter.pictures.background == "#8090ff"
     mark = adapter.pictures.mark_id
     for example in batch:
         assert (example.input_ids == mark).sum() == 4

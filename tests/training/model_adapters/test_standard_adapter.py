@@ -1,6 +1,7 @@
 """Batches on the device, losses as sums, saved models that other libraries read."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,11 +9,20 @@ import torch
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.optimization.compiling import is_compiled
 from infrastructure.optimization.size_grid import SizeGrid
+from infrastructure.training.data.samples import (
+    SAMPLE_HELDOUT,
+    SAMPLE_TASK_COLUMN,
+    SAMPLE_TOKENIZER,
+    SAMPLE_TRAIN,
+)
 from infrastructure.training.data.store.examples import TokenizedExample
-from infrastructure.training.model_adapters import get_model_adapter
+from infrastructure.training.model_adapters import get_model_adapter, standard_adapter
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
+from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
 from tests.slow import slow
 
 
@@ -101,6 +111,82 @@ def test_compiling_gives_the_same_loss(saved_llama: Path) -> None:
         for a in (plain, compiled)
     ]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_the_model_is_loaded_by_all_settings_that_concern_it(tmp_path: Path) -> None:
+    training = TrainingConfig(
+        seed=5,
+        gradient_checkpointing=True,
+        gradient_checkpointing_mode="selective",
+        memory_efficient_attention=False,
+        time_step_masking=True,
+    )
+    adapter = StandardModelAdapter(ModelConfig(), training, torch.device("cpu"))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a", "completion": "b"}\n')
+    adapter.data_config = DataConfig(path=str(rows), max_length=77, validation_split=0.0)
+    adapter.saved_tokenizer, adapter.on_disk = tmp_path, True
+    manager = adapter._manager()
+    assert (manager.seed, manager.max_length, manager.attention) == (5, 77, "eager")
+    assert (manager.gradient_checkpointing, manager.checkpointing_mode) == (True, "selective")
+    assert (manager.tokenizer_directory, manager.needs_mask_token) == (tmp_path, True)
+    assert (manager.on_disk, manager.known_tokenizer) == (True, None)
+    assert manager.tokenizer_texts is not None
+    assert any("a" in text for text in manager.tokenizer_texts())
+    adapter.data_config = DataConfig(
+        path=str(SAMPLE_TRAIN), eval_path=str(SAMPLE_HELDOUT), task_column=SAMPLE_TASK_COLUMN
+    )
+    assert adapter._manager().known_tokenizer == SAMPLE_TOKENIZER
+
+
+def test_the_data_is_read_as_the_adapter_was_given_it(
+    saved_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    class Pipeline:
+        """Remembers what it was made of."""
+
+        def __init__(self, *given: Any, **named: Any) -> None:
+            made.append((given, named))
+
+        def prepare(self) -> None:
+            made.append(((), {}))
+
+    monkeypatch.setattr(standard_adapter, "DataPipeline", Pipeline)
+    adapter = adapter_for(saved_llama)
+    adapter.memory_config = MemoryConfig(gpu_memory_fraction=0.5)
+    cache = CacheConfig(directory=str(tmp_path))
+    assert isinstance(adapter.create_data_source(cache, 9), Pipeline)
+    named = {"cache_config": cache, "seed": 9, "memory_config": adapter.memory_config}
+    expected = ((adapter.data_config, adapter.tokenizer), {**named, "pictures": None})
+    assert made == [expected, ((), {})]
+
+
+def test_what_will_be_compiled_is_computed_at_all_positions(saved_llama: Path) -> None:
+    """Compiled layers take no hooks, and "auto" decides when the training begins."""
+    for mode, narrows in ((None, True), ("auto", False)):
+        adapter: Any = adapter_for(saved_llama, compile_mode=mode)
+        assert adapter.token_loss.narrows_last_mlp is narrows
+        assert not is_compiled(adapter.model)
+
+
+def test_what_was_found_at_loading_is_noted(saved_llama: Path, tmp_path: Path) -> None:
+    """A mask token that was added, and a window that hidden tokens do not stop at."""
+    from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes |= {"num_key_value_heads": 2}
+    tokenizer = AutoTokenizer.from_pretrained(saved_llama)
+    for window, is_noted in ((63, True), (64, False)):
+        config = MistralConfig(
+            vocab_size=304, intermediate_size=32, sliding_window=window, pad_token_id=0, **sizes
+        )
+        MistralForCausalLM(config).save_pretrained(tmp_path)
+        tokenizer.save_pretrained(tmp_path)
+        notes = adapter_for(tmp_path, time_step_masking=True).notes()
+        assert sum("<|mask|>" in note for note in notes) == 1
+        assert any(f"window of {window} tokens" in note for note in notes) is is_noted
 
 
 def test_an_unknown_adapter_gets_the_nearest_name() -> None:

@@ -1,6 +1,8 @@
 """The loss is PPO's, splits like every other loss, and training with it really helps."""
 
+import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
-from infrastructure.training.model_adapters import tactical_mappo_adapter
+from infrastructure.training.model_adapters import adapter_name, tactical_mappo_adapter
 from infrastructure.training.model_adapters.tactical_mappo_adapter import (
     DISCOUNT,
     GAE_LAMBDA,
@@ -18,7 +20,13 @@ from infrastructure.training.model_adapters.tactical_mappo_adapter import (
     ppo_loss,
 )
 from infrastructure.training.models.model_manager import load_saved
-from infrastructure.training.models.tactical_mappo import EnvironmentSeeds, create_episodes, play
+from infrastructure.training.models.tactical_mappo import (
+    EnvironmentSeeds,
+    Rollout,
+    TacticalMappo,
+    create_episodes,
+    play,
+)
 
 CPU = torch.device("cpu")
 
@@ -86,6 +94,76 @@ def test_advantages_of_an_episode_by_hand() -> None:
     first = 1.0 + DISCOUNT * 1.0 - 0.5 + DISCOUNT * GAE_LAMBDA * middle
     expected = torch.tensor([[first, middle, last]])
     assert torch.allclose(generalized_advantages(rewards, values), expected)
+
+
+def test_the_loss_of_a_step_by_hand(adapter: TacticalMappoAdapter) -> None:
+    model = adapter.model
+    assert isinstance(model, TacticalMappo)
+    rollout = play(model, create_episodes([1, 2], CPU), exploration=0.05)
+    ppo_loss(model, rollout).sum().backward()
+    found = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    model.zero_grad()
+    with torch.no_grad():
+        values = model.values(rollout.states)
+        advantages = generalized_advantages(rollout.rewards, values)
+    log_probs = model.action_log_probs(rollout.observations)
+    expected = torch.zeros(())
+    for b, t in itertools.product(*map(range, rollout.rewards.shape)):
+        gain, num_agents = advantages[b, t], rollout.actions.shape[2]
+        for agent in range(num_agents):
+            each = log_probs[b, t, agent]
+            ratio = (each[rollout.actions[b, t, agent]] - rollout.log_probs[b, t, agent]).exp()
+            clipped = torch.minimum(ratio * gain, ratio.clamp(0.8, 1.2) * gain)
+            expected = expected - (clipped - 0.01 * (each.exp() * each).sum()) / num_agents
+        error = model.values(rollout.states[b, t]) - (gain + values[b, t])
+        expected = expected + 0.5 * error**2
+    torch.testing.assert_close(ppo_loss(model, rollout).sum(), expected)
+    expected.backward()
+    for one, other in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(one, other.grad)
+
+
+def test_moves_are_random_in_training_and_the_best_ones_in_evaluation(
+    adapter: TacticalMappoAdapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = adapter.model
+    assert isinstance(model, TacticalMappo)
+    given: list[float] = []
+
+    def played(*parts: Any, exploration: float) -> Rollout:
+        given.append(exploration)
+        return play(*parts, exploration=exploration)
+
+    monkeypatch.setattr(tactical_mappo_adapter, "play", played)
+    batch = adapter.prepare_batch([1, 2, 3])
+    best = play(model, create_episodes([1, 2, 3], CPU), exploration=0.0).rewards
+    assert adapter.compute_metrics(model, batch) == pytest.approx(
+        {"covered_targets": best.mean().item(), "covered_at_end": best[:, -1].mean().item()}
+    )
+    adapter.compute_loss(model.train(), batch)
+    assert adapter.compute_loss(model.eval(), batch).loss_sum == -best.sum()
+    assert given == [0.0, 0.05, 0.0]
+
+
+def test_new_weights_are_those_of_the_seed() -> None:
+    def first(seed: int) -> torch.Tensor:
+        config = TrainingConfig(seed=seed)
+        made = TacticalMappoAdapter(ModelConfig(name="tactical_mappo"), config, CPU)
+        return next(made.initialize_model().parameters())
+
+    assert torch.equal(first(1), first(1))
+    assert not torch.equal(first(1), first(2))
+    masked = TrainingConfig(time_step_masking=True)
+    with pytest.raises(ValueError, match="time_step_masking"):
+        TacticalMappoAdapter(ModelConfig(name="tactical_mappo"), masked, CPU).initialize_model()
+
+
+def test_its_adapter_is_its_own() -> None:
+    for wanted in ("auto", "standard", "tactical_mappo"):
+        model = ModelConfig(name="tactical_mappo", adapter=wanted)
+        assert adapter_name(model, DataConfig()) == "tactical_mappo"
+    with pytest.raises(ValueError, match=r"model\.adapter=dialogue"):
+        adapter_name(ModelConfig(name="tactical_mappo", adapter="dialogue"), DataConfig())
 
 
 def test_the_clip_takes_the_gradient_of_moves_that_left_the_region(

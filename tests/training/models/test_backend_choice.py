@@ -89,6 +89,9 @@ def test_without_a_choice_nothing_is_reported_or_imported(
         ({"model": {"attention": "eager"}}, "it chooses the attention itself"),
         ({"memory_efficient_attention": False}, "it chooses the attention itself"),
         ({"model": {"trust_remote_code": True}}, "the model comes with code of its own"),
+        ({"model": {"adapter": "dialogue"}}, "the adapter dialogue loads the model"),
+        ({"model": {"lora_config": {"use_dora": True}}}, "it has no such variant of LoRA"),
+        ({"model": {"quantization_aware": "int4"}}, "it does not train for rounded weights"),
         (
             {"gradient_checkpointing": True, "gradient_checkpointing_mode": "selective"},
             "it recomputes activations in a way of its own",
@@ -121,6 +124,20 @@ def test_a_lora_is_judged_by_its_base(
     facts = {"peft_type": "LORA", "base_model_name_or_path": str(model)}
     (lora / "adapter_config.json").write_text(json.dumps(facts))
     assert chosen(lora).backend == "unsloth"
+
+
+def test_a_model_of_the_hub_is_judged_by_the_version_that_is_loaded(
+    model: Path, prepared: list[tuple[str, Path | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[tuple[Any, ...]] = []
+
+    def fetch(name: str, file: str, revision: str | None) -> str:
+        fetched.append((name, file, revision))
+        return str(model / file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fetch)
+    assert chosen("owner/name", model={"revision": "v2"}).backend == "unsloth"
+    assert fetched == [("owner/name", "config.json", "v2")]
 
 
 def test_without_unsloth_the_reason_is_how_to_get_it(

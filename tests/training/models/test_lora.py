@@ -110,6 +110,8 @@ def test_wrong_targets_are_refused_even_beside_right_ones(targets: list[str]) ->
         ("transformer.ln_f.weight", HEAD_LAYER),
         ("gpt_neox.embed_in.weight", 0),
         ("embed_out.weight", HEAD_LAYER),
+        ("model.score.weight", HEAD_LAYER),
+        ("transformer.output.embedding.weight", HEAD_LAYER),
     ],
 )
 def test_layer_of(name: str, layer: int) -> None:

@@ -50,6 +50,10 @@ def test_trained_resumed_saved_and_merged(saved_llama: Path, tmp_path: Path, var
     lora = VARIANTS[variant]
     start = logits(load_saved(saved_llama, device=CPU).model)
     trainer = trainer_of(saved_llama, tmp_path, lora, tmp_path / "run")
+    variants = {"init" if name == "init_lora_weights" else name: v for name, v in lora.items()}
+    trainer.initialize_model()
+    described: Any = trainer.adapter.describe()["lora"]
+    assert {**described, **variants} == described
     torch.testing.assert_close(logits(trainer.initialize_model()), start, atol=1e-5, rtol=1e-4)
     trainer.train()
     trained = logits(trainer.initialize_model())
@@ -60,8 +64,13 @@ def test_trained_resumed_saved_and_merged(saved_llama: Path, tmp_path: Path, var
     again.train()
     assert torch.equal(logits(again.initialize_model()), trained)
 
-    save_model(trainer.initialize_model(), trainer.adapter.tokenizer, tmp_path / "final")
-    assert torch.equal(logits(trainer.initialize_model()), trained)  # saving changes nothing
+    drawn = torch.get_rng_state()
+    for _ in range(2):  # saving changes nothing
+        save_model(trainer.initialize_model(), trainer.adapter.tokenizer, tmp_path / "final")
+        assert torch.equal(logits(trainer.initialize_model()), trained)
+        assert torch.equal(torch.get_rng_state(), drawn)
+        tuned: Any = trainer.initialize_model()
+        assert tuned.peft_config["default"].init_lora_weights == lora.get("init_lora_weights", True)
     loaded = load_saved(tmp_path / "final", device=CPU).model
     torch.testing.assert_close(logits(loaded), trained, atol=1e-5, rtol=1e-4)
     merged = loaded.merge_and_unload()  # type: ignore[operator]

@@ -1,5 +1,6 @@
 """Models from every source come ready to train; what cannot be trained is refused in a sentence."""
 
+import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -11,6 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.core.errors import DamagedFileError
+from infrastructure.training.models.fitting import choose_dtype
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.training.models.saved_model import (
     weight_files,
@@ -108,6 +111,12 @@ def test_an_earlier_tokenizer_is_used_as_it_is(tmp_path: Path) -> None:
     assert again.tokenizer.get_vocab() == first.tokenizer.get_vocab()
 
 
+def test_the_embedded_model_has_a_position_for_each_token() -> None:
+    load_embedded(max_length=64)
+    with pytest.raises(ValueError, match="max_length=65 is more than the 64 positions"):
+        load_embedded(max_length=65)
+
+
 def test_the_embedded_model_needs_texts() -> None:
     with pytest.raises(ValueError, match="makes its tokenizer from the training texts: give data"):
         load("embedded", embedded=TINY)
@@ -153,9 +162,76 @@ def test_a_saved_lora_goes_on_training(llama_folder: Path, tmp_path: Path) -> No
     assert all(torch.equal(saved[name], loaded[name]) for name in saved)
     same = LoraConfig(r=2, target_modules=["q_proj"])
     load(tmp_path / "lora", lora_config=same)
-    for change in ({"r": 4}, {"alpha": 7}, {"target_modules": "all-linear"}):
+    for change in (
+        {"r": 4},
+        {"alpha": 7},
+        {"dropout": 0.5},
+        {"use_dora": True},
+        {"use_rslora": True},
+        {"rank_pattern": {"0": 4}},
+        {"target_modules": "all-linear"},
+    ):
         with pytest.raises(ValueError, match=rf"is a LoRA.*asks for.*{next(iter(change))}"):
             load(tmp_path / "lora", lora_config=same.copy_with(**change))
+
+
+def test_a_lora_has_its_own_tokenizer_and_without_one_that_of_its_base(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    first = load(llama_folder, lora_config=LoraConfig(r=2))
+    base: Any = first.tokenizer
+    tokenizer = copy.deepcopy(base)
+    tokenizer.chat_template = "{{ messages }} of its own"
+    save_model(first.model, tokenizer, tmp_path / "with")
+    save_model(first.model, None, tmp_path / "without")
+    of_own, of_base = (load(tmp_path / name).tokenizer for name in ("with", "without"))
+    assert of_own is not None
+    assert of_base is not None
+    assert of_own.chat_template == tokenizer.chat_template
+    assert of_base.chat_template == base.chat_template != tokenizer.chat_template
+
+
+def test_a_lora_that_was_saved_recomputes_and_keeps_its_own_tokenizer(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    first = load(llama_folder, lora_config=LoraConfig(r=2))
+    first.tokenizer.chat_template = "of the LoRA"
+    save_model(first.model, first.tokenizer, tmp_path / "lora")
+    again = load(tmp_path / "lora", gradient_checkpointing=True)
+    assert again.model.get_base_model().is_gradient_checkpointing  # type: ignore[operator]
+    config = ModelConfig(name=str(tmp_path / "lora"))
+    alone = ModelManager(config, device=CPU, seed=0).load_tokenizer()
+    assert again.tokenizer.chat_template == alone.chat_template == "of the LoRA"  # type: ignore[union-attr]
+    for file in (tmp_path / "lora").glob("tokenizer*"):
+        file.unlink()
+    (tmp_path / "lora" / "SHA256SUMS").unlink()
+    assert load(tmp_path / "lora").tokenizer.chat_template is None  # its base's
+
+
+def test_a_base_that_was_changed_below_its_lora_is_refused(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    plain = load(llama_folder)
+    save_model(plain.model, plain.tokenizer, tmp_path / "base")
+    first = load(tmp_path / "base", lora_config=LoraConfig(r=2))
+    save_model(first.model, first.tokenizer, tmp_path / "lora")
+    load(tmp_path / "lora")
+    change_tensors(tmp_path / "base", lambda t: t["model.norm.weight"].add_(1))
+    with pytest.raises(DamagedFileError):
+        load(tmp_path / "lora")
+
+
+def test_the_format_of_weights_that_train_is_fp32_and_of_others_half(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    assert choose_dtype("auto", trains_all=True, device=gpu) is torch.float32
+    assert choose_dtype("auto", trains_all=False, device=gpu) is torch.bfloat16
+    assert choose_dtype("auto", trains_all=False, device=CPU) is torch.float32
+    assert choose_dtype("fp16", trains_all=False, device=gpu) is torch.float16
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
+    assert choose_dtype("auto", trains_all=False, device=gpu) is torch.float16
 
 
 def test_a_lora_whose_base_has_moved(llama_folder: Path, tmp_path: Path) -> None:
@@ -219,6 +295,8 @@ def test_weights_in_bf16(llama_folder: Path) -> None:
     loaded = load(llama_folder, dtype="bf16", lora_config=LoraConfig(r=2))
     formats = {p.dtype: p.requires_grad for p in loaded.model.parameters()}
     assert formats == {torch.bfloat16: False, torch.float32: True}
+    embedded = load_embedded(dtype="bf16", lora_config=LoraConfig(r=2)).model
+    assert {p.dtype: p.requires_grad for p in embedded.parameters()} == formats
 
 
 def test_a_missing_padding_token_costs_no_end_token(llama_folder: Path) -> None:
@@ -386,7 +464,8 @@ def test_a_cached_hub_model_is_pinned_to_its_commit(
 
 
 def test_load_saved_is_for_looking_only(llama_folder: Path, input_ids: torch.Tensor) -> None:
-    loaded = load_saved(llama_folder, device=CPU)
+    config = ModelConfig(lora_config=LoraConfig(r=2), quantization_aware="int4", dtype="fp32")
+    loaded = load_saved(llama_folder, device=CPU, model_config=config)
     assert not loaded.model.training
     assert not any(p.requires_grad for p in loaded.model.parameters())
     assert torch.equal(loaded.model(input_ids).logits, plain_logits(llama_folder, input_ids))

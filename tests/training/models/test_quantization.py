@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,6 +56,10 @@ def test_qlora_learns_and_the_base_stays(
         getattr(layer, "support_avx512bf16_for_cpu", False)
         for layer in quantized_layers(loaded.model)
     )
+    layer: Any = quantized_layers(loaded.model)[0]
+    if kind == "4bit":  # as QLoRA has it
+        state = layer.weight.quant_state
+        assert (state.quant_type, state.nested, layer.compute_dtype) == ("nf4", True, torch.float32)
     assert loaded.description["quantization"] == kind
     assert loaded.description["num_parameters"] > loaded.description["num_trainable"] * 4
     base = frozen_weights(loaded.model)
@@ -103,6 +108,11 @@ def test_a_model_too_narrow_for_four_bits_on_a_cpu(llama_folder: Path) -> None:
     narrow.save_pretrained(llama_folder)
     with pytest.raises(ValueError, match="width must be a multiple of 64, and this one's is 32"):
         load(llama_folder, "4bit")
+
+
+def test_products_have_the_format_of_the_other_weights(llama_folder: Path) -> None:
+    layers: Any = quantized_layers(load(llama_folder, "4bit", dtype="bf16").model)
+    assert {layer.compute_dtype for layer in layers} == {torch.bfloat16}
 
 
 def test_weights_that_are_quantised_in_another_way(llama_folder: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,13 +13,16 @@ from safetensors.torch import load_file
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.core import files
+from infrastructure.core.checksums import damaged_files
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager, load_saved
 from infrastructure.training.models.saving import (
     save_model,
+    save_tokenizer,
     save_whole,
     whole_directory,
     write_lora_card,
 )
+from infrastructure.training.models.saving_check import make_writable
 from infrastructure.training.models.trainable_state import trainable_state
 
 CPU = torch.device("cpu")
@@ -129,9 +133,74 @@ def test_a_lora_on_a_base_that_is_nowhere_else(
     assert torch.equal(logits(again.model, input_ids), expected)
     assert str(tmp_path) not in (tmp_path / "moved/adapter_config.json").read_text()
     assert torch.equal(logits(loaded_by_card(tmp_path / "moved"), input_ids), expected)
+    assert (tmp_path / "moved/base/tokenizer.json").is_file()
     monkeypatch.chdir(tmp_path / "moved")
     plain = AutoPeftModelForCausalLM.from_pretrained(".")
     assert torch.equal(logits(plain, input_ids), expected)
+
+
+def test_a_tokenizer_is_written_the_same_wherever_it_was_loaded_from(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    tokenizer = load(llama_folder).tokenizer
+    assert tokenizer is not None
+    save_tokenizer(tokenizer, tmp_path / "here")
+    tokenizer.init_kwargs |= {"is_local": True, "local_files_only": True}
+    save_tokenizer(tokenizer, tmp_path / "elsewhere")
+    assert tokenizer.init_kwargs["is_local"] is tokenizer.init_kwargs["local_files_only"] is True
+    written = [tmp_path / name / "tokenizer_config.json" for name in ("here", "elsewhere")]
+    assert written[0].read_bytes() == written[1].read_bytes()
+    assert "is_local" not in json.loads(written[0].read_text())
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        *(
+            ({"do_sample": False, name: value}, {})
+            for name, value in {
+                **dict.fromkeys(("temperature", "top_p", "min_p", "top_h", "typical_p"), 0.3),
+                **dict.fromkeys(("epsilon_cutoff", "eta_cutoff"), 0.1),
+                "top_k": 7,
+            }.items()
+        ),
+        ({"do_sample": True, "temperature": 0.3}, {"temperature": 0.3}),
+        *(
+            ({"do_sample": False, "num_beams": 1, name: value}, {})
+            for name, value in {
+                "early_stopping": True,
+                "length_penalty": 0.3,
+                "num_return_sequences": 3,
+            }.items()
+        ),
+        (
+            {"do_sample": False, "num_beams": 3, "length_penalty": 0.3, "temperature": 0.3},
+            {"num_beams": 3, "length_penalty": 0.3},
+        ),
+        ({"output_scores": True}, {}),
+        ({"pad_token_id": -1, "eos_token_id": 2}, {"eos_token_id": 2}),
+    ],
+)
+def test_what_has_no_effect_and_cannot_be_written_is_taken_out_and_no_more(
+    tmp_path: Path, given: dict[str, Any], kept: dict[str, Any]
+) -> None:
+    from transformers import GenerationConfig
+
+    config = GenerationConfig()
+    for name, value in given.items():
+        setattr(config, name, value)
+    model: Any = SimpleNamespace(generation_config=config)
+    try:
+        GenerationConfig.from_dict(config.to_dict()).save_pretrained(tmp_path)
+        is_writable = True
+    except ValueError:
+        is_writable = False
+    notes = make_writable(model)
+    assert bool(notes) is not is_writable
+    config.save_pretrained(tmp_path)
+    for name, value in {**(given if is_writable else {}), **kept}.items():
+        assert getattr(config, name) == value
+    assert make_writable(model) == []
 
 
 def loaded_by_card(folder: Path, base: str | None = None) -> Any:
@@ -197,6 +266,9 @@ def test_a_whole_state_is_written_as_it_is_given(
     assert written.keys() == state.keys()
     assert all(torch.equal(written[name], state[name]) for name in state)
     assert (tmp_path / "rack" / "config.json").is_file() is not is_plain
+    assert damaged_files(tmp_path / "rack") == []
+    (tmp_path / "rack" / "model.safetensors").write_bytes(b"")
+    assert damaged_files(tmp_path / "rack") == ["model.safetensors"]
 
 
 def test_a_registered_module(tmp_path: Path) -> None:

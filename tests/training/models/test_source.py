@@ -154,6 +154,12 @@ def test_a_missing_tokenizer(llama_folder: Path) -> None:
 
 def test_the_hash_is_of_the_weights_alone(llama_folder: Path, tmp_path: Path) -> None:
     before = weights_sha256(weight_files(llama_folder))
+    parts = [tmp_path / name for name in ("a", "b")]
+    for part in parts:
+        part.write_text(part.name)
+    both = weights_sha256(parts)
+    assert weights_sha256(parts[::-1]) == both
+    assert weights_sha256([parts[0], parts[1].rename(tmp_path / "c")]) != both
     moved = llama_folder.rename(tmp_path / "elsewhere")
     (moved / "config.json").write_text("{}")
     assert weights_sha256(weight_files(moved)) == before

@@ -6,14 +6,23 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
-from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.core.errors import MissingPackageError
 from infrastructure.core.optional import is_installed
 from infrastructure.training.models import unsloth_backend
-from infrastructure.training.models.unsloth_backend import check_versions, prepare_backend
+from infrastructure.training.models.saved_model import ModelSource, SourceKind
+from infrastructure.training.models.transformers_backend import LoadOptions
+from infrastructure.training.models.unsloth_backend import (
+    apply_unsloth_lora,
+    check_versions,
+    load_unsloth,
+    prepare_backend,
+)
 from tests.deployment.runs import small_settings
 from tests.slow import slow
 
@@ -200,6 +209,90 @@ print(json.dumps({
     assert found["losses"][-1] < found["losses"][0] - 0.3
     assert found["difference"] < 1e-5
     assert "transformers was imported before unsloth" in done.stderr
+
+
+class Unsloth:
+    """Remembers what it is called with."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model, self.calls = model, list[tuple[tuple[Any, ...], dict[str, Any]]]()
+        self.FastLanguageModel = self
+
+    def from_pretrained(self, *given: Any, **named: Any) -> tuple[torch.nn.Module, str]:
+        self.calls.append((given, named))
+        return self.model, "tokenizer"
+
+    def get_peft_model(self, *given: Any, **named: Any) -> torch.nn.Module:
+        self.calls.append((given, named))
+        return self.model
+
+
+@pytest.fixture
+def unsloth(monkeypatch: pytest.MonkeyPatch) -> Unsloth:
+    made = Unsloth(torch.nn.Linear(2, 2))
+    monkeypatch.setattr(unsloth_backend, "require", lambda *_: made)
+    return made
+
+
+@pytest.mark.parametrize(("max_length", "expected"), [(None, 2048), (77, 77)])
+@pytest.mark.parametrize("is_on", [True, False])
+def test_all_that_is_configured_reaches_unsloth(
+    unsloth: Unsloth, is_on: bool, max_length: int | None, expected: int
+) -> None:
+    options = LoadOptions(
+        torch.device("cpu"), torch.bfloat16, trust_remote_code=is_on, revision="v2"
+    )
+    source = ModelSource(SourceKind.HUB, "owner/name")
+    load_unsloth(
+        source, options, max_length=max_length, train_all=is_on, gradient_checkpointing=is_on
+    )
+    checkpointing = "unsloth" if is_on else False
+    assert unsloth.calls == [
+        (
+            (),
+            {
+                "model_name": "owner/name",
+                "max_seq_length": expected,
+                "dtype": torch.bfloat16,
+                "load_in_4bit": False,
+                "load_in_8bit": False,
+                "full_finetuning": is_on,
+                "trust_remote_code": is_on,
+                "revision": "v2",
+                "use_exact_model_name": True,
+                "use_gradient_checkpointing": checkpointing,
+            },
+        )
+    ]
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_all_of_a_lora_reaches_unsloth(unsloth: Unsloth, is_on: bool) -> None:
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 2) for name in ("q_proj", "v_proj")})
+    lora = LoraConfig(r=3, alpha=5, dropout=0.25, target_modules=["v_proj", "q_proj"])
+    apply_unsloth_lora(model, lora, seed=9, gradient_checkpointing=is_on)
+    named = {
+        "r": 3,
+        "target_modules": ["q_proj", "v_proj"],
+        "lora_alpha": 5,
+        "lora_dropout": 0.25,
+        "bias": "none",
+        "use_gradient_checkpointing": "unsloth" if is_on else False,
+        "random_state": 9,
+    }
+    assert unsloth.calls == [((model,), named)]
+
+
+@pytest.mark.parametrize("kind", ["4bit", "8bit"])
+def test_what_unsloth_has_not_quantised_is_refused(unsloth: Unsloth, kind: str) -> None:
+    """On a GPU, where it could have both."""
+    unsloth.model = torch.nn.Linear(2, 2, device="meta")
+    options = LoadOptions(torch.device("meta"), torch.float32, quantization=kind)
+    source = ModelSource(SourceKind.HUB, "owner/name")
+    with pytest.raises(ValueError, match="could not quantise"):
+        load_unsloth(source, options, max_length=9, train_all=False, gradient_checkpointing=False)
+    (_, named) = unsloth.calls[0]
+    assert (named["load_in_4bit"], named["load_in_8bit"]) == (kind == "4bit", kind == "8bit")
 
 
 def test_another_backend_imports_nothing() -> None:

@@ -19,7 +19,11 @@ from infrastructure.training.models.model_inputs import vision_tower
 from infrastructure.training.models.model_manager import LoadedModel, ModelManager
 from infrastructure.training.models.saving import save_model
 from infrastructure.training.models.transformers_backend import LoadOptions
-from infrastructure.training.models.vision_language import find_tower, template_for_parts
+from infrastructure.training.models.vision_language import (
+    find_tower,
+    template_for_parts,
+    tower_facts,
+)
 from tests.training.seeing_models import (
     TEXT,
     picture,
@@ -74,6 +78,15 @@ def test_what_towers_give_for_a_picture(kind: str, extra: int, text: Path, tmp_p
     made = manager.load()
     saved_and_loaded(manager, made, tmp_path / "final")
     assert {p.requires_grad for p in vision_tower(made.model).parameters()} == {False}  # type: ignore[union-attr]
+    assert made.model.config.vision_feature_layer == tower.layer == -2  # type: ignore[union-attr]
+    facts = tower_facts(tower)
+    folder.joinpath("preprocessor_config.json").write_text(
+        folder.joinpath("preprocessor_config.json").read_text().replace("0.", "0.9", 1)
+    )
+    other = tower_facts(find_tower(MultimodalConfig(vision_tower=str(folder)), OPTIONS))
+    assert facts.keys() == other.keys() == {"image_processor", "sha256"}
+    assert facts["sha256"] == other["sha256"]
+    assert facts["image_processor"] != other["image_processor"]
 
 
 def test_the_text_model_stays_what_it_was_and_its_vocabulary_grows_by_the_mark(
@@ -83,6 +96,7 @@ def test_the_text_model_stays_what_it_was_and_its_vocabulary_grows_by_the_mark(
     before = AutoModelForCausalLM.from_pretrained(text, dtype=torch.float32)
     made = manager.load()
     assert isinstance(made.model, LlavaForConditionalGeneration)
+    assert made.model.generation_config.to_dict() == before.generation_config.to_dict()
     ids = torch.arange(9)[None]
     with torch.no_grad():
         torch.testing.assert_close(made.model.eval()(ids).logits, before.eval()(ids).logits)

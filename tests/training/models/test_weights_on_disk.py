@@ -7,11 +7,18 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import Gemma2Config
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.training.models import weights_on_disk
 from infrastructure.training.models.model_manager import ModelManager
-from infrastructure.training.models.weights_on_disk import lies_in, put_back, taken_out
+from infrastructure.training.models.transformers_backend import LoadOptions
+from infrastructure.training.models.weights_on_disk import (
+    few_blocks,
+    lies_in,
+    put_back,
+    taken_out,
+)
 
 
 def manager_of(folder: Path, **settings: object) -> ModelManager:
@@ -48,8 +55,10 @@ def test_a_lora_is_there_and_its_base_is_not(saved_llama: Path) -> None:
         assert (lies_in(parameter) is None) == ("lora_" in name)
         if "lora_" in name:
             assert torch.equal(parameter, loaded.get_parameter(name))
+    trains = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     sources = taken_out(model)
     assert all(parameter.is_meta for parameter in model.parameters())
+    assert {name: p.requires_grad for name, p in model.named_parameters()} == trains
     assert set(sources) == {name for name, _ in loaded.named_parameters()}
 
 
@@ -59,6 +68,7 @@ def test_what_was_trained_is_put_back_into_files(saved_llama: Path, tmp_path: Pa
     trained = torch.randn(model.get_parameter(name).shape)
     put_back(model, [(name, trained)], tmp_path)
     assert torch.equal(model.get_parameter(name), trained)
+    assert model.get_parameter(name).requires_grad
     others = [p for n, p in model.named_parameters() if n != name]
     assert all(parameter.is_meta for parameter in others)
     assert list(tmp_path.iterdir()) == []
@@ -82,12 +92,22 @@ def test_files_of_other_weights_are_refused(saved_llama: Path, tmp_path: Path, w
         on_disk(folder)
 
 
-def test_what_weights_are_computed_with_first_stays_in_memory(saved_llama: Path) -> None:
+def test_what_weights_are_computed_with_first_stays_in_memory(
+    saved_llama: Path, tmp_path: Path
+) -> None:
     assert manager_of(saved_llama).weight_bytes() == sum(
         4 * p.numel() for p in manager_of(saved_llama).load().model.parameters()
     )
-    pissa = LoraConfig(r=4, init_lora_weights="pissa")
-    assert manager_of(saved_llama, lora_config=pissa).weight_bytes() is None
+    assert manager_of(saved_llama, lora_config=LoraConfig(r=4)).weight_bytes() is not None
+    for lora in (LoraConfig(r=4, init_lora_weights="pissa"), LoraConfig(r=4, use_dora=True)):
+        assert manager_of(saved_llama, lora_config=lora).weight_bytes() is None
+    for need in ("needs_mask_token", "sees"):
+        manager = manager_of(saved_llama)
+        setattr(manager, need, True)
+        assert manager.weight_bytes() is None
+    extended = shutil.copytree(saved_llama, tmp_path / "extended")
+    (extended / "extensions.json").write_text("{}")
+    assert manager_of(extended).weight_bytes() is None
     assert ModelManager(ModelConfig(), device=torch.device("cpu"), seed=0).weight_bytes() is None
 
 
@@ -95,6 +115,21 @@ def test_a_small_model_of_the_same_kind_has_one_block_of_each_kind(saved_llama: 
     few = manager_of(saved_llama).load_few_blocks()
     assert few.config.num_hidden_layers == 1  # type: ignore[union-attr]
     assert not any(bool(p.isnan().any()) for p in few.parameters())
+    kinds = ["sliding_attention", "sliding_attention", "full_attention", "full_attention"]
+    config = Gemma2Config(
+        vocab_size=40,
+        hidden_size=16,
+        intermediate_size=16,
+        head_dim=8,
+        num_hidden_layers=4,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        layer_types=kinds,
+    )
+    small: Any = few_blocks(config, LoadOptions(torch.device("cpu"), torch.float32))
+    assert small.config.layer_types == kinds[:3]
+    assert len(small.model.layers) == 3
+    assert config.num_hidden_layers == 4
 
 
 def test_large_blocks_go_back_at_once_before_the_first_weight_is_made(

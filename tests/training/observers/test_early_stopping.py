@@ -6,9 +6,14 @@ import math
 import pytest
 import torch
 
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.extensions.extension_hooks import Event, HookRunner
-from infrastructure.training.observers.early_stopping import EarlyStopping
+from infrastructure.training.observers.early_stopping import (
+    BestSaved,
+    EarlyStopping,
+    early_stopping,
+)
 
 
 @pytest.fixture
@@ -85,3 +90,67 @@ def test_a_store_keeps_the_lowest_so_the_sign_is_turned(state: TrainingState) ->
     assert state.score == -0.25
     state.evaluated_step = state.step - 1
     assert state.score is None
+
+
+@pytest.mark.parametrize(("rows", "stops"), [("same", True), ("other", False), (None, True)])
+def test_what_was_best_on_other_rows_is_forgotten(
+    state: TrainingState, rows: str | None, stops: bool
+) -> None:
+    """A run that had decided to stop stops again, unless it is measured on other rows since."""
+    first = HookRunner([EarlyStopping(patience=2)])
+    state.measured_on = "same"
+    for loss in (1.0, 2.0, 3.0):
+        evaluate(state, first, loss)
+    assert state.stop_reason is not None
+    again = TrainingState(torch.nn.Linear(1, 1), total_steps=100)
+    again.measured_on = rows
+    second = HookRunner([EarlyStopping(patience=2)])
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    second.fire(Event.TRAIN_START, again)
+    assert (again.stop_reason is not None) == stops
+    if not stops:
+        evaluate(again, second, 5.0)  # the best on these rows
+        evaluate(again, second, 6.0)
+        assert again.stop_reason is None
+        evaluate(again, second, 5.5)
+        assert again.stop_reason is not None
+
+
+def test_each_step_that_is_best_is_saved_also_by_whoever_goes_on(state: TrainingState) -> None:
+    saved: list[int] = []
+
+    def measure(state: TrainingState, hooks: HookRunner, losses: list[float]) -> None:
+        for loss in losses:
+            state.step += 1
+            state.evaluated_step, state.must_save = state.step, False
+            evaluate(state, hooks, loss)
+            if state.must_save:
+                saved.append(state.step)
+
+    state.measured_on = "rows"
+    hooks = HookRunner([BestSaved()])
+    measure(state, hooks, [3.0, 3.0, 2.0, math.nan, 2.5])
+    again = HookRunner([BestSaved()])
+    again.load_state_dict(json.loads(json.dumps(hooks.state_dict())))
+    measure(state, again, [2.1, 1.0])
+    assert saved == [1, 3, 7]
+    state.measured_on = "other rows"
+    measure(state, again, [5.0, 6.0, 4.0])
+    assert saved == [1, 3, 7, 8, 10]
+
+
+def test_a_training_is_stopped_and_its_best_saved_as_configured() -> None:
+    assert early_stopping(TrainingConfig()) == []
+    (best,) = early_stopping(TrainingConfig(best_metric="token_accuracy"))
+    assert isinstance(best, BestSaved)
+    config = TrainingConfig(
+        early_stopping_patience=3, early_stopping_min_delta=0.5, best_metric="token_accuracy"
+    )
+    best, stopping = early_stopping(config)
+    assert isinstance(best, BestSaved)
+    assert isinstance(stopping, EarlyStopping)
+    assert (stopping.patience, stopping.min_delta) == (3, 0.5)
+    assert (stopping.metric, stopping.greater_is_better) == ("eval_token_accuracy", True)
+    _, stopping = early_stopping(TrainingConfig(early_stopping_patience=1))
+    assert isinstance(stopping, EarlyStopping)
+    assert (stopping.metric, stopping.greater_is_better) == ("eval_loss", False)

@@ -20,6 +20,7 @@ from infrastructure.training.metrics.sinks import make_sinks
 from infrastructure.training.observers import run_observers
 from infrastructure.training.observers.run_observers import (
     ERRORS_FILE,
+    CopiesObserver,
     ErrorsObserver,
     MetricsObserver,
     ProgressObserver,
@@ -287,3 +288,39 @@ def test_errors_that_cannot_be_written_are_reported_once(
         record_recovery(state, "save_refused", "goes on", str(number))
         observer.step_end(state)
     assert caplog.text.count("is not complete") == 1
+
+
+# --- copies ------------------------------------------------------------------
+
+
+class Copier:
+    """The backup of a run; nothing of it can be started the first time."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def start(self) -> None:
+        self.calls.append("start")
+        raise OSError("no more processes")
+
+    def look_after(self) -> None:
+        self.calls.append("look")
+
+    def nudge(self) -> None:
+        self.calls.append("nudge")
+
+
+def test_a_copier_is_looked_after_each_second_and_hears_of_each_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, state: TrainingState
+) -> None:
+    now, copier = [100.0], Copier()
+    monkeypatch.setattr(run_observers.time, "monotonic", lambda: now[0])
+    hooks = HookRunner([CopiesObserver(copier)])  # type: ignore[arg-type]
+    hooks.fire(Event.TRAIN_START, state)
+    for _ in range(5):  # 0.4 seconds each
+        log_step(state, hooks, 1, 1.0)
+        now[0] += 0.4
+    assert copier.calls == ["start", "look", "look"]
+    hooks.fire(Event.CHECKPOINT_SAVED, state)
+    hooks.fire(Event.CHECKPOINT_SAVED, state)
+    assert copier.calls[3:] == ["nudge", "nudge"]

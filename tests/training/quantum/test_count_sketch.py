@@ -66,3 +66,22 @@ def test_a_matrix_larger_than_a_chunk() -> None:
     alone = torch.zeros(1, rows, 512)
     alone[0, -1, -1] = 1.0
     assert float(sketched(alone, 4096).abs().sum()) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [((0, 0, 50), (1, 0, 50)), ((2, 0, 50), (2, 50, 50)), ((0, 50, 50), (1, 0, 50))],
+)
+def test_entries_of_different_places_are_not_taken_for_each_other(
+    first: tuple[int, int, int], second: tuple[int, int, int]
+) -> None:
+    """The same numbers in another layer, or in other rows, are orthogonal to these."""
+    sketch = CountSketch(4096, 0, CPU)
+    values = torch.randn(1, 100, 100, generator=torch.Generator().manual_seed(0))
+    found = []
+    for matrix, start, rows in (first, second, first):
+        total = torch.zeros(1, 4096)
+        sketch.add(total, values[:, :rows] / values[:, :rows].norm(), matrix, start)
+        found.append(total[0])
+    assert float(found[0] @ found[2]) == pytest.approx(1.0, abs=0.1)
+    assert float(found[0] @ found[1]) == pytest.approx(0.0, abs=0.1)

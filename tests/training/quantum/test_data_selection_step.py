@@ -325,3 +325,38 @@ def test_a_model_with_data_of_its_own_is_refused() -> None:
     )
     with pytest.raises(ValueError, match="this model brings data of its own"):
         trainer.prepare()
+
+
+@pytest.mark.parametrize(
+    ("num_examples", "num_looked_at", "num_chosen"),
+    [
+        (500, 100, 50),  # the same share of them as of all
+        (500, 1000, 500),
+        (995, 100, 99),  # or 100, rounded: the others are to give the rest
+        (3, 100, 1),  # at least one
+        (1000, 100, 100),
+        (950, 30, 28),
+    ],
+)
+def test_of_those_looked_at_the_share_is_chosen_that_is_of_all(
+    num_examples: int, num_looked_at: int, num_chosen: int
+) -> None:
+    question = step_without_a_model(QuantumConfig(data_budget=num_examples / 1000))
+    question.data.num_examples = num_examples
+    assert abs(question._share(num_looked_at) - num_chosen) <= (num_examples == 995)
+    rng = np.random.default_rng(0)
+    candidates = np.sort(rng.permutation(1000)[:num_looked_at])
+    chosen = candidates[: question._share(num_looked_at)]
+    whole = question.completed(candidates, chosen)
+    assert len(whole) == num_examples
+    assert whole.tolist() == sorted(set(whole.tolist()))
+    assert set(whole.tolist()) & set(candidates.tolist()) == set(chosen.tolist())
+    assert question.completed(candidates, chosen).tolist() == whole.tolist()
+
+
+def test_without_a_budget_all_that_nobody_looked_at_trains() -> None:
+    question = step_without_a_model(QuantumConfig())
+    candidates = np.arange(0, 100, 2)
+    assert question._share(50) == 45
+    whole = question.completed(candidates, candidates[:45])
+    assert whole.tolist() == sorted({*range(1000)} - {*range(90, 100, 2)})

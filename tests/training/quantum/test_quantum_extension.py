@@ -6,13 +6,16 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.config.sections.quantum_config import BASELINES
+from infrastructure.config.sections.quantum_config import BASELINES, QuantumConfig
+from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core import optional
 from infrastructure.quantum.problems.block_selection import BlockSelection
 from infrastructure.quantum.problems.data_selection import DataSelection
@@ -22,6 +25,8 @@ from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.extensions.extension_hooks import Observer
 from infrastructure.training.quantum.overhead_budget import OverheadBudget
+from infrastructure.training.quantum.quantum_extension import QuantumExtension
+from infrastructure.training.quantum.solver_session import Waiting
 from tests.deployment.runs import deploy, losses, runs_of, small_settings
 from tests.forks import outcome_of_forked
 from tests.quantum.samplers.questions import waits_cut_short
@@ -191,6 +196,28 @@ def test_numbers_that_are_not_reported_yet_are_reported_after_a_resume(
     assert extension_of(second).session.unlogged == {"quantum_energy": 1.5}
 
 
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_question_that_another_process_was_at_comes_again_after_a_resume(
+    saved_llama: Path, tmp_path: Path, is_open: bool
+) -> None:
+    """Its numbers are gone with that process; one that was answered is not asked twice."""
+    quantum = {"problem": "block_selection", "num_blocks": 1, "answer": "top"}
+    first, second = (
+        quantum_trainer(
+            saved_llama, tmp_path, quantum=quantum, optimization_frequency=50, max_steps=2
+        )
+        for _ in range(2)
+    )
+    session = extension_of(first).session
+    session.last_step = 0
+    if is_open:
+        session.waiting = Waiting(background=None, step=None, record={})  # type: ignore[arg-type]
+    saved = json.loads(json.dumps(extension_of(first).state_dict()))
+    extension_of(second).load_state_dict(saved)
+    second.train()
+    assert [(r["outcome"], r["step"]) for r in records(second)] == [("answered", 0)] * is_open
+
+
 class Patience(Observer):
     """Waits, at the end of a step, until another process has answered."""
 
@@ -295,3 +322,60 @@ def test_the_plain_answers_that_a_configuration_may_name_are_there() -> None:
     ]
     found = {problem.name: tuple(problem.alternatives()) for problem in problems}
     assert found == BASELINES
+
+
+def extension_without_a_model(frequency: int | None, **quantum: Any) -> QuantumExtension:
+    parts: Any = SimpleNamespace(
+        quantum_config=QuantumConfig(**quantum),
+        training_config=TrainingConfig(optimization_frequency=frequency),
+    )
+    return QuantumExtension(parts)
+
+
+@pytest.mark.parametrize("in_force", ["none", "before", "newest"])
+def test_a_selection_of_the_next_epoch_is_not_in_force_after_a_restart_either(
+    in_force: str,
+) -> None:
+    first, again = extension_without_a_model(None), extension_without_a_model(None)
+    if in_force != "none":
+        first.session.decisions.select_examples([1, 4])
+        first.in_force = first.session.decisions.selection
+    if in_force != "newest":
+        first.session.decisions.select_examples([0, 9, 300])
+    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert again.session.decisions.selection_hash == first.session.decisions.selection_hash
+    expected = {"none": None, "before": [1, 4], "newest": [1, 4]}[in_force]
+    assert (None if again.in_force is None else again.in_force.tolist()) == expected
+
+
+@pytest.mark.parametrize(
+    ("problem", "frequency", "last", "due"),
+    [
+        ("data_selection", None, None, [0, 5, 10, 20]),  # at once, and then no more
+        ("data_selection", None, 0, []),
+        ("data_selection", 5, 3, [10, 20]),
+        ("block_selection", 5, 5, [10, 20]),
+        ("rank_allocation", None, None, [10, 20]),  # half-way
+        ("rank_allocation", 5, None, [5, 10, 20]),
+        ("rank_allocation", 5, 5, []),  # once
+    ],
+)
+def test_when_something_is_to_be_decided(
+    problem: str, frequency: int | None, last: int | None, due: list[int]
+) -> None:
+    extension = extension_without_a_model(frequency, problem=problem)
+    extension.session.last_step = last
+    state = TrainingState(torch.nn.Linear(1, 1), total_steps=20)
+    found = []
+    for state.step in (0, 5, 10, 20):
+        found += [state.step] if extension._is_due(state) else []
+    assert found == due
+    state.step, state.position.phase = 6, 1  # other blocks train than were chosen from
+    is_new_phase = problem == "block_selection" and last is not None
+    assert not is_new_phase or extension._is_due(state)
+    extension.session.waiting = object()  # type: ignore[assignment]
+    assert not extension._is_due(state)
+    ahead = {None: 14, 5: 5}[frequency]
+    assert extension._steps_ahead(state) == ahead
+    state.step = 18
+    assert extension._steps_ahead(state) == 2

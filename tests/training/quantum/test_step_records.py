@@ -110,3 +110,16 @@ def test_what_a_step_may_cost() -> None:
     few = too_few_steps(6.25, 600, 1.0)
     assert few.startswith("it would be the work of at least 6.25 of the next 600 steps")
     assert few.endswith("allows 6: 1.1 would be needed")
+
+
+def test_a_frequency_is_kept_and_a_bound_that_was_given_holds() -> None:
+    cases = {("auto", None): (1.0, False), ("auto", 50): (10.0, True)}
+    cases |= {(3.0, None): (3.0, False), (3.0, 50): (3.0, False)}
+    for (percent, frequency), expected in cases.items():
+        budget = OverheadBudget.of(percent, frequency, lambda: 0.0)  # type: ignore[arg-type]
+        assert (budget.percent, budget.never_skips) == expected
+    forecast = OverheadBudget(1.0, lambda: 0.0, forecast_step_seconds=7.0)
+    assert forecast.step_seconds == 7.0
+    forecast.step_begins()
+    forecast.step_has_ended()
+    assert forecast.step_seconds == 0.0

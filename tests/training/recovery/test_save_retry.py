@@ -83,3 +83,23 @@ def test_an_error_of_another_kind_is_not_borne() -> None:
     with pytest.raises(KeyError), SaveRetryPolicy(9).tolerated(state):
         raise KeyError("a mistake in the code")
     assert state.recoveries == []
+
+
+def test_after_each_refusal_it_waits_twice_as_long_and_after_a_save_no_more() -> None:
+    now = [0.0]
+    policy = SaveRetryPolicy(3, retry_seconds=10.0, clock=lambda: now[0])
+    state = TrainingState(torch.nn.Linear(1, 1))
+    assert not policy.is_retry_due
+    for seconds in (10.0, 20.0, 40.0):
+        with policy.tolerated(state):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        now[0] += seconds - 1.0
+        assert not policy.is_retry_due
+        now[0] += 1.0
+        assert policy.is_retry_due
+    policy.reset()
+    assert not policy.is_retry_due
+    with policy.tolerated(state):  # the fourth, and the first since
+        raise torch.OutOfMemoryError("while it is gathered")
+    assert policy.count == 1
+    assert len(state.recoveries) == 4

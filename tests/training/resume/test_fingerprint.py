@@ -73,6 +73,22 @@ def test_a_base_is_known_by_its_hash_or_by_its_commit() -> None:
     assert base_facts({"base_sha256": None, "revision": "c0ffee"})["base_model"] == "c0ffee"
 
 
+def test_the_tower_of_a_model_put_together_is_known_by_its_hash_or_by_its_commit() -> None:
+    """A folder has no commit; of a hub model whose weights were hashed, the weights decide."""
+
+    def base(**tower: str | None) -> Any:
+        return base_facts({"base_sha256": "ab", "revision": "c0", "vision_tower": tower})
+
+    assert base(sha256="x", revision=None) == base(sha256="x", revision=None)
+    assert base(sha256="x", revision=None) != base(sha256="y", revision=None)
+    assert base(sha256="x", revision="1") != base(sha256="y", revision="1")
+    assert base(sha256=None, revision="1") != base(sha256=None, revision="2")
+    assert base(sha256="x")["base_is_frozen"]
+    without = base_facts({"base_sha256": "ab", "revision": "c0"})
+    assert base(sha256="x")["base_model"] != without["base_model"]
+    assert not without["base_is_frozen"]
+
+
 def test_the_chat_template_of_a_tokenizer_counts() -> None:
     tokenizer = byte_level_tokenizer()
     facts = []
@@ -119,6 +135,15 @@ def test_of_a_processor_its_tokenizer_and_its_settings_count() -> None:
     assert one["tokenizer"] == tokenizer["tokenizer"]
     assert one == processing_facts(Processor(size=1, _name_or_path="x", tokenizer="y"))
     assert one["processor"] != processing_facts(Processor(size=2))["processor"]
+    # It writes prompts with a template of its own, whatever its tokenizer has.
+    templates = []
+    for of_processor, of_tokenizer in (("a", None), ("b", None), ("b", "a"), (None, "a")):
+        processor: Any = Processor(size=1)
+        processor.chat_template, processor.tokenizer.chat_template = of_processor, of_tokenizer
+        templates.append(processing_facts(processor)["chat_template"])
+    assert len({str(one) for one in templates}) == 3
+    assert templates[1] == templates[2]
+    assert templates[3] is None
     # A tokenizer that has a dictionary is no processor, nor is one that has none.
     alone: Any = byte_level_tokenizer()
     alone.to_dict = dict
@@ -129,6 +154,23 @@ def test_of_a_processor_its_tokenizer_and_its_settings_count() -> None:
     }
     pictures_alone = SimpleNamespace(to_dict=lambda: {"size": 1})
     assert processing_facts(pictures_alone).keys() == {"chat_template"}
+
+
+def test_of_a_processor_the_template_counts_that_it_writes_prompts_with() -> None:
+    """Its own, whatever its tokenizer has; its tokenizer's, where it has none."""
+
+    def fact(own: Any, of_the_tokenizer: Any) -> Any:
+        processor: Any = Processor(size=1)
+        processor.chat_template, processor.tokenizer.chat_template = own, of_the_tokenizer
+        facts = processing_facts(processor)
+        assert facts["processor"] == processing_facts(Processor(size=1))["processor"]
+        return facts["chat_template"]
+
+    assert fact("{{ one }}", "{{ three }}") != fact("{{ two }}", "{{ three }}")
+    assert fact("{{ one }}", "{{ three }}") == fact("{{ one }}", None)
+    assert fact({"a": "{{ one }}"}, None) != fact({"a": "{{ two }}"}, None)
+    assert fact(None, "{{ one }}") == fact("{{ one }}", None) != fact(None, "{{ two }}")
+    assert fact(None, None) is None
 
 
 class Unnamed:

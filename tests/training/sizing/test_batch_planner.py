@@ -1,14 +1,18 @@
 """`batch_size: auto`: decided by measurement, once in the life of a run."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from infrastructure.config.sections.model_config import LoraConfig
 from infrastructure.core.errors import CheckpointError
 from infrastructure.core.process_memory import resident_bytes
+from infrastructure.optimization.batch_size import BatchChoice, Trial
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
 from infrastructure.training.sizing.batch_plan import BatchPlan
+from infrastructure.training.sizing.cost_measurement import CostMeasurement
 from tests.slow import slow
 from tests.training.small_runs import small_trainer, write_rows
 
@@ -21,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def auto(model: Path, folder: Path, **settings: object) -> EnhancedTrainer:
+def auto(model: Path, folder: Path, **settings: Any) -> EnhancedTrainer:
     return small_trainer(model, folder, batch_size="auto", **settings)
 
 
@@ -52,6 +56,41 @@ def test_auto_trains_as_the_number_that_it_means(saved_llama: Path, folder: Path
     again = auto(saved_llama, folder).batch_plan()  # a training like it is not measured again
     assert again.resolved() == plan.resolved()
     assert again.origin == "measured on this machine before"
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "optimizer": {"optimizer": "sgd"},
+    "checkpointing": {"gradient_checkpointing": True},
+    "its mode": {"gradient_checkpointing": True, "gradient_checkpointing_mode": "selective"},
+    "number format": {"mixed_precision": False},
+    "accumulation": {"gradient_accumulation": 3},
+    "lora": {"lora": LoraConfig(r=2)},
+    "its rank": {"lora": LoraConfig(r=4)},
+    "rows apart": {"packing": False},
+    "strategy": {"strategy": "end_to_end"},
+    "a unit at a time": {"mode": "layerwise"},
+    "all below with it": {"mode": "fused"},
+    "larger units": {"mode": "fused", "block_size": 2},
+}
+
+
+def test_a_training_takes_no_size_that_was_measured_of_another(
+    saved_llama: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each finds its own again; none is that of a training that needs another amount of memory."""
+    searched: list[int] = []
+
+    def search(*_: object) -> BatchChoice:
+        searched.append(len(searched) + 1)
+        return BatchChoice(searched[-1], (Trial(searched[-1], 1, 1.0),), "")
+
+    monkeypatch.setattr(CostMeasurement, "search", search)
+    for settings in ({}, *OTHERS.values()):
+        size = auto(saved_llama, folder, **settings).batch_plan().micro_batch_size
+        assert size == len(searched), settings
+    for size, settings in enumerate(({}, *OTHERS.values()), start=1):
+        assert auto(saved_llama, folder, **settings).batch_plan().micro_batch_size == size
+    assert len(searched) == 1 + len(OTHERS)
 
 
 @slow
@@ -90,3 +129,41 @@ def test_another_batch_is_refused_where_it_was_decided_already(
     other.prepare()
     with pytest.raises(CheckpointError, match="batch_size: was 2, is 8"):
         other.restore(first.checkpoints.newest())
+
+
+def test_what_was_found_out_is_kept_for_trainings_that_are_alike_in_all_that_counts(
+    saved_llama: Path, folder: Path
+) -> None:
+    """Another one of these measures itself: the size of one may be too large for the other."""
+    trainer = auto(saved_llama, folder)
+    planner = trainer.planner
+    fit = trainer.cost_measurement()
+    machine, tuning = planner._machine_key(), planner._tuning_key(fit)
+    of_machine = {"device", "memory_bytes", "model", "max_length", "precision", "lora"}
+    of_machine |= {"gradient_checkpointing"}
+    assert set(machine) == of_machine
+    of_training = {"what", "threads", "versions", "parameters", "trained", "optimizer"}
+    of_training |= {"compile_mode", "packs", "longest", "accumulation"}
+    assert set(tuning) == of_machine | of_training
+    assert planner.memory_limit().key == machine
+    num_weights = sum(p.numel() for p in trainer.model.parameters())
+    assert (tuning["parameters"], tuning["trained"]) == (num_weights, num_weights)
+    assert (machine["model"], machine["max_length"]) == (
+        trainer.model_config.name,
+        trainer.data_config.max_length,
+    )
+    next(iter(trainer.model.parameters())).requires_grad_(False)
+    others = {
+        "optimizer": ("optimizer", "sgd"),
+        "compile_mode": ("compile_mode", "none"),
+        "accumulation": ("gradient_accumulation", 7),
+        "gradient_checkpointing": ("gradient_checkpointing", True),
+    }
+    for name, value in others.values():
+        setattr(planner.config, name, value)
+    planner.data_config.max_length += 1
+    planner.adapter.packs = not tuning["packs"]  # type: ignore[attr-defined]
+    changed = planner._tuning_key(fit)
+    assert {key for key in changed if changed[key] != tuning[key]} >= {
+        *("trained", "max_length", "packs", "optimizer", "accumulation", "gradient_checkpointing")
+    }

@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import json
 import threading
 import time
@@ -425,6 +426,27 @@ class TestBudget:
             Pages([], 4)
         with pytest.raises(ValueError, match="cannot be cached"):
             Pages(ROWS, 0)
+
+
+def test_without_locks_a_cache_of_ones_own_is_removed_and_no_other(
+    tmp_path: Path, trunk: Trunk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nobody can tell whether another process reads it, its disk is given back all the
+    same."""
+
+    def flock(descriptor: int, kind: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    own, another = (opened(tmp_path, trunk, pages=pages(size)) for size in (4, 5))
+    for cache in (own, another):
+        cache.build(trunk)
+    another.close()
+    assert not activation_cache.remove_unused(another.folder)
+    assert len(list(another.folder.glob("*.page"))) == len(pages(5))
+    assert bits(own.read(IDS)) == whole(expected(trunk, pages()))
+    own.discard()
+    assert [path.name for path in tmp_path.iterdir()] == [another.folder.name]
 
 
 class TestBuilding:

@@ -2,6 +2,7 @@
 
 import logging
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.optimization.offloaded_adamw import OffloadedAdamW
 from infrastructure.training.core.state import StepOutput
+from infrastructure.training.models.added_modules import ATTRIBUTE
 from infrastructure.training.strategies import STRATEGIES, get_training_strategy
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 from tests.training.toy import ToyAdapter, ToyModel
@@ -112,6 +114,25 @@ def test_a_paged_optimizer_is_made_where_there_is_a_gpu() -> None:
     assert type(optimizer).__name__ == "PagedAdamW8bit"
 
 
+@pytest.mark.parametrize("added_rate", [None, 0.5, 0.003])
+def test_weights_that_extensions_add_learn_at_their_own_rate(added_rate: float | None) -> None:
+    """Matrices and vectors of both; the model's own weights move as they would without."""
+    strategy = get_training_strategy("standard", TrainingConfig(optimizer="sgd", weight_decay=0))
+    strategy.added_rate = added_rate
+    model = ToyModel()
+    model.add_module(ATTRIBUTE, torch.nn.ModuleDict({"one": torch.nn.Linear(3, 2)}))
+    optimizer = strategy.create_optimizer(model, 0.1)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert sum(name.startswith(ATTRIBUTE) for name in before) == 2
+    for name, parameter in model.named_parameters():
+        rate = added_rate if name.startswith(ATTRIBUTE) and added_rate is not None else 0.1
+        expected = before[name] - rate
+        torch.testing.assert_close(parameter.detach(), expected, rtol=0, atol=1e-6)
+
+
 def test_a_model_with_nothing_to_train_is_refused() -> None:
     model = ToyModel().requires_grad_(False)
     with pytest.raises(ValueError, match="no parameter of the model can be trained"):
@@ -190,3 +211,55 @@ def test_a_strategy_without_phases_measures_and_evaluates_the_model_as_it_is() -
     strategy, model = get_training_strategy("standard", TrainingConfig()), ToyModel()
     with strategy.measuring(model), strategy.evaluating():
         assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("rate", [0.25, None])
+def test_weights_that_extensions_have_added_learn_at_their_own_rate(rate: float | None) -> None:
+    model = ToyModel()
+    attached = torch.nn.Module()
+    attached.own = torch.nn.Linear(2, 3)
+    model.add_module(ATTRIBUTE, attached)
+    strategy = get_training_strategy("standard", TrainingConfig(weight_decay=0.1))
+    strategy.added_rate = rate
+    optimizer = strategy.create_optimizer(model, 0.5)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    own = 0.5 if rate is None else rate
+    found = [
+        ([names[id(p)] for p in g["params"]], g["lr"], g["weight_decay"])
+        for g in optimizer.param_groups
+    ]
+    assert found == [
+        (["inner.weight", "head.weight"], 0.5, 0.1),
+        (["inner.bias", "head.bias"], 0.5, 0.0),
+        ([f"{ATTRIBUTE}.own.weight"], own, 0.1),
+        ([f"{ATTRIBUTE}.own.bias"], own, 0.0),
+    ]
+
+
+def test_what_hides_tokens_draws_by_the_step() -> None:
+    """So that a training that goes on draws as one that was never broken off."""
+    strategy = get_training_strategy("standard", TrainingConfig())
+    strategy.begin_step(3, [])
+    strategy.objective = SimpleNamespace(time_step=None, draw=0)
+    strategy.begin_step(7, [])
+    assert strategy.objective.draw == 7
+
+
+@pytest.mark.parametrize("total_items", [None, 4, 40])
+def test_a_step_divides_by_the_items_of_the_whole_batch(total_items: int | None) -> None:
+    config = TrainingConfig(max_grad_norm=None, optimizer="sgd")
+    adapter = ToyAdapter(config, ToyModel(dropout=0.0))
+    strategy = get_training_strategy("standard", config)
+    strategy.compute_loss = adapter.compute_loss
+    model = adapter.initialize_model()
+    batch = adapter.prepare_batch([1, 2, 3])  # nine items
+    adapter.compute_loss(model, batch).loss_sum.backward()
+    expected = model.head.weight.grad / (total_items or 9)
+    model.zero_grad()
+    before = model.head.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    given = {} if total_items is None else {"total_items": total_items}
+    strategy.train_step(model, {**batch, **given}, optimizer, None, schedule)
+    assert torch.allclose(model.head.weight, before - 0.5 * expected, atol=1e-6)
+    assert optimizer.param_groups[0]["lr"] == 0.25

@@ -36,3 +36,12 @@ def test_the_last_stage_must_begin() -> None:
     strategy.check_length(11)
     with pytest.raises(ValueError, match="last of its 3 stages begins after 10"):
         strategy.check_length(10)
+
+
+def test_the_stage_is_that_of_the_phase_and_the_first_one_before() -> None:
+    strategy = CurriculumStrategy(TrainingConfig(curriculum_stages=3))
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters())
+    for index, stage in ((1, 1), (-1, 0), (2, 2)):
+        strategy.take_form(model, optimizer, index)
+        assert (strategy.entered, strategy.current_stage) == (index, stage)

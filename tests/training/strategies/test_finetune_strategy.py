@@ -1,5 +1,7 @@
 """Layer-wise learning rates and gradual unfreezing, on a real small Llama."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -65,3 +67,30 @@ def test_the_epochs_of_all_phases_add_up(num_epochs: int) -> None:
 
 def test_without_an_interval_there_is_one_phase() -> None:
     assert len(phases_of(small_llama(), 3, None)) == 1
+
+
+def test_with_a_rate_for_each_layer_matrices_alone_decay_as_ever() -> None:
+    model = small_llama()
+    config = TrainingConfig(layerwise_lr_decay=0.5, weight_decay=0.1)
+    groups = get_training_strategy("finetune", config).parameter_groups(model, 1.0)
+    decays = {(p.ndim, group["weight_decay"]) for group in groups for p in group["params"]}
+    assert decays == {(2, 0.1), (1, 0.0)}
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters()))
+
+
+def test_a_frozen_layer_has_no_phase_of_its_own() -> None:
+    model = small_llama()
+    model.model.layers[1].requires_grad_(False)
+    phases = phases_of(model, num_epochs=9, interval=2)
+    assert [phase.num_epochs for phase in phases] == [2, 2, 5]
+    assert not any("layers.1." in name for name in phases[-1].parameters)
+
+
+@pytest.mark.parametrize(("total_steps", "is_enough"), [(30, False), (31, True), (0, False)])
+def test_each_layer_must_have_trained(total_steps: int, is_enough: bool) -> None:
+    """Four groups of layers; one joins every two epochs of five steps."""
+    strategy = get_training_strategy("finetune", TrainingConfig(unfreeze_interval=2))
+    strategy.phases(small_llama(), 9)
+    strategy.steps_per_epoch = 5
+    with nullcontext() if is_enough else pytest.raises(ValueError, match="unfreeze_interval"):
+        strategy.check_length(total_steps)

@@ -17,6 +17,7 @@ from infrastructure.training.checkpoints.checkpoint_manager import (
     load_checkpoint,
 )
 from infrastructure.training.stackwise import trunk_output
+from infrastructure.training.stackwise.quantized_trunk import QUANTIZATIONS, Quantization
 from infrastructure.training.stackwise.rack import Rack
 from infrastructure.training.stackwise.stack_phases import divide, plan_stacks
 from infrastructure.training.strategies.stackwise_strategy import StackwiseStrategy
@@ -509,3 +510,34 @@ def test_a_block_larger_than_the_model_is_noted() -> None:
     assert notes() == notes(block_size=1) == []
     [note] = notes(block_size=99)
     assert "training.block_size 99 is more than the" in note
+
+
+@pytest.mark.parametrize("is_sequential", [True, False])
+def test_how_layers_are_stored_is_tried_out_before_the_first_step(is_sequential: bool) -> None:
+    """On a matrix that has values, of each form that any phase stores layers in."""
+    names = iter(("tried", "refused"))  # what was found out of a name is not found out again
+
+    def prepare(store: Any) -> None:
+        name = f"{next(names)} {is_sequential}"
+        settings: dict[str, Any] = {"strategy": "end_to_end"}
+        if is_sequential:
+            settings = {"mode": "layerwise"}
+        with QUANTIZATIONS.registered(name, Quantization(store, lambda stored, _: stored["all"])):
+            config = TrainingConfig(
+                quantization_enabled=True,
+                quantization_type=name,
+                qlora_enabled=not is_sequential,
+                **settings,
+            )
+            StackwiseStrategy(config).prepare_model(tiny_model("llama"))
+
+    def scaled(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        assert tuple(weight.shape) == (1, 64)
+        return {"all": weight / weight.abs().amax().clamp(min=1)}
+
+    def refused(weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        raise ValueError("only on another machine")
+
+    prepare(scaled)
+    with pytest.raises(ValueError, match="only on another machine"):
+        prepare(refused)

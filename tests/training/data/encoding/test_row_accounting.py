@@ -98,6 +98,37 @@ def test_a_row_that_is_written_whole_loses_nothing() -> None:
     assert account(lambda row: "nothing of it", text) == WHOLE
 
 
+@pytest.mark.parametrize(
+    ("path", "lost"),
+    [
+        (("messages", 3, "reasoning_content"), [(4, "hm")]),
+        (("messages", 1, "reasoning_content"), [(2, "hm")]),
+        (("messages", 5, "content"), [(6, "4")]),
+        (("messages", 5, "reasoning"), [(6, "4")]),
+        (("messages", 7, "reasoning"), []),
+        (("messages", 7, "reasoning_content"), []),
+        (("messages", 7, "content"), [(8, "ah")]),
+    ],
+)
+def test_a_lost_text_that_stands_elsewhere_in_the_row_is_lost(
+    path: Path, lost: list[tuple[int, str]]
+) -> None:
+    """Only reasoning that one message holds twice needs to be read once."""
+    answers: list[tuple[str, dict[str, str]]] = [
+        ("b", {"reasoning_content": "hm"}),
+        ("d", {"reasoning_content": "hm"}),
+        ("4", {"reasoning": "4"}),
+        ("ah", {"reasoning": "ah", "reasoning_content": "ah"}),
+    ]
+    turns = [
+        turn
+        for number, (text, fields) in enumerate(answers)
+        for turn in (Turn("user", f"{number}?"), Turn("assistant", text, json.dumps(fields)))
+    ]
+    found = account(without(path), Conversation(tuple(turns)))
+    assert [(one.message, one.text) for one in found.missing] == lost
+
+
 CALL: Path = ("messages", 2, "tool_calls", 0, "function")
 FIRST: Path = ("tools", 0, "function")
 PROPERTIES: Path = (*FIRST, "parameters", "properties")

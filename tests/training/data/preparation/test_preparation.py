@@ -357,3 +357,55 @@ def test_the_system_prompt_of_all_rows_is_known(
 def test_one_row_is_no_rows() -> None:
     counts = rows_in_words(1), rows_in_words(8000), rows_in_words(1, "training ")
     assert counts == ("1 row", "8,000 rows", "1 training row")
+
+
+def test_content_numbers_are_kept_by_side(tmp_path: Path, cache: Path) -> None:
+    """Equal rows have equal numbers, whatever file or side they are on."""
+    data = write_jsonl(tmp_path / "a.jsonl", pairs(8) + pairs(3))
+    other = write_jsonl(tmp_path / "b.jsonl", pairs(4, start=6))
+    for settings in ({}, {"streaming": True}):
+        prepared = pipeline(data, cache, eval_path=str(other), **settings)
+        train, held = (prepared.contents(held_out=side) for side in (False, True))
+        assert train is not None
+        assert held is not None
+        assert (len(train), len({*train}), len(held), len({*held})) == (11, 8, 4, 4)
+        assert train[8:].tolist() == train[:3].tolist()
+        assert held[:2].tolist() == train[6:8].tolist()
+        assert not {*held[2:].tolist()} & {*train.tolist()}
+
+
+def test_a_few_places_of_cut_rows_are_named_and_all_are_counted(
+    tmp_path: Path, cache: Path
+) -> None:
+    rows = [{"question": f"Q{n}", "answer": "word " * 300} for n in range(5)]
+    data = write_jsonl(tmp_path / "a.jsonl", [*pairs(3), *rows])
+    report = pipeline(data, cache, validation_split=0, max_length=64).report
+    assert report.truncated == 5
+    assert report.truncated_examples == ["a.jsonl:4", "a.jsonl:5", "a.jsonl:6"]
+
+
+def test_all_held_out_rows_of_one_content_stand_on_their_side(tmp_path: Path, cache: Path) -> None:
+    """Where none is held out by chance, the row that comes first takes its equals along; where all
+    are, those of one content are trained on."""
+    data = write_jsonl(tmp_path / "a.jsonl", [row for row in pairs(3) for _ in range(4)])
+    for split in (1e-9, 1 - 1e-9):
+        prepared = pipeline(data, cache, validation_split=split)
+        few, many = sorted((epoch(prepared), held_out(prepared)), key=len)
+        assert (len(few), len({*few}), len(many), len({*many})) == (4, 1, 8, 2)
+        assert (few == held_out(prepared)) is (split < 0.5)
+        assert len(prepared.evaluation_rows()) == len(held_out(prepared))
+        answers = [row.answer for row in prepared.evaluation_rows()]
+        assert all(answer in text for answer, text in zip(answers, held_out(prepared), strict=True))
+        lines = [int(place.rpartition(":")[2]) for place in prepared.evaluation_places()]
+        assert lines == sorted(lines)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_special_tokens_in_any_message_are_reported(
+    tmp_path: Path, cache: Path, training: bool
+) -> None:
+    rows = [{"question": "What is <|endoftext|>?", "answer": "An end."}]
+    first, second = (rows, []) if training else ([], rows)
+    data = write_jsonl(tmp_path / "a.jsonl", [*pairs(5), *first])
+    other = write_jsonl(tmp_path / "b.jsonl", [*pairs(5, start=9), *second])
+    assert pipeline(data, cache, eval_path=str(other)).report.special_text_rows == 1

@@ -4,7 +4,8 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,16 +14,19 @@ import pytest
 from infrastructure.core.errors import DataError
 from infrastructure.core.helper_process import worker_pool
 from infrastructure.core.process_memory import can_limit_hard, resident_bytes
+from infrastructure.training.data.encoding.row_schema import RowSchema
 from infrastructure.training.data.encoding.tokenization import ConversationEncoder
 from infrastructure.training.data.preparation import row_encoder as row_worker
 from infrastructure.training.data.preparation.row_encoder import (
     CHUNKS_PER_WORKER,
     Chunk,
     PreparedChunk,
+    PreparedRow,
     RowWorker,
     work_on,
 )
-from infrastructure.training.data.readers.rows import BadRow, Row
+from infrastructure.training.data.readers.rows import BadRow, Conversation, Row
+from infrastructure.training.data.store.examples import Picture
 from infrastructure.training.models.tokenizer import train_tokenizer
 
 pytestmark = pytest.mark.usefixtures("spawned_by_fork")
@@ -129,6 +133,33 @@ def test_a_row_that_kills_its_process_is_set_aside_with_its_place(tmp_path: Path
     ]
 
 
+class Noting(Deadly):
+    """Finds something that nobody reads in each row, too."""
+
+    def __call__(self, chunk: Chunk) -> PreparedChunk:
+        whole = super().__call__(chunk)
+        whole.unused_columns.update(f"column {len(row.source)}" for row in chunk.rows)
+        whole.unused_fields.update(f"field {row.line % 2}" for row in chunk.rows)
+        return whole
+
+
+def test_work_done_again_row_by_row_is_counted_as_if_nothing_had_died(tmp_path: Path) -> None:
+    worker: Any = Noting(os.getpid(), tmp_path)
+    chunks = [
+        Chunk(7, 1, [Row({"mark": mark}, "rows.jsonl", line, 100 * line) for line, mark in rows])
+        for rows in ([(1, ""), (2, "once"), (3, "")], [(4, "exit"), (5, "")])
+    ]
+    prepared = list(work_on(chunks, worker, 1))
+    assert [(chunk.file, chunk.shape, len(chunk.rows)) for chunk in prepared] == [
+        (7, 1, 3),
+        (7, 1, 2),
+    ]
+    assert [row.offset for chunk in prepared for row in chunk.rows] == [100, 200, 300, 400, 500]
+    assert prepared[0].unused_columns == {"column 10": 3}
+    assert prepared[0].unused_fields == {"field 0": 1, "field 1": 2}
+    assert prepared[1].unused_fields == {"field 1": 1}
+
+
 def test_a_row_that_killed_once_is_used(tmp_path: Path) -> None:
     worker: Any = Deadly(os.getpid(), tmp_path)
     prepared = list(work_on(chunks_of(["", "once", "", ""]), worker, 1))
@@ -202,3 +233,29 @@ def test_only_what_may_need_torch_has_it_in_its_process(monkeypatch: pytest.Monk
 
     encoder.tokenizer = OwnTokenizer(tokenizer_object=tokenizer.backend_tokenizer)
     assert worker.needs_torch
+
+
+def test_rows_about_different_pictures_are_different_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their texts are the same; those about the same pictures are the same row."""
+    shown = [["a"], ["b"], ["a"], ["a", "b"], ["b", "a"], []]
+    rows: list[Row | BadRow] = [
+        Row({"prompt": "What is it?", "completion": "a cat"}, "rows.jsonl", n)
+        for n in range(len(shown))
+    ]
+    tokenizer = train_tokenizer(["What is it? a cat"], 300)
+    encoder = ConversationEncoder(tokenizer, max_length=64)
+    encode = encoder.encode
+
+    def seeing(conversations: Sequence[Conversation], folder: Path) -> Iterator[Any]:
+        for result, names in zip(encode(conversations, folder), shown, strict=True):
+            pictures = tuple(Picture(sha256=name, num_bytes=1) for name in names)
+            yield replace(
+                cast(Any, result), example=replace(cast(Any, result).example, pictures=pictures)
+            )
+
+    monkeypatch.setattr(encoder, "encode", seeing)
+    schema = RowSchema("qa", {"prompt": "prompt", "answer": "completion"}, "")
+    prepared = RowWorker(encoder, [schema])(Chunk(0, 0, rows)).rows
+    numbers = [one.content for one in prepared if isinstance(one, PreparedRow)]
+    assert len(numbers) == len(shown)
+    assert [numbers.index(number) for number in numbers] == [0, 1, 0, 3, 4, 5]

@@ -16,8 +16,10 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
+from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.training.data.readers import compressed, excel_format, json_format, row_limits
 from infrastructure.training.data.readers import rows as reasons
+from infrastructure.training.data.readers.json_format import lists_of
 from infrastructure.training.data.readers.line_reader import MAX_LINE_BYTES, Start
 from infrastructure.training.data.readers.row_limits import (
     MAX_ROW_BYTES,
@@ -28,6 +30,7 @@ from infrastructure.training.data.readers.sources import (
     FORMATS,
     READERS,
     DataFile,
+    data_files_hash,
     discover,
     register_format,
     unregister_format,
@@ -589,3 +592,39 @@ def test_content_hash_does_not_depend_on_the_place(tmp_path: Path) -> None:
 
 def test_the_configuration_knows_the_formats_that_there_are() -> None:
     assert sorted(FORMATS.built_in) == sorted(READERS)
+
+
+def test_held_out_files_that_lie_beside_the_data_are_part_of_its_hash(tmp_path: Path) -> None:
+    """A finished run is the result of both."""
+    for name in ("train", "validation"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    of_folder, of_file = (
+        DataConfig(path=str(path)) for path in (tmp_path, tmp_path / "train.jsonl")
+    )
+    before = data_files_hash(of_folder), data_files_hash(of_file)
+    assert None not in before
+    assert (data_files_hash(of_folder), data_files_hash(of_file)) == before
+    (tmp_path / "validation.jsonl").write_text(json.dumps(ROWS[0]))
+    assert data_files_hash(of_folder) != before[0]
+    (tmp_path / "train.jsonl").write_text(json.dumps(ROWS[1]))
+    assert data_files_hash(of_file) != before[1]
+
+
+@pytest.mark.parametrize(
+    ("lists", "held_out", "unread"),
+    [
+        (("train", "test"), "test", ()),
+        (("train", "notes", "validation"), "validation", ("notes",)),
+        (("test", "train"), "test", ()),
+        (("data", "test"), "", ("test",)),
+        (("items", "eval"), "", ("eval",)),
+        (("data",), "", ()),
+    ],
+)
+def test_a_list_is_held_out_beside_one_of_rows_to_train_on_alone(
+    lists: tuple[str, ...], held_out: str, unread: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(dict.fromkeys(lists, ROWS)))
+    found = lists_of(path)
+    assert (found.held_out, found.unread) == (held_out, unread)

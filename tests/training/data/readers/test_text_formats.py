@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from infrastructure.training.data.readers import text_formats
+from infrastructure.training.data.readers.line_reader import BEGIN, Start, read_lines
 from infrastructure.training.data.readers.rows import INVALID_UTF8, BadRow, Row
 from infrastructure.training.data.readers.text_encoding import likely_encoding
-from infrastructure.training.data.readers.text_formats import read_csv, read_tsv
+from infrastructure.training.data.readers.text_formats import read_csv, read_text, read_tsv
 
 HEADER = "q,a\n"
 
@@ -154,3 +155,20 @@ def test_quotes_of_a_tabbed_file_are_text_where_they_break_more_than_they_quote(
     is_same = len(found) == len(written) and quotes == "".join(lines).count('"')
     has_broken = any(isinstance(one, tuple) and "broken" in one[0] for one in found)
     assert (is_same and not has_broken) == (are_text or 'x\tsay "so"' in lines)
+
+
+@pytest.mark.parametrize("begins_at", [0, 1, 2, 3])
+def test_a_line_that_is_too_long_is_a_row_by_itself_and_parts_what_is_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begins_at: int
+) -> None:
+    """From any row on."""
+    monkeypatch.setattr(
+        text_formats, "read_lines", lambda file, start=BEGIN: read_lines(file, start, 20)
+    )
+    path = tmp_path / "rows.txt"
+    path.write_text("one\ntwo\n" + "x" * 30 + "\nthree\n\nfour\nfive\n")
+    rows = list(read_text(path, "rows.txt"))
+    found = [(row.line, row.values["text"] if isinstance(row, Row) else None) for row in rows]
+    assert found == [(1, "one\ntwo"), (3, None), (4, "three"), (6, "four\nfive")]
+    start = Start(rows[begins_at].offset, rows[begins_at].line)
+    assert list(read_text(path, "rows.txt", start)) == rows[begins_at:]

@@ -67,6 +67,18 @@ def test_order_depends_on_seed_and_epoch(tmp_path: Path) -> None:
     assert len({tuple(order) for order in orders}) == 3
 
 
+def test_the_order_is_the_same_in_every_version(tmp_path: Path) -> None:
+    """A checkpoint of an older version must find its rows: these numbers never change."""
+    path = write_jsonl(tmp_path / "a.jsonl", ROWS[:13])
+    dataset = StreamingDataset(path, buffer_size=5, seed=3)
+    assert numbers(dataset.iterate(1)) == EXPECTED_ORDER
+    assert numbers(StreamingDataset(path, buffer_size=5).iterate(0)) == EXPECTED_FIRST
+
+
+EXPECTED_ORDER = [4, 3, 1, 2, 0, 9, 8, 7, 6, 5, 10, 11, 12]
+EXPECTED_FIRST = [3, 2, 1, 0, 4, 5, 8, 7, 6, 9, 12, 11, 10]
+
+
 def test_the_buffer_is_bounded_in_rows_and_bytes(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"n": str(n), "text": "x" * 1000} for n in range(30)])
     dataset = StreamingDataset(path, buffer_size=1000, memory_limit=8000)
@@ -118,7 +130,15 @@ def test_a_data_loader_gets_each_row_once(tmp_path: Path, num_workers: int) -> N
     dataset.set_epoch(2)
     len(dataset)
     loader = DataLoader(dataset, batch_size=None, num_workers=num_workers)
-    assert sorted(numbers(loader)) == list(range(100))
+    found = numbers(loader)
+    assert sorted(found) == list(range(100))
+    whole = numbers(dataset.iterate(2))
+    if num_workers == 0:
+        assert found == whole
+    else:  # each has every other window
+        windows = [whole[i : i + 10] for i in range(0, 100, 10)]
+        of_first = [n for window in windows[::2] for n in window]
+        assert [n for n in found if n in of_first] == of_first
 
 
 def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
@@ -132,9 +152,42 @@ def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
         list(items)
 
 
+@pytest.mark.parametrize("limits", [{"buffer_size": 1}, {"memory_limit": 1}])
+def test_a_buffer_of_one_row_keeps_the_order_of_the_file(
+    tmp_path: Path, limits: dict[str, Any]
+) -> None:
+    dataset = StreamingDataset(write_jsonl(tmp_path / "a.jsonl", ROWS), seed=3, **limits)
+    assert numbers(dataset.iterate(epoch=1)) == list(range(100))
+    assert numbers(dataset.iterate(epoch=1, start=41)) == list(range(41, 100))
+    assert {dataset.buffered_rows for _ in dataset.iterate(0)} == {1}
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_rows_that_are_not_what_they_were_are_never_passed_over(
+    tmp_path: Path, is_cut: bool
+) -> None:
+    """Of the same size and time as before, as a disk that rots leaves them."""
+    path = write_jsonl(tmp_path / "a.jsonl", ROWS)
+    dataset, stamp, content = StreamingDataset(path, buffer_size=10), path.stat(), path.read_bytes()
+    len(dataset)
+    half = content.index(b"\n", len(content) // 2)
+    damaged = content[:half] + b"\n" * (len(content) - half)
+    path.write_bytes(damaged if is_cut else content.replace(b'{"n": "47"', b'["n", "47"'))
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    with pytest.raises(DataError):
+        list(dataset.iterate(0))
+
+
+def test_format_and_encoding_are_those_that_are_given(tmp_path: Path) -> None:
+    (tmp_path / "rows").write_bytes("n;text\n1;größer\n2;äh\n".encode("cp1252"))
+    dataset = StreamingDataset(tmp_path / "rows", data_format="csv", encoding="cp1252")
+    assert sorted(row["text"] for row in dataset.iterate(0)) == ["größer", "äh"]
+
+
 def test_wrong_limits_are_refused(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ROWS)
-    with pytest.raises(ValueError, match="at least 1"):
-        StreamingDataset(path, buffer_size=0)
-    with pytest.raises(ValueError, match="at least 1"):
-        StreamingDataset(path, memory_limit=0)
+    for limit in (0, -1):
+        with pytest.raises(ValueError, match="at least 1"):
+            StreamingDataset(path, buffer_size=limit)
+        with pytest.raises(ValueError, match="at least 1"):
+            StreamingDataset(path, memory_limit=limit)

@@ -61,4 +61,11 @@ def test_sizes_grow_with_the_content() -> None:
     assert estimated_bytes("é" * 1000) == 1064
     assert estimated_bytes("你" * 1000) == 2064
     assert estimated_bytes("😀" * 1000) == 4064
-    assert estimated_bytes({"a": ["x" * 1000, None, 3]}) > 1064
+    assert estimated_bytes(b"x" * 1000) == 1064
+    assert estimated_bytes(None) == estimated_bytes(3) == 64
+    of_list = 64 + 3 * 8 + 1064 + 64 + 64
+    assert estimated_bytes(["x" * 1000, None, 3]) == of_list
+    assert estimated_bytes(("x" * 1000, None, 3)) == of_list
+    assert (
+        estimated_bytes({"a": ["x" * 1000, None, 3], "b" * 9: ""}) == 256 + 65 + of_list + 73 + 64
+    )

@@ -74,6 +74,33 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
     assert not cache(tmp_path).open("a", builder()).was_there
 
 
+def test_what_is_being_built_is_not_swept(tmp_path: Path) -> None:
+    def build(folder: Path) -> None:
+        cache(tmp_path).sweep()
+        builder()(folder)
+        cache(tmp_path, cleanup_interval=0).sweep()
+
+    assert len(cache(tmp_path).open("a", build).store.example(0).input_ids) == 1000
+
+
+def test_all_of_an_entry_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        synced.append(path.name if path.parent.name != "tokens" else "folder")
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    cache(tmp_path).open("a", builder())
+    files = {path.name for path in (tmp_path / "tokens" / "a").iterdir()} - {LOCK}
+    assert {*synced[:-2]} >= files
+    assert synced[-2:] == ["folder", "tokens"]
+
+
 KILLED = """
 import os, sys
 from pathlib import Path

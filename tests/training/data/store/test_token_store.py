@@ -1,5 +1,8 @@
 """Examples come back as they were written; any flipped bit or cut file is noticed."""
 
+import zlib
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -7,10 +10,11 @@ import pytest
 
 from infrastructure.core.errors import DataError
 from infrastructure.training.data.store import token_store as module
-from infrastructure.training.data.store.examples import TokenizedExample
+from infrastructure.training.data.store.examples import Picture, TokenizedExample
 from infrastructure.training.data.store.token_store import (
     CHUNK_BYTES,
     META,
+    PICTURE_BYTES,
     DamagedEntryError,
     StoreWriter,
     TokenStore,
@@ -162,3 +166,78 @@ def test_memory_that_is_released_is_read_from_the_files_from_then_on(tmp_path: P
     assert store.release_memory() == 2 * num_tokens + -(-num_tokens // 8)
     assert store.release_memory() == 0
     assert all(same(store.example(i), example) for i, example in enumerate(examples))
+
+
+def test_pictures_come_back_from_their_files_and_from_the_entry(tmp_path: Path) -> None:
+    """Some rows name files, in the middle of which a picture may begin, and some hold pictures."""
+    (tmp_path / "pictures").write_bytes(b"--one-and-two--")
+    shown = {b"one": 2, b"two": 10, b"three": None, b"fourth": None}
+    pictures = [
+        Picture(sha256(content).hexdigest(), len(content), content=content)
+        if start is None
+        else Picture(sha256(content).hexdigest(), len(content), str(tmp_path / "pictures"), start)
+        for content, start in shown.items()
+    ]
+    order = [(0,), (), (2, 1), (), (3, 0), (2,), ()]
+    examples = [
+        replace(example, pictures=tuple(pictures[n] for n in numbers))
+        for example, numbers in zip(random_examples(len(order)), order, strict=True)
+    ]
+    (tmp_path / "entry").mkdir()
+    with StoreWriter(tmp_path / "entry", 50_000) as writer:
+        writer.append(examples[:2])
+        writer.append(examples[2:])
+        writer.finish({})
+    in_entry = (tmp_path / "entry" / PICTURE_BYTES).stat().st_size
+    assert in_entry == 2 * len("three") + len("fourth")
+    whole = sum(path.stat().st_size for path in (tmp_path / "entry").iterdir())
+    fits = whole - in_entry - (tmp_path / "entry" / META).stat().st_size
+    for memory_bytes, is_in_memory in ((fits, True), (fits - 1, False)):
+        store = TokenStore(tmp_path / "entry", memory_bytes)
+        assert store.is_in_memory == is_in_memory  # pictures are never held there
+        read = [[picture.read() for picture in store.example(n).pictures] for n in range(7)]
+        assert read == [[list(shown)[n] for n in numbers] for numbers in order]
+    (tmp_path / "pictures").write_bytes(b"--ONE-and-two--")
+    with pytest.raises(DataError):
+        store.example(0).pictures[0].read()
+    assert store.example(2).pictures[1].read() == b"two"
+    (tmp_path / "pictures").unlink()
+    with pytest.raises(DataError):
+        store.example(2).pictures[1].read()
+    with (tmp_path / "entry" / PICTURE_BYTES).open("ab") as file:
+        file.truncate(in_entry - 1)
+    with pytest.raises(DamagedEntryError):
+        TokenStore(tmp_path / "entry", MAPPED)
+
+
+def test_an_entry_of_another_version_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "entry", random_examples(3))
+    monkeypatch.setattr(module, "FORMAT_VERSION", module.FORMAT_VERSION + 1)
+    with pytest.raises(DamagedEntryError):
+        TokenStore(tmp_path / "entry", MAPPED)
+
+
+def test_memory_is_held_while_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    write(tmp_path / "entry", examples := random_examples(10))
+    store = TokenStore(tmp_path / "entry", IN_MEMORY)
+    now[0] += 50.0
+    store.example(3)
+    now[0] += 50.0
+    assert store.release_memory(unused_seconds=60.0) == 0
+    now[0] += 10.0
+    assert store.release_memory(unused_seconds=60.0) > sum(len(e.input_ids) for e in examples)
+
+
+def test_a_mapped_file_is_read_once_for_its_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHUNK_BYTES", 256)
+    write(tmp_path / "entry", random_examples(200))
+    store = TokenStore(tmp_path / "entry", MAPPED)
+    first = [store.example(n).input_ids.tolist() for n in range(200)]
+    monkeypatch.setattr(zlib, "crc32", lambda data: pytest.fail("a chunk is checked twice"))
+    assert [store.example(n).input_ids.tolist() for n in range(200)] == first

@@ -1,0 +1,71 @@
+"""One process trains a run at a time, and begins with a tidy directory."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from infrastructure.monitoring.records.run_owner import read_trainer
+from infrastructure.run.lock import (
+    only_trainer_of,
+    refuse_trained_elsewhere,
+    waited_for,
+)
+
+HALF_WRITTEN = ".summary.json.a1b2c3d4.part"
+
+
+def is_trained(run_path: Path) -> bool:
+    trainer = read_trainer(run_path)
+    return trainer is not None and trainer.is_alive is not False
+
+
+def test_inside_nobody_else_trains_it_and_it_is_known_who_does(tmp_path: Path) -> None:
+    assert read_trainer(tmp_path) is None
+    with only_trainer_of(tmp_path):
+        trainer = read_trainer(tmp_path)
+        assert trainer is not None
+        assert (trainer.pid, trainer.is_alive) == (os.getpid(), True)
+        with pytest.raises(ValueError, match=str(os.getpid())), only_trainer_of(tmp_path):
+            pass
+        with pytest.raises(ValueError, match=str(os.getpid())):
+            refuse_trained_elsewhere(tmp_path)
+        with pytest.raises(ValueError, match=str(os.getpid())), waited_for(tmp_path, 0.0):
+            pass
+        assert read_trainer(tmp_path) == trainer
+    assert not is_trained(tmp_path)
+    refuse_trained_elsewhere(tmp_path)
+    with waited_for(tmp_path, 0.0):
+        assert not is_trained(tmp_path), "who waits does not train"
+
+
+def test_an_error_inside_leaves_the_run_free(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), only_trainer_of(tmp_path):
+        raise KeyError("broken")
+    assert not is_trained(tmp_path)
+    refuse_trained_elsewhere(tmp_path)
+
+
+def test_what_a_killed_process_has_left_half_written_is_gone(tmp_path: Path) -> None:
+    inside = tmp_path / "checkpoints" / "objects" / "ab"
+    for folder in (tmp_path, tmp_path / "logs" / "errors", inside):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / HALF_WRITTEN).touch()
+        (folder / "whole.json").touch()
+    with only_trainer_of(tmp_path):
+        left = {path.relative_to(tmp_path) for path in tmp_path.rglob(HALF_WRITTEN)}
+        assert left == {(inside / HALF_WRITTEN).relative_to(tmp_path)}, "the store sweeps its own"
+        assert len([*tmp_path.rglob("whole.json")]) == 3
+
+
+@pytest.mark.parametrize("name", ["final", "tokenizer", "resume"])
+def test_a_directory_that_had_stepped_aside_for_a_new_one_is_back(
+    tmp_path: Path, name: str
+) -> None:
+    aside, part = (tmp_path / f".{name}.0a1b2c3d.{end}" for end in ("old", "part"))
+    for folder in (aside, part):
+        folder.mkdir()
+        (folder / f"of-{folder.suffix}").touch()
+    with only_trainer_of(tmp_path):
+        assert [path.name for path in (tmp_path / name).iterdir()] == ["of-.old"]
+        assert not part.exists()

@@ -1,0 +1,200 @@
+"""How the copies of a run are told, waited for and recorded, whatever their place does."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.backup.finished_run import Completion
+from infrastructure.backup.format.retention import Retention
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.replication.status import BackupStatus
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.run import replication
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.replication import RunReplication, newest_kept, versions_kept
+from tests.backup.memory_place import save
+
+
+@pytest.fixture
+def lines() -> list[str]:
+    return []
+
+
+def copies_of(folder: Path, lines: list[str], **backup: Any) -> RunReplication:
+    (folder / "disk").mkdir(exist_ok=True)
+    backup = {"place": str(folder / "disk"), "emergency_seconds": 20.0} | backup
+    training = {"keep_checkpoints": 5, "keep_best": 2}
+    config = DeploymentConfig(backup=backup, training=training)
+    return RunReplication(RunDirectory(folder / "run"), config, lines.append)
+
+
+class Backup:
+    """Confirms the newest version at its third look."""
+
+    def __init__(self, copies: RunReplication, *states: dict[str, Any]) -> None:
+        self.store, self.options = copies.backup.store, copies.backup.options
+        self.states = [BackupStatus(**{"state": "idle", **state}) for state in states]
+        self.calls: list[object] = []
+
+    def status(self) -> BackupStatus:
+        return self.states[0]
+
+    def try_again(self) -> None:
+        self.calls.append("try again")
+
+    def begin_last_look(self) -> str:
+        return "look"
+
+    def finish(self, seconds: float, look: str) -> BackupStatus:
+        self.calls.append(look)
+        if len(self.states) > 1:
+            self.states.pop(0)
+        return self.states[0]
+
+
+def test_the_copier_is_given_the_run_its_rotation_and_where_it_explains_itself(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    copies = copies_of(tmp_path, lines)
+    backup = copies.backup
+    assert (backup.run_id, backup.store.root) == ("run", tmp_path / "run/checkpoints")
+    assert backup.retention == Retention(5, 2)
+    assert backup.traceback_path is not None
+    assert backup.traceback_path.is_relative_to(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("saved_at", "confirmed_at", "expected"),
+    [
+        (None, None, 20.0),  # nobody knows yet
+        (100.0, None, 20.0),
+        (None, 100.0, 20.0),
+        (100.0, 140.0, 60.0),
+        (100.0, 400.0, 200.0),  # no longer than the end of a run waits
+        (100.0, 90.0, 0.0),  # a clock was set
+    ],
+)
+def test_what_the_last_copy_took_the_next_one_may_take(
+    tmp_path: Path,
+    lines: list[str],
+    saved_at: float | None,
+    confirmed_at: float | None,
+    expected: float,
+) -> None:
+    copies = copies_of(tmp_path, lines, finish_seconds=200.0)
+    status = BackupStatus("here", "idle", saved_at=saved_at, confirmed_at=confirmed_at)
+    copies._seen = (time.monotonic(), status)
+    assert copies.seconds_to_confirm() == expected
+    nowhere = RunReplication(copies.run, DeploymentConfig(), lines.append)
+    assert nowhere.seconds_to_confirm() == 0.0
+
+
+def test_the_end_waits_until_the_newest_version_is_confirmed_and_looked_at(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    copies = copies_of(tmp_path, lines)
+    name = save(copies.backup.store, 3)
+    settled = {"confirmed_name": name, "confirmed_step": 3, "last_look": "look"}
+    backup: Any = Backup(copies, {}, {"error": "away"}, {"confirmed_name": name}, settled)
+    copies.backup = backup
+    copies.wait(600.0)
+    assert backup.calls == ["try again", "look", "look", "look"]
+    assert len(lines) == 2, "that it waits, and what is wrong meanwhile"
+
+
+@pytest.mark.parametrize("state", ["fenced", "doubtful", "down"])
+def test_what_a_wait_would_not_change_is_not_waited_for(
+    tmp_path: Path, lines: list[str], state: str
+) -> None:
+    copies = copies_of(tmp_path, lines)
+    save(copies.backup.store, 3)
+    backup: Any = Backup(copies, {"state": state})
+    copies.backup = backup
+    copies.wait(600.0)
+    assert (backup.calls, lines) == (["try again"], [])
+
+
+def test_nothing_is_waited_for_without_a_version_or_without_time(
+    tmp_path: Path, lines: list[str]
+) -> None:
+    copies = copies_of(tmp_path, lines)
+    backup: Any = Backup(copies, {})
+    copies.backup = backup
+    copies.wait(600.0)
+    save(backup.store, 3)
+    copies.wait(0.0)
+    assert (backup.calls, lines) == (["try again"] * 2, [])
+
+
+def test_a_wait_that_a_person_ends_leaves_an_incomplete_copy(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = copies_of(tmp_path, lines)
+
+    def complete(*_: object, record: Any, **__: object) -> Completion:
+        record("/disk/run/final")
+        raise KeyboardInterrupt
+
+    recorded: list[object] = []
+    monkeypatch.setattr(replication, "complete", complete)
+    copies.complete(9.0, lambda: recorded.append(copies.facts()["published"]))
+    assert recorded == ["/disk/run/final"]
+    assert (copies.completion.published, copies.completion.is_complete) == (
+        "/disk/run/final",
+        False,
+    )
+    assert copies.problem() is not None
+    facts = copies.facts()
+    assert facts["published"] == "/disk/run/final"
+    assert facts["problem"] == copies.completion.problem
+    copies.report_incomplete()
+    assert lines[-1] == copies.problem()
+
+
+def test_the_monitor_reads_the_age_of_what_is_safe(tmp_path: Path, lines: list[str]) -> None:
+    copies = copies_of(tmp_path, lines)
+    now = time.time()
+    status = {"saved_at": now - 70, "confirmed_at": now - 60, "confirmed_step": 3}
+    backup: Any = Backup(copies, {**status, "confirmed_name": save(copies.backup.store, 3)})
+    backup.num_copier_failures = 4
+    copies.backup = backup
+    probes = copies.probes()
+    assert probes.keys() == {"backup_age_seconds", "copier_failures"}
+    age_seconds = probes["backup_age_seconds"]()
+    assert age_seconds is not None
+    assert 60 <= age_seconds < 120
+    assert probes["copier_failures"]() == 4
+    assert RunReplication(copies.run, DeploymentConfig(), lines.append).probes() == {}
+
+
+@pytest.mark.parametrize(
+    ("training", "total_steps", "most", "newest"),
+    [
+        ({"keep_checkpoints": 3, "keep_best": 1, "keep_every": 10}, 100, 14, 13),
+        ({"keep_checkpoints": 3, "keep_best": 1, "keep_every": 10}, 2, 2, 2),
+        ({"keep_checkpoints": 2, "keep_best": 5}, 100, 7, 5),
+        ({"keep_checkpoints": 4, "keep_best": 1}, 100, 5, 4),
+    ],
+)
+def test_as_many_versions_as_rotation_keeps(
+    training: dict[str, int], total_steps: int, most: int, newest: int
+) -> None:
+    config = DeploymentConfig(training=training).training
+    assert versions_kept(config, total_steps) == most
+    assert newest_kept(config, total_steps) == newest
+
+
+def test_the_room_at_the_place_is_for_what_is_kept_there(
+    tmp_path: Path, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    required: list[tuple[str, int, int]] = []
+
+    def require(name: str, store: Store, keep: int, num_bytes: int) -> str:
+        required.append((name, keep, num_bytes))
+        return name
+
+    monkeypatch.setattr(replication, "require_free_space", require)
+    copies_of(tmp_path, lines, keep=9).check_free_space(1000, 50)
+    assert required == [("Disk", 7, 1000), (str(tmp_path / "disk"), 9, 1000)]

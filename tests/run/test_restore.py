@@ -1,0 +1,188 @@
+"""Runs at a place: which of them is of a purpose, and what of one comes back."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infrastructure.backup.backends.folder import FolderPlace
+from infrastructure.backup.format.manifest import SaveKind
+from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.backup.format.store import Store
+from infrastructure.backup.state.run_files import read_run_files
+from infrastructure.config.deployment_config import DeploymentConfig
+from infrastructure.config.fingerprint import result_settings
+from infrastructure.config.sections.backup_config import BackupConfig
+from infrastructure.core.checksums import read_record, write_record
+from infrastructure.core.errors import CheckpointError
+from infrastructure.run.checkpoint_paths import best_of, by_step, step_of
+from infrastructure.run.directory import RunDirectory
+from infrastructure.run.restore import (
+    check_version,
+    folder_of,
+    restore_run,
+    run_at_place,
+    step_at_place,
+)
+
+RUN = "20260101-000000-one-0000"
+RATE = {"name": "learning_rate", "was": 1, "is": 2, "effect": "changes the result"}
+
+
+class Disk:
+    """A place, and the folder of the runs here."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "disk").mkdir()
+        self.place = FolderPlace(folder / "disk")
+        self.options = BackupConfig(place=str(folder / "disk"))
+        self.output = folder / "runs"
+        self.run = RunDirectory(self.output / RUN)
+
+    def there(self, step: int, record: object = None, run_id: str = RUN, **facts: Any) -> str:
+        """A version at the place, with run.json where it has a record."""
+        return self._commit(Store(Path(run_id), self.place), step, record, **facts)
+
+    def here(self, step: int, **facts: Any) -> str:
+        return self._commit(Store(self.run.checkpoints), step, None, **facts)
+
+    def _commit(
+        self, store: Store, step: int, record: object, values: Any = None, **facts: Any
+    ) -> str:
+        files: dict[str, TensorBytes] = {}
+        if record is not None:
+            source = self.output.parent / "source"
+            source.mkdir(exist_ok=True)
+            write_record(source / "run.json", {"run_id": RUN, "of": record})
+            files = {**read_run_files(source)}
+        tensors = {**files, "model/w": TensorBytes("U8", (1,), bytes([step]))}
+        return store.commit(tensors, values or {"step": step}, step=step, **facts)
+
+    def restore(self, step: int | None = None) -> int:
+        """The step of the checkpoint that comes back."""
+        _, checkpoint = restore_run(RUN, self.options, self.output, step)
+        return step_of(checkpoint)
+
+    def record(self) -> dict[str, Any]:
+        return read_record(self.run.run_file)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "was_killed"),
+    [(SaveKind.SCHEDULED, True), (SaveKind.STOPPED, False), (SaveKind.EMERGENCY, False)],
+)
+def test_a_run_comes_back_with_its_files_and_how_it_had_ended(
+    disk: Disk, kind: SaveKind, was_killed: bool
+) -> None:
+    disk.there(3, "old")
+    disk.there(5, "new", kind=kind)
+    assert disk.restore() == 5
+    assert disk.record()["of"] == "new"
+    back = {"place": disk.place.url, "was_killed": was_killed}
+    assert disk.record()["brought_back"] == back
+
+
+@pytest.mark.parametrize(("status", "was_killed"), [("running", True), ("stopped", False)])
+def test_what_is_here_knows_better_how_it_had_ended(
+    disk: Disk, status: str, was_killed: bool
+) -> None:
+    disk.there(5, "new", kind=SaveKind.STOPPED if was_killed else SaveKind.SCHEDULED)
+    disk.run.path.mkdir(parents=True)
+    write_record(disk.run.summary_file, {"status": status})
+    assert disk.restore() == 5
+    assert disk.record()["brought_back"]["was_killed"] is was_killed
+
+
+@pytest.mark.parametrize(
+    ("steps_here", "steps_there", "expected"), [([4], [4, 5], "there"), ([5, 6], [5], "here")]
+)
+def test_files_of_the_run_come_back_with_a_newer_version_only(
+    disk: Disk, steps_here: list[int], steps_there: list[int], expected: str
+) -> None:
+    for step in steps_here:
+        disk.here(step)
+    for step in steps_there:
+        disk.there(step, "there")
+    write_record(disk.run.run_file, {"run_id": RUN, "of": "here"})
+    disk.restore()
+    assert disk.record()["of"] == expected
+    assert ("brought_back" in disk.record()) is (expected == "there")
+
+
+def test_a_record_that_the_newest_version_lacks_comes_from_an_older_one(disk: Disk) -> None:
+    disk.there(3, "old")
+    disk.there(5)
+    assert disk.restore() == 5
+    assert disk.record()["of"] == "old"
+
+
+def test_a_better_version_of_the_place_comes_back_beside_that_of_here(disk: Disk) -> None:
+    disk.here(2, score=2.0)
+    disk.there(3, score=0.5)
+    disk.there(5, "new", score=3.0)
+    assert disk.restore() == 5
+    store = Store(disk.run.checkpoints)
+    best = best_of(store)
+    assert best is not None
+    assert (step_of(best), sorted(by_step(store))) == (3, [2, 3, 5])
+
+
+def test_of_a_chosen_step_nothing_else_comes_back(disk: Disk) -> None:
+    for step, score in ((3, 0.5), (4, 1.0), (5, 2.0)):
+        disk.there(step, "new", score=score)
+    assert disk.restore(4) == 4
+    assert sorted(by_step(Store(disk.run.checkpoints))) == [4]
+    with pytest.raises(CheckpointError) as raised:
+        disk.restore(9)
+    assert "3, 4, 5" in "".join(raised.value.__notes__)
+
+
+def trained(settings: object, *changes: dict[str, Any]) -> dict[str, Any]:
+    """The values of a version with these settings, changed after step 2."""
+    history = [{"when": "", "step": 2, "command": "", "changes": [*changes]}] if changes else []
+    return {"identity": {"settings": settings}, "history": history}
+
+
+def test_the_newest_run_of_a_purpose_is_found_unless_it_was_changed(disk: Disk) -> None:
+    config = DeploymentConfig(backup={"place": disk.options.place})
+    assert run_at_place(config, []) is None
+    settings = result_settings(config)
+    other = {**settings, "training.seed": 77}
+    for number, values in enumerate(
+        [
+            trained(settings),
+            trained(settings),
+            trained(settings, RATE),
+            trained(other),
+            {"identity": {}},
+        ]
+    ):
+        disk.there(3, run_id=f"2026010{number + 1}-000000-one-0000", values=values)
+    assert run_at_place(config, []) == "20260102-000000-one-0000"
+    assert run_at_place(config, ["learning_rate"]) == "20260103-000000-one-0000"
+    assert run_at_place(config, ["seed"]) == "20260104-000000-one-0000"
+
+
+def test_a_version_is_named_by_its_step_its_name_or_as_the_best(disk: Disk) -> None:
+    names = {step: disk.there(step, score=score) for step, score in ((3, 0.5), (5, 2.0))}
+    assert step_at_place(disk.place, RUN, "best") == 3
+    assert step_at_place(disk.place, RUN, names[5]) == 5
+    assert step_at_place(disk.place, RUN, "4") == 4  # whether it is there is for who fetches it
+    disk.there(7, run_id="unmeasured")
+    with pytest.raises(ValueError, match="unmeasured"):
+        step_at_place(disk.place, "unmeasured", "best")
+    for version in (None, "best", "120", names[3]):
+        check_version(RUN, version)
+    for version in ("", "last", "-1", "1.5"):
+        with pytest.raises(ValueError, match="a step is a number"):
+            check_version(RUN, version)
+
+
+def test_a_model_is_named_by_its_run() -> None:
+    assert folder_of("runs/one/final") == folder_of("runs/one") == Path("runs/one")
+    assert folder_of("final") == Path("final"), "a run may be called so"
