@@ -6,7 +6,7 @@ from infrastructure.backup.replication.copier import Copier
 from tests.faults.drive_model import MUTANTS, deaths_of, rotation
 
 NUM_DEATHS = 400
-NUM_MUTANT_DEATHS = {"prune at once": 600, "manifest first": 200, "believe the mount": 100}
+NUM_MUTANT_DEATHS = {"prune at once": 1300, "manifest first": 200, "believe the mount": 100}
 
 
 def test_no_death_loses_a_version_that_was_confirmed() -> None:
