@@ -22,11 +22,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 from infrastructure.backup.backends.base import Content, Place
 from infrastructure.backup.format.codec import SUFFIX, decompress
 from infrastructure.backup.format.file_operations import Buffer
+from infrastructure.backup.format.lineage import Lineage
 from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.retention import Retention, versions_to_keep
 from infrastructure.backup.format.store import Store
@@ -39,7 +41,6 @@ from tests.faults.memory_files import Files, MemoryFiles
 KEEP = 2
 GRACE_SECONDS = 3600.0
 RUN = "run"
-LOCAL = Path("/local/checkpoints")
 PARALLEL_UPLOADS = 10
 
 
@@ -330,7 +331,9 @@ class Machine:
     files: LocalFiles = field(default_factory=LocalFiles)
 
     def __post_init__(self) -> None:
-        self.store = Store(LOCAL, self.files)
+        # in memory, but for the names that the store knows at its place, which lie on a disk
+        self.disk = TemporaryDirectory()
+        self.store = Store(Path(self.disk.name) / "checkpoints", self.files)
         self.go_on()
         link = RemoteSession(
             self.drive, RUN, compresses=False, clock=self.clock, fresh_seconds=GRACE_SECONDS / 2
@@ -353,6 +356,7 @@ class Machine:
         name, _ = remote.newest()
         if name is not None:
             fetch_version(remote, name, self.store, lambda done, total: None)
+        Lineage(self.store.root).restored(remote.versions())
 
     def tick(self) -> None:
         """Save when it is time to; then let the copier do one thing, or time pass."""
@@ -450,6 +454,7 @@ def history(seed: int, copier_class: type[Copier], deaths: int, outcome: Outcome
         cloud = drive.die()
         outcome.fenced += machine.copier.status().state == "fenced"
         machine.copier.close()
+        machine.disk.cleanup()
     outcome.confirmed += len(confirmed)
     outcome.pruned += sum(not is_whole(cloud, originals[name]) for name in confirmed)
 
