@@ -75,6 +75,8 @@ NOT_ROUNDED = (
     " has the weights before they are rounded. --bits 4, as safetensors, writes them rounded as in"
     " the training"
 )
+TEMPLATE_FILE = "chat_template.jinja"  # of the tokenizer that the run trained with
+MORE_TEMPLATES = "additional_chat_templates"  # such as tool_use.jinja, beside it
 
 
 def export_model(
@@ -263,6 +265,8 @@ def _load(
     if loaded.tokenizer is not None:
         ends, known = {*_ends(run), loaded.tokenizer.eos_token}, special_tokens(loaded.tokenizer)
         end_ids = [number for number, token in known.items() if token in ends]
+    if loaded.tokenizer is not None and (template := _saved_template(run.tokenizer)):
+        loaded.tokenizer.chat_template = template
     if loaded.tokenizer is not None and config.training.method != SFT:
         end_ids = answer_end_ids(loaded.tokenizer)
     prepare_saving(loaded.model, end_ids)
@@ -305,6 +309,17 @@ def version_of_model(run: RunDirectory) -> Path:
     checkpoint = by_step(Store(run.checkpoints)).get(step, newest)
     verify(checkpoint)
     return checkpoint
+
+
+def _saved_template(folder: Path) -> str | dict[str, str] | None:
+    """The chat template of a saved tokenizer, or several by their names; None: it has none."""
+    file = folder / TEMPLATE_FILE
+    default = file.read_text(encoding="utf-8") if file.is_file() else None
+    files = sorted((folder / MORE_TEMPLATES).glob("*.jinja"))
+    named = {file.stem: file.read_text(encoding="utf-8") for file in files}
+    if not named:
+        return default
+    return named if default is None else {"default": default, **named}
 
 
 @contextmanager

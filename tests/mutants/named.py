@@ -185,8 +185,8 @@ NAMED = {
     ),
     "an export has the chat template of its base": (
         "infrastructure/deployment/export.py",
-        "tokenizer_directory=run.tokenizer if run.tokenizer.is_dir() else None",
-        "tokenizer_directory=None",
+        "loaded.tokenizer.chat_template = template\n",
+        "pass\n",
     ),
     "an export is written over what lies there": (
         "infrastructure/deployment/export.py",
