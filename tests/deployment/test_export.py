@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
 from infrastructure.commands.main import main
@@ -160,6 +161,17 @@ def test_a_reward_model_is_not_exported_as_one_that_writes(
     names: dict[str, Any] = {}
     exec(code.replace("me/judge", str(run.final)), names)  # the card's own words
     assert type(names["model"]).__name__ == "LlamaForSequenceClassification"
+
+
+@pytest.mark.parametrize("part", [None, Part.MERGED])
+def test_an_export_writes_prompts_with_the_template_of_the_training(
+    part: Part | None, lora: RunDirectory, tmp_path: Path
+) -> None:
+    """Its base has none; another template makes a good model look broken."""
+    request = ExportRequest() if part is None else ExportRequest(part=part)
+    export_model(lora, None, tmp_path / "out", request)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert tokenizer.chat_template == TEMPLATE
 
 
 @pytest.mark.parametrize("has_template", [True, False])
