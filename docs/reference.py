@@ -7,7 +7,6 @@ import argparse
 import inspect
 import re
 import tomllib
-from argparse import HelpFormatter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ def _setting_row(key: str, spec: FieldSpec) -> str:
 
 
 def commands_page() -> str:
-    """Every command and action with all of its flags; those of settings stand once, at `train`."""
+    """List every command and action with its flags; those of settings once, under `train`."""
     parser = create_parser()
     lines = ["# Commands", "", "```text", parser.format_help().rstrip(), "```", ""]
     for name, command in subcommands(parser).items():
@@ -64,27 +63,23 @@ def commands_page() -> str:
 
 
 def _command_section(title: str, command: CommandParser, marks: str) -> Iterator[str]:
-    """The arguments of a command, then those of each of its actions, a heading lower."""
+    """Yield the arguments of a command, then those of its actions, one heading level down."""
     yield from (f"{marks} {title}", "", command.description or "", "")
     own, settings = _arguments(command)
     if len(settings) < FEW_SETTINGS:
         own, settings = [*own, *settings], []
-    if own:
-        yield from (*_table_head("argument", "means"), *map(_argument_row, own), "")
+    yield from map(_argument, own)
     if settings and title == "temper train":
         yield from (f"{marks}# Flags of settings", "", "The [settings](settings.md) by flag.", "")
-        yield from (*_table_head("flag", "means"), *map(_argument_row, settings), "")
+        yield from map(_argument, settings)
     elif settings:
-        yield from (
-            f"It also takes the {len(settings)} [flags of settings](#flags-of-settings).",
-            "",
-        )
+        yield f"It also takes the {len(settings)} [flags of settings](#flags-of-settings).\n"
     for name, action in subcommands(command).items():
         yield from _command_section(f"{title} {name}", action, f"{marks}#")
 
 
 def _arguments(command: CommandParser) -> tuple[list[argparse.Action], list[argparse.Action]]:
-    """A command's own arguments, and the flags that give settings."""
+    """Return a command's own arguments, and its flags for settings."""
     shown = [
         action
         for action in command.complete()._actions
@@ -95,12 +90,13 @@ def _arguments(command: CommandParser) -> tuple[list[argparse.Action], list[argp
     return [action for action in shown if action not in settings], settings
 
 
-def _argument_row(action: argparse.Action) -> str:
-    takes = HelpFormatter("")._format_args(action, str(action.metavar or action.dest.upper()))
-    takes = "" if action.nargs == 0 else takes.replace("|", chr(92) + "|")
-    spelled = [f"`{flag} {takes}".rstrip() + "`" for flag in action.option_strings]
-    text = re.sub(r"%(?=%)", "", action.help or "").replace("|", chr(92) + "|")
-    return f"| {'<br>'.join(spelled) or f'`{takes}`'} | {text} |"
+def _argument(action: argparse.Action) -> str:
+    """Return a definition: how an argument is spelled, and what it means."""
+    metavar = str(action.metavar or action.dest.upper())
+    takes = argparse.HelpFormatter("")._format_args(action, metavar)
+    spelled = [f"`{f'{flag} {takes}'.rstrip()}`" for flag in action.option_strings]
+    meaning = (action.help or "").replace("%%", "%")
+    return f"{', '.join(spelled or [f'`{takes}`'])}\n:   {meaning}\n"
 
 
 def python_page() -> str:

@@ -24,7 +24,7 @@ def write_record(path: Path, record: Mapping[str, object]) -> None:
 
 
 def with_checksum(record: Mapping[str, object]) -> JsonObject:
-    """The JSON object that `parse_record` takes for whole."""
+    """Return a record with its checksum, as `parse_record` expects it."""
     plain = json.loads(json.dumps({**record}, allow_nan=False))
     return {**plain, CHECKSUM: _checksum(plain)}
 

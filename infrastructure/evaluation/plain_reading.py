@@ -90,10 +90,10 @@ def fixed_questions(
     longest: int = MAX_TOKENS,
     pictures: PictureTokens | None = None,
 ) -> list[GenerationPrompt]:
-    """Questions where there are no held-out ones, written as in training.
+    """Return questions to use if there are no held-out ones, formatted as in training.
 
     Args:
-        pictures: of a model that sees, which is shown a picture with the first one.
+        pictures: of a vision-language model; its first question comes with an image.
     """
     encoder = ConversationEncoder(tokenizer, max_length=2 * longest, pictures=pictures)
     written = [encoder.prompt_ids([Turn("user", text)])[:longest] for text in QUESTIONS]
@@ -105,13 +105,13 @@ def fixed_questions(
 
 
 def about_picture(question: str) -> Turn:
-    """A question with a picture before it."""
+    """Return a question with an image before it."""
     parts = [{"type": PICTURE_PART}, {"type": "text", "text": question}]
     return Turn("user", question, json.dumps({"content": parts}))
 
 
 def fixed_picture() -> "Image":
-    """Stripes of all colours."""
+    """Return an image with stripes of all colours."""
     images = require("PIL.Image", "comparing what a model sees")
     stripes = torch.arange(PICTURE_SIDE**2 * 3, dtype=torch.int64) * 7 % 256
     pixels = stripes.to(torch.uint8).reshape(PICTURE_SIDE, PICTURE_SIDE, 3)
@@ -257,7 +257,7 @@ class Expected:
                 raise _differs(folder, f"its tokenizer writes {question.prompt!r} otherwise")
 
     def _seeing_of(self, folder: Path) -> PictureTokens | None:
-        """What makes tokens and pixels of pictures by the folder's own files."""
+        """Return how the folder's own processor turns images into tokens and pixels."""
         ours = self.trained.pictures
         if ours is None:
             return None
@@ -265,8 +265,11 @@ class Expected:
         return PictureTokens(processor, str(folder), background=ours.background)
 
     def _compare_seeing(self, folder: Path, theirs: PictureTokens) -> None:
-        """How a chat is written with pictures, and what is made of these: the same pixels, whose
-        answers are compared afterwards."""
+        """Compare the chat template of the processor, and the tokens and pixels it makes.
+
+        Raises:
+            CheckpointError: one of them differs.
+        """
         ours = self.trained.pictures
         assert ours is not None
         if ours.processor.chat_template != theirs.processor.chat_template:
@@ -281,9 +284,11 @@ class Expected:
 
 
 def _other_input(ours: PictureTokens, theirs: PictureTokens, image: "Image") -> str | None:
-    """What a model is given of a picture, by name, that is another thing by a reader's way: theirs
-    makes tokens and pixels in one call. Image processors of PIL and of torchvision may differ by
-    their rounding."""
+    """Return the name of the first model input that differs between two processors for an image.
+
+    Readers call the whole processor, which makes tokens and pixels at once. Image processors of PIL
+    and of torchvision may differ by rounding.
+    """
     kinds = {type(one.processor.image_processor) for one in (ours, theirs)}
     allowed = PIXEL_TOLERANCE if len(kinds) > 1 else 0.0
     read = theirs.processor(
@@ -408,7 +413,7 @@ class Loading:
         return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
 
     def read_processor(self, folder: Path) -> Any:
-        """The processor in a folder."""
+        """Load the processor in a folder."""
         transformers = require("transformers", "reading a saved model")
         trusted = {"trust_remote_code": self.options["trust_remote_code"]}
         with warnings.catch_warnings():

@@ -120,7 +120,7 @@ def restore_run(
         for problem in restore_run_files(store, store.read(checkpoint.stem), run.path):
             log.warning("%s", problem)
         there = Store(Path(run_id), place)
-        # a new machine has one version alone, which may be of a moment when run.json was not read
+        # A new machine has the newest version only, which may lack run.json: look at all of them.
         stores = [store, there] if before else [there, store]
         if not run.has_record() and (repair := RunFileRepair(run.path, stores).restore(RUN_FILE)):
             log.warning("%s", repair.text)  # from an older version

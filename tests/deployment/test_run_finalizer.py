@@ -234,15 +234,6 @@ def test_a_run_that_came_to_nothing_is_cleaned_up_and_leaves_no_summary(ending: 
     assert ending.lines == []
 
 
-def test_what_the_sessions_before_have_cost_is_added(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in (1, 2, 3):
-        ending = Ending(tmp_path, monkeypatch)
-        assert ending.finalizer.stopped()["cost"]["seconds"] == 5.0 * number
-        ending.finalizer.clean_up()
-
-
 @pytest.mark.parametrize("price", ["2 EUR", None])
 def test_the_cost_is_of_all_sessions_and_grows_while_one_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, price: str | None

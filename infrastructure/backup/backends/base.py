@@ -230,11 +230,12 @@ class Place(FileOperations, abc.ABC):
         """
 
     def create(self, path: Path, data: bytes) -> bool | None:
-        """Put a small file there, whole, if there is none of its name: of any number of machines
-        that do this at the same instant, one does. Lasting when this returns.
+        """Create a small file only if no file of its name exists. If several machines try at the
+        same instant, one succeeds. The file is whole, and durable when this returns.
 
         Returns:
-            Whether it did; False: there is one. None: this place cannot, and nothing was done.
+            True if it was created, False if there is one already, None if this backend cannot
+            create on a condition; nothing was written then.
         """
         return None
 

@@ -89,7 +89,7 @@ class BucketPlace(HubPlace):
         self._written[at] = (Content.of(buffers, self.hashes), computed.hash)
 
     def create(self, path: Path, data: bytes) -> None:
-        """Nothing: a bucket takes no conditions."""
+        """Return None: a bucket does not support conditional writes."""
 
     def remove(self, path: Path) -> None:
         at = self.at(path)

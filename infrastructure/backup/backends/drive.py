@@ -163,7 +163,7 @@ class DrivePlace(FolderPlace):
             raise
 
     def create(self, path: Path, data: bytes) -> None:
-        """Nothing: what the mount says of a name is true of this machine only."""
+        """Return None: two machines' mounts may both create a file of one name."""
 
     def remove(self, path: Path) -> None:
         """The file is emptied first: Drive keeps it in the trash for 30 days, at its size."""

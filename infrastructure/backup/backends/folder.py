@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 PART = ".part"
 OLD_PART_SECONDS = 86400.0
-# of file systems that give no file a second name, such as exFAT
+# what file systems without hard links answer, such as exFAT
 NO_LINKS = (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS)
 
 ADVICE = {
@@ -145,8 +145,7 @@ class FolderPlace(Place):
             raise
 
     def create(self, path: Path, data: bytes) -> bool | None:
-        """A program's mount may give the same name on two machines."""
-        if self._program is not None:
+        if self._program is not None:  # two machines' mounts may both create a file of one name
             return None
         self.make_directory(path.parent)
         target = self.at(path)

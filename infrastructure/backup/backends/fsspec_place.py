@@ -41,8 +41,8 @@ NO_SCHEMES = {"folder", "fsspec"}  # names of our backends that stand before no 
 COMMON = ("s3", "gs", "az", "hf", "sftp")  # schemes that most people use
 BUCKETS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "tos", "tosfs"}
 # fmt: on
-# Here the server itself refuses to create what is there. Of other file systems, those of fsspec ask
-# first and write then. One that only speaks S3 may not heed the condition: then it is as elsewhere.
+# The server itself refuses to create a file that exists; other fsspec file systems check first and
+# then write. An S3-compatible server may ignore the condition: then lineage detects the other one.
 CONDITIONAL = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "memory"}
 CHECKSUMS = ("ETag", "etag", "md5", "md5Hash", "md5Checksum", "sha256", "checksum")
 PIP_LINES = {

@@ -173,27 +173,28 @@ class HubPlace(Place):
         self._add(at, operation)
 
     def create(self, path: Path, data: bytes) -> bool | None:
-        """A commit on top of one that has no such file: the Hub takes it there or nowhere."""
+        """Commit it on top of a commit that has no such file, which the Hub refuses if that is no
+        longer the newest one."""
         from huggingface_hub import CommitOperationAdd
         from huggingface_hub.errors import HfHubHTTPError
 
         self.commit()
-        at, message = self.at(path), "Claim the next version"
-        repo, kind = self.repo_id, self.repo_type
+        at, repo, kind = self.at(path), self.repo_id, self.repo_type
+        added = [CommitOperationAdd(at, data)]
         with self.plain_errors(self.shown(path)):
             self._make_ready()
             for _ in range(NUM_TRIES):
-                head, add = (
-                    self.api.repo_info(repo, repo_type=kind).sha,
-                    CommitOperationAdd(at, data),
-                )
+                head = self.api.repo_info(repo, repo_type=kind).sha
                 if head is None:
                     return None
                 if self.api.get_paths_info(repo, [at], revision=head, repo_type=kind):
                     return False
                 try:
                     self.api.create_commit(
-                        repo, [add], commit_message=message, repo_type=kind, parent_commit=head
+                        *(repo, added),
+                        commit_message="Claim the next version",
+                        repo_type=kind,
+                        parent_commit=head,
                     )
                     return True
                 except HfHubHTTPError as error:

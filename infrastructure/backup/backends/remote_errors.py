@@ -43,7 +43,7 @@ WORDS_ERRNO = {
     "writeerror": errno.ENOTCONN,
 }
 MAX_TEXT = 300
-# What stores, and clients older than the condition, answer to a write that has one.
+# What a store or client without conditional writes answers to one.
 UNSUPPORTED = ("notimplemented", "invalidargument", "invalidrequest", "paramvalidation")
 
 
@@ -90,13 +90,13 @@ def errno_of(error: Exception) -> int:
 
 
 def is_there(error: Exception) -> bool:
-    """Whether a file was not created because there is one of its name."""
+    """Return whether a file was not created because one of its name exists."""
     chain = list(_with_causes(error))
     return any(isinstance(each, FileExistsError) or status_of(each) == 412 for each in chain)
 
 
 def is_unsupported(error: Exception) -> bool:
-    """Whether a store, or its client, cannot create a file on the condition that there is none."""
+    """Return whether a store or its client does not support conditional writes."""
     words = [f"{_code(each)} {type(each).__name__}".lower() for each in _with_causes(error)]
     return isinstance(error, TypeError) or any(w in text for text in words for w in UNSUPPORTED)
 

@@ -95,7 +95,7 @@ class FileOperations:
         source.replace(target)
 
     def link(self, source: Path, target: Path) -> None:
-        """Give a file a second name; one that is there already is an error."""
+        """Make `target` a hard link to `source`; FileExistsError if it exists."""
         target.hardlink_to(source)
 
     def remove(self, path: Path) -> None:

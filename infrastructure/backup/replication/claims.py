@@ -1,10 +1,11 @@
-"""Who may write the next manifest at a place that can create a file only where there is none.
+"""Fence off a second writer at a destination that supports conditional writes.
 
     <store>/claims/<number>      {"version": name, "checksum": …}
 
-Of two trainings that go on from the same past, both want the number after the highest, and one gets
-it: the other sees a name that it does not know, and writes nothing. The numbers are those of the
-place, since versions of two trainings may never have a sequence in common.
+A writer claims a version before it writes its manifest. Two runs that resumed from the same
+checkpoint both try the number after the highest, and one of them gets it. The other finds the name
+of a version that it does not know, and stops. Numbers belong to the destination: two diverged runs
+may never use the same sequence of versions.
 """
 
 import errno
@@ -20,19 +21,19 @@ from infrastructure.core.errors import DamagedFileError
 
 FOLDER = "claims"
 NUMBER = re.compile(r"\d{12,18}")
-NUM_KEPT = 16  # the newest: no listing, whatever is removed meanwhile, misses all of them
-MOST_TRIES = 64  # each finds one more claim that the listing did not show
+NUM_KEPT = 16  # the newest; enough that a listing during a removal never misses all of them
+MOST_TRIES = 64  # if a stale listing hides claims, each try finds one more
 
 
 class Claims:
-    """The claims at the place of `link`."""
+    """Read, take and prune the claims at the destination of `link`."""
 
     def __init__(self, link: RemoteSession) -> None:
         self.link = link
         self.folder = link.store.root / FOLDER
 
     def holder(self) -> str | None:
-        """The version in the newest claim; None: there is none, or it cannot be read.
+        """Return the version in the newest claim; None if there is none or it cannot be read.
 
         Raises:
             OSError: the place does not answer.
@@ -40,17 +41,17 @@ class Claims:
         return self._holder(max(self._numbers(), default=-1))
 
     def take(self, name: str, refuse: Callable[[str], None]) -> None:
-        """Make the newest claim that of `name`, where the place can do that.
+        """Make `name` the newest claim, if the destination supports conditional writes.
 
         Args:
-            refuse: is given the version in the newest claim, and raises where it is a stranger's.
+            refuse: raises if the version in the newest claim belongs to another run.
 
         Raises:
             OSError: the place does not answer, or refuses.
         """
         number, data = -1, json.dumps(with_checksum({"version": name})).encode()
         for _ in range(MOST_TRIES):
-            # also after it was made: an older number is free again where old claims were removed
+            # Looked at again after it was created: pruning may have freed an older number.
             number = max([number, *self._numbers()])
             holder = self._holder(number)
             if holder == name:
@@ -63,7 +64,7 @@ class Claims:
         raise OSError(errno.EIO, "a claim that was made is not to be seen", str(self.folder))
 
     def prune(self) -> Iterator[float]:
-        """Remove old claims, one after the other; yields the seconds to wait between.
+        """Remove old claims one by one; yields the seconds to wait in between.
 
         Raises:
             OSError: the place does not answer, or refuses.

@@ -2,7 +2,7 @@
 
 import errno
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -62,13 +62,6 @@ class Rig:
 
 
 COPIERS: list[Copier] = []
-
-
-@pytest.fixture(autouse=True)
-def close_copiers() -> Iterator[None]:
-    yield
-    while COPIERS:
-        COPIERS.pop().close()
 
 
 @pytest.fixture

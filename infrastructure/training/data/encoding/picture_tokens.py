@@ -41,7 +41,7 @@ class PictureTokens:
 
     Attributes:
         mark, mark_id: what a chat template writes for a picture.
-        token_ids: what a picture's tokens are among; of Gemma 3 the mark is none of them.
+        token_ids: the IDs of a picture's tokens. For Gemma 3 the mark is not one of them.
 
     Raises:
         ValueError: it does not say which token stands for a picture.
@@ -172,7 +172,7 @@ class PictureTokens:
     def kinds(self, ids: "torch.Tensor") -> dict[str, Any]:
         """Where in some rows pictures are, by argument name, if the model takes that."""
         names = set(self.processor.model_input_names)
-        is_picture = ids.new_tensor(np.isin(ids.cpu().numpy(), self.token_ids)).long()
+        is_picture = (ids[..., None] == ids.new_tensor(self.token_ids)).any(-1).long()
         return {name: is_picture for name in KINDS_OF_TOKENS if name in names}
 
     def pixels(self, pictures: Sequence[Picture]) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class PictureTokens:
 
 
 def _token_ids(processor: Any) -> list[int]:
-    """The tokens that a processor tells a model to be of pictures; none where it says nothing."""
+    """Return the IDs that a processor declares as image tokens; empty if it declares none."""
     unknown = processor.tokenizer.unk_token_id
     known = getattr(processor, "image_token_ids", None) or []
     return [int(number) for number in known if number is not None and number != unknown]
