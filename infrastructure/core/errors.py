@@ -1,10 +1,45 @@
 """The project's exceptions. Wrong user input is a `ValueError`; these are the rest."""
 
+from typing import Any
+
 from infrastructure.core.exit_codes import ExitCode
+from infrastructure.core.messages import Message
 
 
-class TemperError(Exception):
-    """Base of every run-time error that Temper raises itself; its text is one clear sentence."""
+class Problem(Exception):  # noqa: N818 - the name of the data, of which the errors are kinds
+    """An error whose text is a message of the catalogue.
+
+    Args:
+        code: of the message.
+        about: what its words refer to, by name.
+    """
+
+    def __init__(self, code: str, /, **about: Any) -> None:
+        super().__init__(code)
+        self.message = Message(code, about)
+
+    @property
+    def code(self) -> str:
+        """Of the message."""
+        return self.message.code
+
+    def __str__(self) -> str:
+        return str(self.message)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _made_again, (type(self), self.message.code, dict(self.message.about))
+
+
+def _made_again(kind: type[Problem], code: str, about: dict[str, Any]) -> Problem:
+    return kind(code, **about)
+
+
+class InputError(Problem, ValueError):
+    """What a user gave cannot be used: the message says what is wrong, where, and what to do."""
+
+
+class TemperError(Problem):
+    """Base of every run-time error that Temper raises itself."""
 
 
 class MissingPackageError(TemperError):
