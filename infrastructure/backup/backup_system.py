@@ -168,7 +168,7 @@ class BackupSystem(RunBackup):
             return name
         if self._link is not None:
             return self.restore_run().stem
-        raise CheckpointError(f"{self.store.root} holds no version that can be restored")
+        raise CheckpointError("backup.holds_version_restored", root=self.store.root)
 
     def _find_step(self, step: int) -> str:
         for name in self.store.versions():
@@ -177,7 +177,7 @@ class BackupSystem(RunBackup):
                 return name
         if self._link is not None:
             return self.restore_run(step).stem
-        raise CheckpointError(f"{self.store.root} holds no version of step {step}")
+        raise CheckpointError("backup.holds_version_step", root=self.store.root, step=step)
 
 
 def create_backup_system(

@@ -32,7 +32,7 @@ def require_free_space(where: str, store: Store, keep: int, bytes_per_version: i
     if free < needed:
         fits_one = free >= bytes_per_version + SLACK_BYTES
         lower = ", or set training.keep_checkpoints lower" if num_more > 1 and fits_one else ""
-        raise StorageError(f"{text}, {_size(free)} are free: make room{lower}")
+        raise StorageError("backup.free_make_room", text=text, free=_size(free), lower=lower)
     return f"{text}, {_size(free)} are free"
 
 

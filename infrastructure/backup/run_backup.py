@@ -214,14 +214,18 @@ class RunBackup:
             try:
                 self.store.sweep()
             except OSError as error:
-                raise StorageError(f"{self.store.root} cannot be swept: {error}") from error
+                raise StorageError(
+                    "backup.cannot_swept", root=self.store.root, error=error
+                ) from error
             repairs = [*StoreRepair(self.store, remote, where).steps(confirmed)]
         if directory is not None:
             stores = [self.store] if remote is None else [self.store, remote]
             try:
                 repairs += RunFileRepair(directory, stores).steps()
             except OSError as error:
-                raise StorageError(f"{directory} cannot be repaired: {error}") from error
+                raise StorageError(
+                    "backup.cannot_repaired_2", directory=directory, error=error
+                ) from error
         return repairs
 
     def list_backups(self) -> list[BackupEntry]:
@@ -478,7 +482,7 @@ class RunBackup:
             is_over = status.state in (FENCED, DOWN) or time.monotonic() >= deadline
             if is_over:
                 problem = status.problem or "the place has not confirmed it yet"
-                raise StorageError(f"{folder} is not safe at {url}: {problem}")
+                raise StorageError("backup.safe", folder=folder, url=url, problem=problem)
             time.sleep(POLL_SECONDS)
 
     def _stores(self) -> dict[str, Store]:
@@ -488,7 +492,7 @@ class RunBackup:
 
     def _require_link(self) -> RemoteSession:
         if self._link is None:
-            raise StorageError("there is no place to copy to or from: give backup.place")
+            raise StorageError("backup.place_copy_give_backup")
         return self._link
 
     def _unreachable(self, error: OSError) -> StorageError:

@@ -34,7 +34,7 @@ from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.config.sources.environment import variable_of
 from infrastructure.core.console import Report
-from infrastructure.core.errors import StorageError
+from infrastructure.core.errors import InputError, StorageError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.hub import json_of
 from infrastructure.core.kept_traceback import COPIER_TRACEBACK_FILE
@@ -109,7 +109,7 @@ def create(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
     now is the run's place from here on, whichever lay there before."""
     run, backup = _backup_of_run(options.run, config)
     if not backup.store.versions():
-        raise ValueError(f"run {run.run_id} has no checkpoint yet: there is nothing to copy")
+        raise InputError("commands.run_checkpoint_yet_nothing", run_id=run.run_id)
     if PLACE in _given(config):
         backup.adopt_place()
     is_finished = run.is_finished()
@@ -213,9 +213,7 @@ def verify(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
             missing = _nothing_of(run_id, place)
     if not rows:
         why = "" if missing is None else f" ({missing})"
-        raise ValueError(
-            f"run {run_id} has no version here or at its place: nothing to verify{why}"
-        )
+        raise InputError("commands.run_version_place_nothing", run_id=run_id, why=why)
     damaged = [row for row in rows if row["problem"]]
     lines = [f"{_name(row)} {row['where']}: {row['problem'] or 'whole'}" for row in rows]
     show(
@@ -286,7 +284,7 @@ def prune(options: argparse.Namespace, config: DeploymentConfig) -> ExitCode:
         show(options.json, facts, *(lines or ["nothing would be removed"]))
         return ExitCode.DONE
     if not backup.store.versions():
-        raise ValueError(f"run {run_id} has no checkpoint here: there is nothing to prune")
+        raise InputError("commands.run_checkpoint_nothing_prune", run_id=run_id)
     done = backup.prune()
     show(options.json, {"run": run_id, "done": done}, *done)
     return ExitCode.DONE
@@ -304,7 +302,7 @@ def _superseded(run_id: str, backup: RunBackup) -> Iterator[dict[str, object]]:
             kept = versions_to_keep(store, retention)
             names = [name for name in store.versions() if name not in kept]
         except OSError as error:
-            raise StorageError(f"{where} there is no answer: {error}") from error
+            raise StorageError("commands.answer", where=where, error=error) from error
         yield from ({"where": where, **describe(store, name)} for name in names)
 
 
@@ -434,13 +432,10 @@ def _backup_of_run(
     options = place_options(recorded).copy_with(**changes)
     if options.place is None and (last := last_place(run.checkpoints)) is not None:
         if MASK in last and opens:
-            raise ValueError(
-                f"run {run.run_id} was copied to {last}, whose password is never written down: give"
-                " --place"
-            )
+            raise InputError("commands.run_copied_whose_password", run_id=run.run_id, last=last)
         options = options.copy_with(place=last)
     if options.place is None and must_have_place:
-        raise ValueError(f"run {run.run_id} has no place for backups: give --place")
+        raise InputError("commands.run_place_backups_give", run_id=run.run_id)
     retention = retention_of(recorded.training)
     return run, RunBackup(
         run.checkpoints,
@@ -481,9 +476,8 @@ def _to_restore(name: str | None, config: DeploymentConfig) -> tuple[str | None,
     whose = "" if name is None else f" of {name}"
     known = " or ".join(_places_of_runs(Path(config.output_dir)))
     others = f"; runs in {config.output_dir} were copied to {known}" if known else ""
-    raise ValueError(
-        f"where is the backup{whose}? give --place, as in --place /mnt/disk/temper, or name it"
-        f" once for all commands with {variable_of(PLACE)}{others}"
+    raise InputError(
+        "commands.where_backup_give_place", whose=whose, place=variable_of(PLACE), others=others
     )
 
 

@@ -12,6 +12,7 @@ from infrastructure.config.sections.training_config import SFT
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
 from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.console import has_colour, show, waiting_beside
+from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.testing.results import GROUPS
@@ -47,9 +48,9 @@ def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
     """Show examples as the training will see them. The model is not loaded; what is prepared of the
     data is kept for the training."""
     if options.preview < 1:
-        raise ValueError("--preview shows at least 1 example")
+        raise InputError("commands.preview_shows_least_example")
     if options.quick or options.strict or options.rebaseline:
-        raise ValueError("--preview checks nothing: leave --quick, --strict and --rebaseline out")
+        raise InputError("commands.preview_checks_nothing_leave")
     with waiting_beside("loading PyTorch and reading the data"):
         from infrastructure.testing.label_checks import check_prompts
         from infrastructure.training.data.data_pipeline import first_examples
@@ -63,7 +64,7 @@ def _show_tokens(config: DeploymentConfig, options: argparse.Namespace) -> int:
         adapter = TrainerFactory().for_run(config, "transformers").adapter
         tokenizer = adapter.initialize_tokenizer()
         if tokenizer is None:
-            raise ValueError("--preview shows tokens, and this model reads no text: leave it out")
+            raise InputError("commands.preview_shows_tokens_model")
         data = adapter.create_data_source(config.cache, config.training.seed)
         examples = [*first_examples(cast("DataPipeline", data), options.preview)]
     records = []

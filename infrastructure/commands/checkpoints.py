@@ -12,7 +12,7 @@ from infrastructure.commands.output import show
 from infrastructure.commands.parser import CommandParser, as_sentence
 from infrastructure.commands.settings import configure
 from infrastructure.config.measures import LOSS
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.drawing.formatting import format_bytes, format_moment, format_number
 from infrastructure.monitoring.drawing.tables import HELD_OUT_LOSS, render_table
@@ -88,7 +88,7 @@ def verify_checkpoints(
     """Compare every byte of a run's checkpoints with what was written."""
     chosen = list(_chosen(run, checkpoint))
     if not chosen:
-        raise ValueError(f"run {run.run_id} has no checkpoint to verify")
+        raise InputError("commands.run_checkpoint_verify", run_id=run.run_id)
     rows = verify_versions(chosen)
     num_damaged = sum(row["problem"] is not None for row in rows)
     facts = {"run": run.run_id, "checkpoints": rows, "damaged": num_damaged}

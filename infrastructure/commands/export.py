@@ -11,6 +11,7 @@ from infrastructure.commands.output import progress, show
 from infrastructure.commands.settings import configure
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.console import waiting_beside
+from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import refuse_what_is_there
 from infrastructure.core.json_text import JsonObject, as_integer, as_list
@@ -65,9 +66,9 @@ def run(options: argparse.Namespace) -> int:
     """Write the model of a checkpoint; needs no GPU and none of the training data."""
     output_dir = Path(configure(options).output_dir)
     if options.folder is None and options.push_to_hub is None:
-        raise ValueError("where to? Name a FOLDER, or --push-to-hub OWNER/NAME, or both")
+        raise InputError("commands.where_name_folder_push_to_hub")
     if options.public and options.push_to_hub is None:
-        raise ValueError("--public is for --push-to-hub OWNER/NAME: a folder here is neither")
+        raise InputError("commands.public_push_to_hub_owner_name")
     from infrastructure.deployment.export_request import (
         ExportRequest,
         Form,

@@ -11,6 +11,7 @@ from infrastructure.commands.arguments import add_folder_flags, add_json
 from infrastructure.commands.output import show
 from infrastructure.commands.settings import configure
 from infrastructure.config.merging.precedence import Layer
+from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.monitoring.drawing.metrics_file import spell_numbers
@@ -37,10 +38,7 @@ def run(options: argparse.Namespace) -> int:
         ValueError: a word is given; says what shows a run, or another folder.
     """
     if (word := options.word) is not None:
-        raise ValueError(
-            f"list: {word!r} is too much: temper list shows all runs of a folder, which --output"
-            f" names; temper watch {shlex.quote(word)} --once shows one run"
-        )
+        raise InputError("commands.list_too_much_temper", word=word, word_2=shlex.quote(word))
     config = configure(options)
     folder = Path(config.output_dir)
     rows = [(row, _written_at(folder / row.name)) for row in RunRows(folder).read()]

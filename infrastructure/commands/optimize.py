@@ -8,6 +8,7 @@ from infrastructure.commands.arguments import add_folder_flags, add_json
 from infrastructure.commands.output import loading_torch, show
 from infrastructure.commands.settings import configure
 from infrastructure.core.console import waiting_beside
+from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.hardware import processor
 from infrastructure.core.stop_signals import interrupt_on_signals
@@ -70,16 +71,16 @@ def run(options: argparse.Namespace) -> int:
 def _refuse_wrong(options: argparse.Namespace) -> None:
     for name, value in (("--rows", options.rows), ("--length", options.length)):
         if value < 1:
-            raise ValueError(f"{name} {value}: give a whole number of at least 1")
+            raise InputError("commands.give_whole_number_least", name=name, value=value)
     if options.save is None:
         return
     if options.save.exists():
-        raise ValueError(f"{options.save} is there already: name another file")
+        raise InputError("commands.already_name_another_file", save=options.save)
     from infrastructure.optimization.inference import PROGRAMS
 
     if options.save.suffix not in PROGRAMS:
         endings = ", ".join(PROGRAMS)
-        raise ValueError(f"{options.save}: name a file with one of the endings {endings}")
+        raise InputError("commands.name_file_endings", save=options.save, endings=endings)
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.optional import DISTRIBUTION
 
@@ -70,7 +71,13 @@ class CommandParser(argparse.ArgumentParser):
             message = message.replace(f"invalid {kind} value:", f"must be {name}, not")
         message = message.replace("ignored explicit argument", "it takes no value, not")
         words = self.prog.removeprefix(PROGRAM).strip()
-        raise ValueError(f"{words}{': ' * bool(words)}{message}; see {self.prog} --help")
+        raise InputError(
+            "commands.see_help",
+            words=words,
+            detail=": " * bool(words),
+            message=message,
+            prog=self.prog,
+        )
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         """Of a word that is no command; argparse would name those too that are for no person."""
@@ -79,9 +86,12 @@ class CommandParser(argparse.ArgumentParser):
 
             known = [choice.dest for choice in action._choices_actions]
             if action.dest == "action" and "list" in known and _is_a_run(str(value)):
-                raise ValueError(
-                    f"{str(value)!r} is a run, and {self.prog} takes first what to do with it:"
-                    f" {self.prog} list {value} (there are {', '.join(known)})"
+                raise InputError(
+                    "commands.run_takes_first_do",
+                    value=str(value),
+                    prog=self.prog,
+                    value_2=value,
+                    known=", ".join(known),
                 )
             text = unknown_command(self.prog, str(value), known)
             if action.dest == "action" and "list" in known and "did you mean" not in text:
@@ -98,7 +108,7 @@ class CommandParser(argparse.ArgumentParser):
         for other in self._actions:
             if other.option_strings and other.choices is not None and value in other.choices:
                 flag, given = other.option_strings[-1], action.option_strings[-1]
-                raise ValueError(f"{given} {value}: that is {flag} {value}")
+                raise InputError("commands.message", given=given, value=value, flag=flag)
 
     def add_actions(self) -> Any:
         """Let the command take a second word, such as `verify` in `temper checkpoints verify`."""
@@ -163,20 +173,19 @@ def parse(parser: CommandParser, arguments: Sequence[str] | None) -> argparse.Na
     from infrastructure.commands.unknown_words import flag_hint
 
     if (spaced := _name_with_spaces(words)) is not None:
-        raise ValueError(f"{spaced} has spaces: put it between quotes: {shlex.quote(spaced)}")
+        raise InputError(
+            "commands.spaces_put_between_quotes", spaced=spaced, spaced_2=shlex.quote(spaced)
+        )
     words = [word for word in (options.command, getattr(options, "action", None)) if word]
     known, command = known_flags(parser, *words), " ".join([PROGRAM, *words])
     flags = [word.split("=")[0] for word in unknown if word.startswith("--")]
     data = getattr(options, "data", None)
     if not flags and data is not None and not unknown[0].startswith("-"):
-        raise ValueError(
-            f"unknown argument {unknown[0]!r}: {data!r} is DATA already, and one is taken; put"
-            " several files into a folder, and name that"
-        )
+        raise InputError("commands.unknown_argument_data_already", unknown=unknown[0], data=data)
     flags = flags or [unknown[0]]
     *before, last = (f"{flag!r}{flag_hint(flag, known, command)}" for flag in dict.fromkeys(flags))
     ended = [text if text.endswith("?") else f"{text}." for text in before]
-    raise ValueError("unknown argument " + " Unknown too: ".join([*ended, last]))
+    raise InputError("commands.unknown_argument", items=" Unknown too: ".join([*ended, last]))
 
 
 def _refuse_value_of_switch(
@@ -199,7 +208,7 @@ def _refuse_value_of_switch(
         if flag in switches and not Path(value).exists():
             off = f"--no-{flag.removeprefix('--')}"
             ways = f"it is on, and off with {off}" if off in switches else "it is on"
-            raise ValueError(f"{flag} takes no value, not {value!r}: with {flag} alone {ways}")
+            raise InputError("commands.takes_value_alone", flag=flag, value=value, ways=ways)
 
 
 def _name_with_spaces(words: Sequence[str]) -> str | None:

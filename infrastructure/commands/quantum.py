@@ -12,6 +12,7 @@ from infrastructure.commands.settings import configure
 from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
+from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.stop_signals import interrupt_on_signals
 from infrastructure.training.data.defaults import fit_lengths
@@ -115,14 +116,16 @@ def solve(options: argparse.Namespace) -> ExitCode:
 
 def _refuse_wrong_numbers(options: argparse.Namespace) -> None:
     if not 0 < options.time_limit < float("inf"):
-        raise ValueError(f"--time-limit {options.time_limit:g}: give seconds, more than 0")
+        raise InputError("commands.time_limit_give_seconds", time_limit=options.time_limit)
     for name, value, least in (
         ("--seed", options.seed, 0),
         ("--num-ones", options.num_ones, 0),
         ("--reads", options.reads, 1),
     ):
         if value is not None and value < least:
-            raise ValueError(f"{name} {value}: give a whole number of at least {least}")
+            raise InputError(
+                "commands.give_whole_number_least_2", name=name, value=value, least=least
+            )
 
 
 def _lines(facts: "SolvedFile") -> list[str]:

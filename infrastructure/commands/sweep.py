@@ -119,16 +119,11 @@ def check(
         ConfigurationError: says what, and what to do.
     """
     if num_trials < 1:
-        raise ConfigurationError(f"--trials {num_trials}: at least 1 is trained")
+        raise ConfigurationError("commands.trials_least_trained", num_trials=num_trials)
     if config.new_run:
-        raise ConfigurationError(
-            "--new-run has no effect on a sweep: another --name begins one beside it"
-        )
+        raise ConfigurationError("commands.new_run_effect_sweep_another")
     if not config.data.holds_out:
-        raise ConfigurationError(
-            "a sweep compares what is measured on held-out data, and there is none: set"
-            " --validation-split or --eval-data"
-        )
+        raise ConfigurationError("commands.sweep_compares_measured_held_out")
     check_comparable(dimensions, config)
     if goal.sampler == "grid":
         grid(dimensions)

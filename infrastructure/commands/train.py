@@ -10,7 +10,7 @@ from infrastructure.commands.ranks import on_several_processes
 from infrastructure.commands.settings import configure, use_versions
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.flags import add_config_flags, add_preset_flag
-from infrastructure.core.errors import RunFailedError
+from infrastructure.core.errors import InputError, RunFailedError
 from infrastructure.core.exit_codes import ExitCode, exit_code_of_signal
 from infrastructure.monitoring.records.run_owner import read_trainer
 from infrastructure.run.find import newest_of_this_purpose
@@ -96,10 +96,7 @@ def detach(config: DeploymentConfig, accept: Collection[str] = ()) -> int:
     make_ready(config)
     same = None if config.new_run else detached.preparing_the_same(config)
     if same is not None:
-        raise ValueError(
-            f"the same is being prepared by {same.trainer}; wait for it, end it with temper stop,"
-            " or train another beside it with --new-run"
-        )
+        raise InputError("commands.same_being_prepared_wait", trainer=same.trainer)
     training = detached.start(config, accept)
     try:
         run_path = detached.follow(training)

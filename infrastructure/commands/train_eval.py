@@ -10,6 +10,7 @@ from infrastructure.commands.settings import configure, resolve_model
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import MEASURES
 from infrastructure.config.sources.flags import add_config_flags
+from infrastructure.core.errors import InputError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.monitoring.records.run_list import FINAL, naming_runs
 from infrastructure.run.directory import RunDirectory
@@ -72,9 +73,8 @@ def run(options: argparse.Namespace) -> int:
         more = of_a_file if name == "limit" else ""
         _refuse(options, [name], f"only --tasks has a use for it{more}")
     if options.data is None:
-        raise ValueError(
-            "train-eval: DATA is missing: a file, a folder or a hub data set"
-            + _own_rows(Path(config.model.name))
+        raise InputError(
+            "commands.train_eval_data_missing_file", model=_own_rows(Path(config.model.name))
         )
     from infrastructure.deployment.given_paths import check_measured
 
@@ -103,7 +103,7 @@ def _own_rows(model: Path) -> str:
 def _on_tasks(options: argparse.Namespace, config: DeploymentConfig, against: str | None) -> int:
     _refuse(options, ("measures", "max_tokens"), "tasks bring their own measures and lengths")
     if options.data is not None:
-        raise ValueError(f"train-eval: --tasks bring their own data; leave {options.data} out")
+        raise InputError("commands.train_eval_tasks_bring_their", data=options.data)
     from infrastructure.deployment.given_paths import check_model
     from infrastructure.evaluation.request import TaskRequest
 
@@ -125,4 +125,4 @@ def _refuse(options: argparse.Namespace, names: Sequence[str], reason: str) -> N
     for name in names:
         if getattr(options, name) is not None:
             flag = f"--{name.replace('_', '-')}"
-            raise ValueError(f"train-eval: {flag} has no effect here: {reason}; leave it out")
+            raise InputError("commands.train_eval_effect_leave_out", flag=flag, reason=reason)

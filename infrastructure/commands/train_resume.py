@@ -11,6 +11,7 @@ from infrastructure.commands.settings import configure
 from infrastructure.commands.train import exit_code_of_training
 from infrastructure.config.merging.precedence import Layer, Setting
 from infrastructure.config.sources.flags import add_config_flags
+from infrastructure.core.errors import InputError
 
 # What a run that goes on is told anew by file and environment too; the rest by flags alone.
 CHANGED_BY_RESUMING = ("log_level", "cuda_visible_devices", "num_processes", "process_timeout")
@@ -28,10 +29,7 @@ def run(options: argparse.Namespace) -> int:
     """Go on with what was recorded, but for what is given now."""
     config = configure(options)
     if config.new_run and config.source("new_run").layer is Layer.FLAG:
-        raise ValueError(
-            "train-resume: --new-run has no effect here: a run goes on; temper train … --new-run"
-            " trains anew"
-        )
+        raise InputError("commands.train_resume_new_run_effect_run")
     changes = [
         Setting(key, config.value(key), source)
         for key, source in config.sources().items()

@@ -85,7 +85,9 @@ def attention_for(model: ModelConfig, training: TrainingConfig) -> str:
     if (wanted == "eager") != (model.attention == "eager"):
         given = str(training.memory_efficient_attention).lower()
         raise ConfigurationError(
-            f"training.memory_efficient_attention {given} asks for {wanted} attention and "
-            f"model.attention for {model.attention}: give one of them"
+            "config.training_memory_efficient_attention",
+            given=given,
+            wanted=wanted,
+            attention=model.attention,
         )
     return model.attention

@@ -14,11 +14,12 @@ from infrastructure.config.aliases import spelt_in_section
 from infrastructure.config.elsewhere import ABSENT, SAME, SAME_WORDS, as_keys, plain_name
 from infrastructure.config.field_help import allowed_values, choices, format_value, metadata_of
 from infrastructure.config.types import LARGEST, Allowed, UnknownNameError, UsedWhen
+from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import did_you_mean, nearest
 from infrastructure.core.user_text import note_user_values
 
 
-class ConfigurationError(ValueError):
+class ConfigurationError(InputError):
     """A wrong setting; the text is one sentence for each, ready for a user."""
 
 
@@ -102,7 +103,7 @@ class ConfigSection(BaseModel):
                 return None
             value = _word_of(choices(field), value)
         if isinstance(value, bool) and bool not in types and types & {int, float}:
-            raise ValueError("a truth value is no number")
+            raise InputError("config.truth_value_number")
         return value
 
     @classmethod
@@ -112,11 +113,17 @@ class ConfigSection(BaseModel):
         for spelt, key, value in spelt_in_section(cls.prefix, values):
             section, _, name = key.rpartition(".")
             if section != cls.prefix:
-                raise ConfigurationError(f"{cls.prefix}.{spelt} is spelt {key} here: set it there")
+                raise ConfigurationError(
+                    "config.spelt_set", prefix=cls.prefix, spelt=spelt, key=key
+                )
             if name in given and given[name][1] != value:
                 raise ConfigurationError(
-                    f"{given[name][0]} is {format_value(given[name][1])} and"
-                    f" {spelt} is {format_value(value)}, but both mean {key}: give one of them"
+                    "config.but_both_mean_give",
+                    given=given[name][0],
+                    given_2=format_value(given[name][1]),
+                    spelt=spelt,
+                    value=format_value(value),
+                    key=key,
                 )
             given[name] = (spelt, value)
         return {name: value for name, (_, value) in given.items()}

@@ -69,6 +69,7 @@ from infrastructure.config.types import (
     Percent,
     PriceText,
 )
+from infrastructure.core.errors import InputError
 from infrastructure.core.launcher import launched_process
 from infrastructure.core.redact import redact, redact_mapping
 from infrastructure.core.registry import adopt_origins, note_origins
@@ -88,7 +89,7 @@ def _device_list(value: object) -> object:
 def _no_secret(value: str | None) -> str | None:
     """A run's name becomes a folder, which everybody sees."""
     if value is not None and redact(value) != value:
-        raise ValueError("a secret")
+        raise InputError("config.secret")
     return value
 
 

@@ -59,8 +59,7 @@ def refuse_masked(saved: Mapping[str, Any]) -> None:
     masked = [key for key in masked if key != NOT_NEEDED]
     if masked:
         raise ConfigurationError(
-            f"the recorded configuration has no value for {', '.join(masked)}: it held what looked "
-            f"like a secret, and {MASK} was written in its place; start a new run without it"
+            "config.recorded_configuration_value_held", masked=", ".join(masked), mask=MASK
         )
 
 

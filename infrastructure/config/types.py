@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 from infrastructure.core.comma_list import split_items
+from infrastructure.core.errors import InputError
 from infrastructure.core.files import is_utf8
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.lookup import did_you_mean, unknown_name
@@ -134,7 +135,7 @@ def parse_size(text: str) -> int:
     unit = match[2].upper() if match else "?"
     factor = {"": 1, **_DECIMAL, **_BINARY}.get(unit)
     if match is None or factor is None:
-        raise ValueError(f'{text!r} is not a size such as "8GB" or "512MiB"')
+        raise InputError("config.size_such_gb_mib", text=text)
     return round(float(match[1]) * factor)
 
 
@@ -155,7 +156,7 @@ def amount_bytes(amount: str, total_bytes: int) -> int:
 
 def _normal_price(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError("no price")
+        raise InputError("config.price")
     return str(parse_price(str(value)))
 
 
@@ -165,15 +166,15 @@ def _normal_amount(value: object) -> object:
     Less than a megabyte is a forgotten unit ("90" for "90%"), never an amount that somebody wants.
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError("not a size")
+        raise InputError("config.size")
     match = _AMOUNT.fullmatch(str(value))
     if match and match[2] == "%":
         if not 0 < float(match[1]) <= 100:
-            raise ValueError("not a share between 0% and 100%")
+            raise InputError("config.share_between")
         return f"{float(match[1]):g}%"
     num_bytes = parse_size(str(value))
     if num_bytes < _DECIMAL["MB"]:
-        raise ValueError("less than a megabyte")
+        raise InputError("config.less_megabyte")
     return format_size(num_bytes)
 
 
@@ -183,7 +184,7 @@ def _duration_seconds(value: object) -> object:
         return value
     match = _DURATION.fullmatch(value)
     if match is None:
-        raise ValueError("not a duration")
+        raise InputError("config.duration")
     return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
@@ -194,7 +195,7 @@ def _with_unit(value: object) -> object:
         return value
     number = value.strip() if isinstance(value, str) else str(value)
     if not isinstance(value, bool) and re.fullmatch(r"\d+(\.0*)?", number) and float(number) < 60:
-        raise ValueError("no unit")
+        raise InputError("config.unit")
     return _duration_seconds(value)
 
 
@@ -228,7 +229,7 @@ def _from_json(value: object) -> object:
     try:
         return parse_json(value)
     except ValueError as error:
-        raise ValueError(f"not JSON ({error})") from error
+        raise InputError("config.json", error=error) from error
 
 
 def _path_text(value: object) -> object:
@@ -237,20 +238,20 @@ def _path_text(value: object) -> object:
 
 def _each_once(values: list[str]) -> list[str]:
     if len(set(values)) < len(values):
-        raise ValueError("a name twice")
+        raise InputError("config.name_twice")
     return values
 
 
 def _only_utf8(value: str) -> str:
     """Tokenizers, the Hub's library and other machines cannot name a path of other bytes."""
     if not is_utf8(value):
-        raise ValueError("not UTF-8")
+        raise InputError("config.utf")
     return value
 
 
 def _expand_home(value: str) -> str:
     if not value:
-        raise ValueError("empty")
+        raise InputError("config.empty")
     return str(Path(value).expanduser()) if value.startswith("~") else value
 
 
@@ -263,14 +264,14 @@ def _text_encoding(value: str) -> str:
     if value == "auto" or name.startswith("utf-8"):
         return "auto" if value == "auto" else "utf-8"
     if not name or name in _NO_FILE_ENCODINGS or not _is_of_text(value):
-        raise ValueError("unknown")
+        raise InputError("config.unknown")
     return name
 
 
 def _colour(value: str) -> str:
     colour = value.lower()
     if colour not in ("white", "black", "gray") and not re.fullmatch("#[0-9a-f]{6}", colour):
-        raise ValueError("unknown")
+        raise InputError("config.unknown")
     return colour
 
 

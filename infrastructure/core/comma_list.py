@@ -4,6 +4,8 @@ CSV: `"a,b",c`."""
 import csv
 from collections.abc import Iterable
 
+from infrastructure.core.errors import InputError
+
 
 def split_items(text: str) -> list[str]:
     """The items, without spaces around them; empty ones are left out.
@@ -14,7 +16,7 @@ def split_items(text: str) -> list[str]:
     try:
         rows = [*csv.reader([" ".join(text.splitlines())], skipinitialspace=True, strict=True)]
     except csv.Error as error:
-        raise ValueError(f"{error}: an item with a comma stands in double quotes") from error
+        raise InputError("system.item_comma_stands_double", error=error) from error
     return [item.strip() for row in rows for item in row if item.strip()]
 
 

@@ -10,28 +10,26 @@ class Problem(Exception):  # noqa: N818 - the name of the data, of which the err
     """An error whose text is a message of the catalogue.
 
     Args:
-        code: of the message.
-        about: what its words refer to, by name.
+        what: the code of a message, or a text that is ready.
+        about: what the words of the code refer to, by name.
     """
 
-    def __init__(self, code: str, /, **about: Any) -> None:
-        super().__init__(code)
-        self.message = Message(code, about)
-
-    @property
-    def code(self) -> str:
-        """Of the message."""
-        return self.message.code
+    def __init__(self, what: str, /, **about: Any) -> None:
+        super().__init__(what)
+        self.message = Message(what, about)
 
     def __str__(self) -> str:
         return str(self.message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made_again, (type(self), self.message.code, dict(self.message.about))
+        return _copied, (type(self), str(self), self.__dict__ | {"message": Message(str(self))})
 
 
-def _made_again(kind: type[Problem], code: str, about: dict[str, Any]) -> Problem:
-    return kind(code, **about)
+def _copied(kind: type[Problem], text: str, state: dict[str, Any]) -> Problem:
+    """Make an error of another process again: its words are those that it had there."""
+    error = kind.__new__(kind, text)
+    error.__dict__.update(state)
+    return error
 
 
 class InputError(Problem, ValueError):
@@ -84,8 +82,8 @@ class CopyNotConfirmedError(TemperError, SystemExit):
     A script that lets it pass ends with exit code 3, as the `temper` command does.
     """
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
+    def __init__(self, what: str, /, **about: Any) -> None:
+        super().__init__(what, **about)
         self.code = ExitCode.NOT_CONFIRMED
 
 

@@ -7,6 +7,8 @@ the one key `MARK`. States of optimizers and schedulers have all three.
 import math
 from typing import Any
 
+from infrastructure.core.errors import InputError
+
 MARK = "#"
 
 
@@ -32,9 +34,8 @@ def to_json(value: Any, where: str, tuple_key: str | None = None) -> object:
         return {MARK: ["tuple", items]} if tuple_key is None else {tuple_key: items}
     if isinstance(value, dict):
         return _mapping(value, where, tuple_key)
-    raise ValueError(
-        f"{where} holds a {type(value).__name__}, and a checkpoint holds tensors and JSON values"
-        " only: numbers, texts, lists, tuples and mappings of them"
+    raise InputError(
+        "system.holds_checkpoint_holds_tensors", where=where, name=type(value).__name__
     )
 
 

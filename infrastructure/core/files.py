@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.lock import try_lock
 
 HASH_CHUNK_BYTES = 1 << 20
@@ -320,7 +321,7 @@ def refuse_what_is_there(folder: Path) -> None:
     """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         what = "holds other files" if folder.is_dir() else "is a file"
-        raise ValueError(f"{folder} {what}: name a folder that is empty or not there yet")
+        raise InputError("system.name_folder_empty_yet", folder=folder, what=what)
     above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not os.access(above, os.W_OK):
-        raise ValueError(f"{above} cannot be written to: name a folder somewhere else")
+        raise InputError("system.cannot_written_name_folder", above=above)

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.core.optional import require
 
@@ -19,7 +20,7 @@ CONNECT_SECONDS = 5.0
 _TRUE = ("1", "on", "yes", "true")
 
 
-class NotOnHubError(ValueError):
+class NotOnHubError(InputError):
     """Neither the cache nor the hub has the model.
 
     Attributes:

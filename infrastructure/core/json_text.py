@@ -7,6 +7,8 @@ function that calls itself fails later.
 import json
 from collections.abc import Callable
 
+from infrastructure.core.errors import InputError
+
 MAX_DEPTH = 100
 
 JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
@@ -55,7 +57,7 @@ def without_repeats(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
     if len(made) != len(pairs):
         for key, value in pairs:
             if made[key] != value:
-                raise ValueError(f"the key {key!r} appears twice with different values")
+                raise InputError("system.key_appears_twice_different", key=key)
     return made
 
 

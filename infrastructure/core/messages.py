@@ -11,6 +11,8 @@ are three kinds of placeholder:
 Values of `about` are shown as they are: only what the catalogue marks as a setting is respelled.
 """
 
+import os
+import re
 import string
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 CATALOGUE = Path(__file__).with_name("catalogue")
+CODE = re.compile(r"[a-z_]+\.[a-z0-9_]+")
+WORDS, CODES = "TEMPER_MESSAGES", "codes"  # an environment variable: codes instead of words
 
 Speller = Callable[[str, str], str]
 
@@ -62,7 +66,7 @@ class Message:
     """What happened, as data.
 
     Attributes:
-        code: `topic.name`; the file and the entry of its words.
+        code: `topic.name`, the file and the entry of its words; or a text that is ready.
         about: what the words refer to, by name.
     """
 
@@ -71,25 +75,40 @@ class Message:
 
     def __str__(self) -> str:
         words = words_of(self.code)
-        return self.code if words is None else _Words().vformat(words, (), self.about)
+        if words is None:
+            return self.code
+        if os.environ.get(WORDS) == CODES:
+            return _as_code(self)
+        return _Words().vformat(words, (), self.about)
+
+
+def text(code: str, /, **about: Any) -> str:
+    """Return the words of a message."""
+    return str(Message(code, about))
+
+
+def _as_code(message: Message) -> str:
+    about = ", ".join(f"{name}={value}" for name, value in message.about.items())
+    return f"{message.code}({about})"
 
 
 @cache
 def words_of(code: str) -> str | None:
     """Return the words of a code; None if the catalogue has none."""
+    if not CODE.fullmatch(code):
+        return None
     topic, _, name = code.partition(".")
-    entry = _entries(topic).get(name)
-    return None if entry is None else " ".join(entry)
+    return _entries(topic).get(name)
 
 
 @cache
-def _entries(topic: str) -> Mapping[str, tuple[str, ...]]:
+def _entries(topic: str) -> Mapping[str, str]:
     path = CATALOGUE / f"{topic}.toml"
     if not path.is_file():
         return {}
     entries = tomllib.loads(path.read_text(encoding="utf-8"))
     return {
-        name: tuple(entry[part] for part in ("text", "remedy") if part in entry)
+        name: " ".join(entry[part] for part in ("text", "remedy") if part in entry)
         for name, entry in entries.items()
     }
 

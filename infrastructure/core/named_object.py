@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import nearest
 
 ADDRESS = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -43,9 +44,13 @@ def load_object(what: str, address: str) -> Any:
     try:
         target: object = importlib.import_module(module_name)
     except Exception as error:  # whatever the module does when it is imported
-        raise ValueError(
-            f"the {what} {address} cannot be loaded: importing {module_name} raises"
-            f" {type(error).__name__}: {error}"
+        raise InputError(
+            "system.cannot_loaded_importing_raises",
+            what=what,
+            address=address,
+            module_name=module_name,
+            name=type(error).__name__,
+            error=error,
         ) from error
     file = getattr(target, "__file__", None) or module_name
     for part in name.split("."):
@@ -53,7 +58,9 @@ def load_object(what: str, address: str) -> Any:
             names = [known for known in vars(target) if not known.startswith("_")]
             meant = nearest(part, names)
             hint = f"; did you mean {meant!r}?" if meant else ""
-            raise ValueError(f"the {what} {address} cannot be loaded: {file} has no {part!r}{hint}")
+            raise InputError(
+                "system.cannot_loaded", what=what, address=address, file=file, part=part, hint=hint
+            )
         target = getattr(target, part)
     return target
 

@@ -49,7 +49,9 @@ def refuse_missing(module: str, needed_for: str) -> None:
     package = module if module in PIP_LINES else module.split(".")[0]
     if not is_installed(package):
         line = PIP_LINES.get(package, f"pip install {package}")
-        raise MissingPackageError(f"{needed_for} needs the package {package}: {line}")
+        raise MissingPackageError(
+            "system.needs_package", needed_for=needed_for, package=package, line=line
+        )
 
 
 def require(module: str, needed_for: str) -> ModuleType:

@@ -8,6 +8,8 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 
+from infrastructure.core.errors import InputError
+
 _PRICE = re.compile(r"(?P<sign>[^\w\s.,+-]?)\s*(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[^\d.,+-]*)")
 MAX_UNIT_CHARACTERS = 20
 MAX_PRICE = 1e6
@@ -51,8 +53,8 @@ def parse_price(text: str) -> Price:
     match = _PRICE.fullmatch(text.strip())
     unit = match["unit"].strip() if match else ""
     if match is None or len(unit) > MAX_UNIT_CHARACTERS or (match["sign"] and unit):
-        raise ValueError("no price")
+        raise InputError("system.price")
     number = float(match["number"])
     if not 0 < number <= MAX_PRICE:
-        raise ValueError("no price")
+        raise InputError("system.price")
     return Price(number, match["sign"], unit)

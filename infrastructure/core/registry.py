@@ -19,6 +19,7 @@ from importlib.metadata import distribution, entry_points, packages_distribution
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.named_object import (
     MAIN,
@@ -100,10 +101,10 @@ class Registry(Generic[Plugin]):
                 contract.
         """
         if not name or is_address(name):
-            raise ValueError(f"{self.what} {name!r}: a name has no colon in it and is not empty")
+            raise InputError("system.name_colon_empty", what=self.what, name=name)
         known = self._registered.get(name, plugin)
         if known is not plugin and not _is_defined_again(known, plugin):
-            raise ValueError(f"{self.what} {name!r} is registered already: choose another name")
+            raise InputError("system.registered_already_choose_another", what=self.what, name=name)
         self._check(name, plugin)
         self._registered[name] = plugin
 
@@ -175,10 +176,13 @@ class Registry(Generic[Plugin]):
         self._check_call(name, plugin, arguments, keywords)
         made = plugin(*arguments, **keywords)
         if self.contract is not None and (lacking := _lacking_in_object(made, self.contract)):
-            raise ValueError(
-                f"{self._shown(name, plugin)} does not keep the contract of"
-                f" {self.contract.__name__}: the {type(made).__name__} that it makes lacks"
-                f" {_listed(lacking, self.contract)}{_init_hint(made, self.contract)}"
+            raise InputError(
+                "system.does_keep_contract_makes",
+                name=self._shown(name, plugin),
+                contract=self.contract.__name__,
+                name_2=type(made).__name__,
+                lacking=_listed(lacking, self.contract),
+                made=_init_hint(made, self.contract),
             )
         return made
 
@@ -192,12 +196,7 @@ class Registry(Generic[Plugin]):
         is_hidden = name in self._registered and address_of(plugin) is None
         if is_hidden or name.startswith(f"{MAIN}:"):
             shown = self._shown(name, plugin) if is_hidden else f"{self.what} {name!r}"
-            raise ValueError(
-                f"{shown} is needed by another process, too,"
-                " which cannot import it from a notebook, from the script that is run or from"
-                " inside a function: put it into a module of its own beside the script, and"
-                " register it from there"
-            )
+            raise InputError("system.needed_another_process_too", shown=shown)
 
     def addresses(self) -> dict[str, str]:
         """Name → address of what was registered, here or where the run began that goes on; without
@@ -268,9 +267,13 @@ class Registry(Generic[Plugin]):
         try:
             loaded: Plugin = point.load()
         except Exception as error:  # whatever the package does when it is imported
-            raise ValueError(
-                f"{self.what} {name!r} cannot be loaded from {point.value} of an installed package:"
-                f" {type(error).__name__}: {error}"
+            raise InputError(
+                "system.cannot_loaded_installed_package",
+                what=self.what,
+                name=name,
+                point=point.value,
+                name_2=type(error).__name__,
+                error=error,
             ) from error
         return loaded
 
@@ -280,13 +283,15 @@ class Registry(Generic[Plugin]):
             lacking = _lacking_in_object(plugin, self.contract)
         elif not callable(plugin):
             kind = "function" if self.contract is None else "class or function"
-            raise ValueError(f"{self._shown(name, plugin)} is no {kind}")
+            raise InputError("system.message_2", name=self._shown(name, plugin), kind=kind)
         elif isinstance(plugin, type) and self.contract is not None:
             lacking = _lacking_in_class(plugin, self.contract)
         if lacking and self.contract is not None:  # what a function makes is looked at later
-            raise ValueError(
-                f"{self._shown(name, plugin)} does not keep the contract of"
-                f" {self.contract.__name__}: it lacks {_listed(lacking, self.contract)}"
+            raise InputError(
+                "system.does_keep_contract_lacks",
+                name=self._shown(name, plugin),
+                contract=self.contract.__name__,
+                lacking=_listed(lacking, self.contract),
             )
 
     def _check_call(
@@ -297,8 +302,8 @@ class Registry(Generic[Plugin]):
             inspect.signature(plugin).bind(*arguments, **keywords)
         except TypeError as error:
             given = ", ".join([*(type(one).__name__ for one in arguments), *keywords])
-            raise ValueError(
-                f"{self._shown(name, plugin)} cannot be called with ({given}): {error}"
+            raise InputError(
+                "system.cannot_called", name=self._shown(name, plugin), given=given, error=error
             ) from None
         except ValueError:  # one that is built into Python may not say what it takes
             return

@@ -24,7 +24,7 @@ from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.checksums import read_record, write_record
 from infrastructure.core.console import Count, Report, ShowLine, show
 from infrastructure.core.console_log import quiet_libraries
-from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
+from infrastructure.core.errors import CheckpointError, DamagedFileError, InputError, StorageError
 from infrastructure.core.files import make_directory
 from infrastructure.core.full_disk import full_disk
 from infrastructure.core.importing import searching_rarely
@@ -434,9 +434,10 @@ class TrainingDeployment:
     def _train_by_method(self, run: RunDirectory, checkpoint: Path | None = None) -> Summary:
         """Train `run` by a trainer of TRL, which begins or goes on with its newest version."""
         if checkpoint is not None:
-            raise ValueError(
-                f"training.method = {self.config.training.method} goes on with the newest"
-                f" checkpoint alone: name the run without its step, {run.run_id}"
+            raise InputError(
+                "deployment.training_method_goes_newest",
+                method=self.config.training.method,
+                run_id=run.run_id,
             )
 
         def begun(path: Path) -> None:

@@ -27,7 +27,7 @@ from infrastructure.config.fingerprint import differing_keys, result_settings
 from infrastructure.config.merging.plugin_names import require_shareable
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.core.console import waiting_beside
-from infrastructure.core.errors import RunFailedError
+from infrastructure.core.errors import InputError, RunFailedError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import write_json
 from infrastructure.core.helper_process import HelperProcess
@@ -241,7 +241,7 @@ def follow(
         lines.append(line)
     if training.run_path is None:
         end = " ".join(line.removeprefix("temper: ") for line in lines[-MAX_LINES_OF_FAILURE:])
-        raise RunFailedError(f"the training ended before it began: {end or 'it said nothing'}")
+        raise RunFailedError("deployment.training_ended_before_began", end=end or "it said nothing")
     return training.run_path
 
 
@@ -306,14 +306,14 @@ def stop_preparing(
 def _end(folder: Path, trainer: TrainerProcess, patience_seconds: float) -> bool:
     """Send SIGTERM, which saves and stops, and wait; whether the process trains no more."""
     if trainer.is_alive is None:
-        raise ValueError(f"{trainer} trains it: stop it there")
+        raise InputError("deployment.trains_stop", trainer=trainer)
     announce_stop(folder, trainer.pid)
     try:
         os.kill(trainer.pid, signal.SIGTERM)
     except ProcessLookupError:
         return True
     except PermissionError as error:
-        raise ValueError(f"{trainer} is another user's: stop it as that user") from error
+        raise InputError("deployment.another_user_stop_user", trainer=trainer) from error
     deadline = time.monotonic() + patience_seconds
     while time.monotonic() < deadline:
         now = read_trainer(folder)

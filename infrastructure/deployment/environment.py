@@ -181,7 +181,7 @@ def torch_version(root: Path) -> str:
     for line in (root / "requirements.txt").read_text().splitlines():
         if line.startswith("torch=="):
             return line.removeprefix("torch==").strip()
-    raise InstallError("requirements.txt has no line torch==VERSION")
+    raise InstallError("deployment.requirements_txt_line_torch")
 
 
 # What there is
@@ -275,7 +275,9 @@ def is_usable(folder: Path, record: dict[str, str]) -> bool:
         if record:
             return False
         version = answer.stdout.strip()
-        raise InstallError(f"{folder} is an environment of Python {version}; move it away first")
+        raise InstallError(
+            "deployment.environment_python_move_away", folder=folder, version=version
+        )
     return True
 
 
@@ -289,7 +291,9 @@ def make_virtual_environment(folder: Path) -> None:
     command = [base, "-I", "-m", "venv", "--clear", str(folder)]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode != 0:
-        raise InstallError(f"no environment in {folder}: {(made.stdout + made.stderr).strip()}")
+        raise InstallError(
+            "deployment.environment", folder=folder, stdout=(made.stdout + made.stderr).strip()
+        )
 
 
 def remove_half_installed(packages: Path, since: float = 0.0) -> list[str]:
@@ -411,8 +415,10 @@ def _check_disk(plan: Plan, todo: list[Part]) -> None:
     needed = DISK_NEEDED_BYTES[plan.torch_build]
     if free < needed:
         raise InstallError(
-            f"{plan.root} has {free / 1e9:.1f} GB free and the installation needs "
-            f"{needed / 1e9:.0f} GB: free some space"
+            "deployment.gb_free_installation_needs",
+            root=plan.root,
+            free=free / 1000000000.0,
+            needed=needed / 1000000000.0,
         )
 
 

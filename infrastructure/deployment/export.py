@@ -378,6 +378,5 @@ def _refuse_other_base(identity: Mapping[str, object], loaded: LoadedModel) -> N
     base_model = base_facts(loaded.description)["base_model"]
     if identity.get("base_is_frozen") and identity["base_model"] != base_model:
         raise CheckpointError(
-            f"the base model {loaded.description['name']} is not the one that this LoRA was trained"
-            " on: bring that back, and export again"
+            "deployment.base_model_lora_trained", description=loaded.description["name"]
         )

@@ -168,14 +168,10 @@ class Comparer:
         tolerance = max(self.reference.tolerance, TOLERANCES.get(self.bits or 0, 0.0))
         if not compared.distance <= tolerance:
             raise CheckpointError(
-                f"the export is not the model that was trained: {compared.words()}, where"
-                f" {tolerance:g} is allowed; nothing was kept"
+                "deployment.export_model_trained_where", words=compared.words(), tolerance=tolerance
             )
         if same_prompt is False:
-            raise CheckpointError(
-                f"the export writes prompts otherwise than the training did ({by}); nothing was"
-                " kept"
-            )
+            raise CheckpointError("deployment.export_writes_prompts_otherwise", by=by)
         if folder is not None and self.reference.expected is not None:
             same = self.reference.expected.compare(folder, tolerance)
             compared = replace(compared, same_answers=same)

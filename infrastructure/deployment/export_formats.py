@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_json, write_text
 from infrastructure.core.optional import is_installed, require
 from infrastructure.deployment.export_comparison import (
@@ -199,7 +200,7 @@ def _write_onnx(work: Work, folder: Path) -> None:
 def _write_gguf(work: Work, folder: Path) -> None:
     assert work.converter is not None
     if work.tokenizer is None:
-        raise ValueError("a GGUF file holds a tokenizer, and this model has none")
+        raise InputError("deployment.gguf_file_holds_tokenizer")
     file = folder / GGUF_FILE
     begins = bool(work.compare.reference.prompts[0][0, 0] == work.tokenizer.bos_token_id)
     with _whole_model(work, folder) as whole:
@@ -311,9 +312,8 @@ def _in_its_words(who: str) -> Iterator[None]:
         yield
     except Exception as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ValueError(
-            f"{who} cannot do this model ({type(error).__name__}: {first}); --format safetensors"
-            " works for every model"
+        raise InputError(
+            "deployment.cannot_do_model_format", who=who, name=type(error).__name__, first=first
         ) from error
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
-from infrastructure.core.errors import StorageError
+from infrastructure.core.errors import InputError, StorageError
 from infrastructure.core.lookup import look_up
 from infrastructure.core.optional import refuse_missing
 from infrastructure.deployment.gguf_converter import Converter, find_converter
@@ -71,24 +71,17 @@ class ExportRequest:
         look_up("format", self.form, {str(form): form for form in Form})
         look_up("as", self.part, {str(part): part for part in Part})
         if self.bits is not None and self.bits not in BITS:
-            raise ValueError(f"--bits {self.bits}: there are 16, 8 and 4")
+            raise InputError("deployment.bits", bits=self.bits)
         if self.part is Part.LORA and self.form is not Form.SAFETENSORS:
-            raise ValueError(
-                f"--as lora is a folder that PEFT reads, and --format {self.form} has whole models:"
-                " --as merged adds the LoRA to its base"
-            )
+            raise InputError("deployment.lora_folder_peft_reads", form=self.form)
         if self.part is Part.LORA and self.bits in (8, 4):
-            raise ValueError(
-                f"--bits {self.bits} is for whole models: --as merged adds the LoRA to its base"
-                " first"
-            )
+            raise InputError("deployment.bits_whole_models_merged", bits=self.bits)
         if self.form in (Form.ONNX, Form.TORCH_EXPORT) and self.bits in (8, 4):
-            raise ValueError(
-                f"--format {self.form} is written with plain weights, so not with --bits"
-                f" {self.bits}: --format gguf or safetensors have that"
+            raise InputError(
+                "deployment.format_written_plain_weights", form=self.form, bits=self.bits
             )
         if self.converter is not None and self.form is not Form.GGUF:
-            raise ValueError(f"--converter is for --format gguf, and this is {self.form}")
+            raise InputError("deployment.converter_format_gguf", form=self.form)
         for package in PACKAGES[self.form]:
             refuse_missing(package, f"--format {self.form}")
 
@@ -141,27 +134,20 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> C
     if not request.is_plain:
         refuse_scores(run, run.read_configuration())
     if model.get("extensions") and not request.is_plain:
-        raise ValueError(
-            f"run {run.run_id} has weights of extensions ({', '.join(model['extensions'])}), which"
-            " no other format holds: export it as it is, without --as, --bits and --format, and"
-            " use that folder with Temper (temper ask, --model); or train without"
-            " training.enabled_extensions"
+        raise InputError(
+            "deployment.run_weights_extensions_other",
+            run_id=run.run_id,
+            model=", ".join(model["extensions"]),
         )
     if request.part is Part.LORA and not is_lora:
-        raise ValueError(
-            f"run {run.run_id} has trained all weights and has no LoRA: leave --as lora out"
-        )
+        raise InputError("deployment.run_trained_all_weights", run_id=run.run_id)
     if not request.is_plain and model.get("kind") not in TRANSFORMERS_KINDS:
-        raise ValueError(
-            f"run {run.run_id} has trained {model.get('name')}, which is no model of transformers:"
-            " it is exported as it is, without --as, --bits and --format"
+        raise InputError(
+            "deployment.run_trained_model_transformers", run_id=run.run_id, get=model.get("name")
         )
     is_other = request.is_small or request.form is not Form.SAFETENSORS
     if model.get("sees") and is_other:
-        raise ValueError(
-            f"run {run.run_id} has trained a model that sees pictures, which is exported as"
-            " safetensors with its own or with 16 bits: leave --format out, and --bits 8 or 4"
-        )
+        raise InputError("deployment.run_trained_model_sees", run_id=run.run_id)
     if request.is_small:
         package = "bitsandbytes" if rounding_of(run, request) is None else "torchao"
         refuse_missing(package, f"a model of {request.bits} bits")
@@ -173,8 +159,10 @@ def check_possible(run: RunDirectory, folder: Path, request: ExportRequest) -> C
     free = shutil.disk_usage(_existing(folder)).free
     if needed + FREE_AFTERWARDS_BYTES > free:
         raise StorageError(
-            f"{folder}: the export needs about {format_bytes(needed)}, and {format_bytes(free)} are"
-            " free there: name a folder on another disk, or make room"
+            "deployment.export_needs_about_free",
+            folder=folder,
+            needed=format_bytes(needed),
+            free=format_bytes(free),
         )
     return converter
 
@@ -193,11 +181,7 @@ def refuse_scores(run: RunDirectory, config: DeploymentConfig) -> None:
         ValueError: says where the trained model lies.
     """
     if config.training.method == "reward":
-        raise ValueError(
-            f"run {run.run_id} has trained a reward model, which gives a score and writes no text:"
-            f" no export compares that. The model of the finished run is {run.final}, as"
-            " transformers saves it; copy that folder, or give --push-to-hub without FOLDER"
-        )
+        raise InputError("deployment.run_trained_reward_model", run_id=run.run_id, final=run.final)
 
 
 def check_publishable(run: RunDirectory) -> None:
@@ -208,10 +192,10 @@ def check_publishable(run: RunDirectory) -> None:
     """
     model = recorded_model(run)
     if model.get("extensions"):
-        raise ValueError(
-            f"--push-to-hub: run {run.run_id} has weights of extensions"
-            f" ({', '.join(model['extensions'])}), and whoever loads it from the Hub would get the"
-            " model without them: export it into a FOLDER, and hand that on"
+        raise InputError(
+            "deployment.push_to_hub_run_weights_extensions",
+            run_id=run.run_id,
+            model=", ".join(model["extensions"]),
         )
 
 

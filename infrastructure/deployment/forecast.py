@@ -262,8 +262,11 @@ class RunForecast:
         if size == 0:
             needed, there = format_bytes(costs.peak_of(1)), format_bytes(costs.limit_bytes)
             raise DoesNotFitError(
-                f"this training does not fit into the memory: one example takes {needed}, and there"
-                f" are {there}: {REMEDIES} {trainer.memory_budget.way_out(trainer.device)}"
+                "deployment.training_does_fit_into",
+                needed=needed,
+                there=there,
+                remedies=REMEDIES,
+                device=trainer.memory_budget.way_out(trainer.device),
             )
         if size < state.micro_batch_size:
             state.micro_batch_size = size

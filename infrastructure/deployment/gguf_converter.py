@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from infrastructure.core.errors import InputError
+
 SCRIPT = "convert_hf_to_gguf.py"
 QUANTIZER = "llama-quantize"
 FOLDER_VARIABLE = "LLAMA_CPP_DIR"
@@ -40,23 +42,18 @@ class Converter:
             ValueError: it does not; says why, and what to do.
         """
         if bits == 4 and self.quantizer is None:
-            raise ValueError(
-                f"--bits 4 in GGUF needs llama.cpp's {QUANTIZER}, which lies neither beside"
-                f" {self.script} nor on PATH: build llama.cpp (cmake -B build; cmake --build build"
-                f" --target {QUANTIZER}), or take --bits 8"
+            raise InputError(
+                "deployment.bits_gguf_needs_llama", quantizer=QUANTIZER, script=self.script
             )
         known = self._run("--print-supported-models")
         if known.returncode != 0:
-            raise ValueError(
-                f"{self.script} does not run here: {last_line(known)};"
-                " pip install -r requirements/requirements-convert_hf_to_gguf.txt in its folder"
-                " brings what it needs"
+            raise InputError(
+                "deployment.does_run_pip_install", script=self.script, known=last_line(known)
             )
         listed = {line.strip(" -\t") for line in (known.stdout + known.stderr).splitlines()}
         if architecture and not any(architecture in line.split() for line in listed):
-            raise ValueError(
-                f"{self.script} knows no {architecture}: a newer llama.cpp may; --format"
-                " safetensors works for every model"
+            raise InputError(
+                "deployment.knows_newer_llama_cpp", script=self.script, architecture=architecture
             )
 
     def convert(self, model: Path, file: Path, bits: int | None) -> None:
@@ -68,16 +65,19 @@ class Converter:
         plain = file.with_suffix(".plain.gguf") if bits == 4 else file
         done = self._run(str(model), "--outfile", str(plain), "--outtype", OUT_TYPES[bits])
         if done.returncode != 0 or not plain.is_file():
-            raise ValueError(
-                f"{self.script.name} cannot convert this model: {last_line(done)}; a newer"
-                " llama.cpp may, and --format safetensors works for every model"
+            raise InputError(
+                "deployment.cannot_convert_model_newer",
+                script=self.script.name,
+                done=last_line(done),
             )
         if bits == 4:
             assert self.quantizer is not None
             made = _execute([str(self.quantizer), str(plain), str(file), FOUR_BITS])
             plain.unlink()
             if made.returncode != 0 or not file.is_file():
-                raise ValueError(f"{QUANTIZER} cannot make 4 bits of it: {last_line(made)}")
+                raise InputError(
+                    "deployment.cannot_make_bits", quantizer=QUANTIZER, made=last_line(made)
+                )
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return _execute([sys.executable, str(self.script), *arguments])
@@ -95,14 +95,19 @@ def find_converter(named: Path | None = None) -> Converter:
     if named is not None:
         script = named / SCRIPT if named.is_dir() else named
         if not script.is_file():
-            raise ValueError(f"--converter {named}: there is no {SCRIPT}; {HOW_TO_GET_IT}")
+            raise InputError(
+                "deployment.converter", named=named, script=SCRIPT, how_to_get_it=HOW_TO_GET_IT
+            )
         return Converter(script.resolve(), _quantizer(script))
     for script in _usual_scripts():
         if script.is_file():
             return Converter(script.resolve(), _quantizer(script))
-    raise ValueError(
-        f"--format gguf needs llama.cpp's {SCRIPT}, which is neither on PATH nor in"
-        f" {FOLDER_VARIABLE} or {', '.join(USUAL_FOLDERS)}: {HOW_TO_GET_IT}"
+    raise InputError(
+        "deployment.format_gguf_needs_llama",
+        script=SCRIPT,
+        folder_variable=FOLDER_VARIABLE,
+        usual_folders=", ".join(USUAL_FOLDERS),
+        how_to_get_it=HOW_TO_GET_IT,
     )
 
 

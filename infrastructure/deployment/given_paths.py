@@ -24,6 +24,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.training_config import SFT
+from infrastructure.core.errors import InputError
 from infrastructure.core.files import recover_directory
 from infrastructure.core.gpu_presence import FP8_NEEDS_GPU, FP16_NEEDS_GPU, NO_GPU, has_no_gpu
 from infrastructure.core.optional import refuse_missing as refuse_missing_package
@@ -218,10 +219,7 @@ def _refuse_lora_without(config: DeploymentConfig) -> None:
     model, key = config.model, "model.lora_config"
     is_given = config.source(key).layer is not Layer.DEFAULT
     if model.lora_config is None and is_given and is_lora_folder(model.name):
-        raise ValueError(
-            f"{key} is none, and model {model.name} is a LoRA, which would train on as it is: leave"
-            " that out, or merge it first (temper export RUN FOLDER --as merged) and give FOLDER"
-        )
+        raise InputError("deployment.none_model_lora_train", key=key, model=model.name)
 
 
 def _refuse_checkpoint(config: DeploymentConfig) -> None:
@@ -232,9 +230,10 @@ def _refuse_checkpoint(config: DeploymentConfig) -> None:
     run = next(_runs_called(str(folder_of(name)), Path(config.output_dir)), None)
     if run is not None:
         given = f"{run}@{version}" if "@" in Path(config.model.name).name else config.model.name
-        raise ValueError(
-            f"model {config.model.name!r}: is a checkpoint, and a training begins with a model:"
-            f" write it with temper export {shlex.quote(given)} FOLDER, and give FOLDER"
+        raise InputError(
+            "deployment.model_checkpoint_training_begins",
+            model=config.model.name,
+            given=shlex.quote(given),
         )
 
 
@@ -245,12 +244,10 @@ def _refuse_name_of_run(config: DeploymentConfig) -> None:
             continue
         trained = f"model {config.model.name!r}: a run is called so"
         if not (run / FINAL / "tokenizer_config.json").is_file():
-            raise ValueError(
-                f"{trained}, and its model has no tokenizer: give one to its Trainer, as"
-                " processing_class, or save it into"
-                f" {run / FINAL}; then that folder can be trained further"
+            raise InputError(
+                "deployment.model_tokenizer_give_trainer", trained=trained, run=run / FINAL
             )
-        raise ValueError(f"{trained}; to train its model further, give {run / FINAL}")
+        raise InputError("deployment.train_model_further_give", trained=trained, run=run / FINAL)
 
 
 def _runs_called(name: str, output_dir: Path) -> Iterator[Path]:

@@ -8,6 +8,7 @@ import torch
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.languages import in_flags
+from infrastructure.core.errors import InputError
 from infrastructure.deployment.logits import Logits
 from infrastructure.deployment.model_repair import repair_model
 from infrastructure.evaluation.evaluate import set_aside
@@ -61,7 +62,7 @@ def find_fastest_inference(
 def _refuse_too_long(model: torch.nn.Module, length: int) -> None:
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and length > positions:
-        raise ValueError(f"--length {length} is more than the {positions} positions of the model")
+        raise InputError("deployment.length_positions_model", length=length, positions=positions)
 
 
 def _merged(model: torch.nn.Module) -> torch.nn.Module:

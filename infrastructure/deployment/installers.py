@@ -22,6 +22,8 @@ from typing import Protocol
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from infrastructure.core.errors import Problem
+
 NUM_ERROR_LINES = 12
 PROBE_LIMITS = ("--timeout", "8", "--retries", "1")  # an index out of reach costs seconds only
 # Settings of the shell that would make pip or uv look at, or install into, another place.
@@ -51,7 +53,7 @@ NO_MATTER = {
 }
 
 
-class InstallError(Exception):
+class InstallError(Problem):
     """The environment cannot be made; the text is for the person who asked for it."""
 
     def _render_traceback_(self) -> list[str]:
@@ -121,12 +123,12 @@ def installer_for(python: Path, log: Path) -> Installer:
     pip = Pip(python, log)
     choice = os.environ.get(CHOICE, "").strip().lower() or "auto"
     if choice not in ("auto", "uv", "pip"):
-        raise InstallError(f"{CHOICE} is {choice!r}: give auto, uv or pip")
+        raise InstallError("deployment.give_auto_uv_pip", choice=CHOICE, choice_2=choice)
     program = None if choice == "pip" else find_uv()
     if program is None:
         if choice == "uv":
             oldest = ".".join(map(str, OLDEST_UV))
-            raise InstallError(f"{CHOICE} is uv, and PATH has no uv {oldest} or newer")
+            raise InstallError("deployment.uv_path_uv_newer", choice=CHOICE, oldest=oldest)
         return pip
     settings = pip.settings()
     uv = Uv(program, python, log, settings)
@@ -332,8 +334,10 @@ def check(code: int, what: str, last_lines: Sequence[str], log: Path) -> None:
     """
     if code != 0:
         raise InstallError(
-            f"{what} failed; its last words, the rest is in {log}:\n"
-            + "\n".join(f"    {line}" for line in last_lines)
+            "deployment.failed_last_words_rest",
+            what=what,
+            log=log,
+            last_lines="\n".join(f"    {line}" for line in last_lines),
         )
 
 

@@ -149,7 +149,7 @@ def _copy(place: Place, source: Path, target: Path, digest: str) -> None:
             hasher.update(chunk)
             file.write(chunk)
         if hasher.hexdigest() != digest:
-            raise DamagedFileError(f"{source} at {place.url} is damaged")
+            raise DamagedFileError("deployment.damaged", source=source, url=place.url)
 
 
 def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
@@ -159,7 +159,7 @@ def _make_anew(run: RunDirectory, what: str, names: list[str]) -> Repair:
     try:
         steps, checkpoint = final_step(run), version_of_model(run)
         if step_of(checkpoint) != steps:
-            raise CheckpointError(f"there is no checkpoint of step {steps} any more")
+            raise CheckpointError("deployment.checkpoint_step_any", steps=steps)
         shutil.rmtree(folder, ignore_errors=True)
         export_checkpoint(run, checkpoint, folder)
         expected = parse_sums((run.final / SUMS).read_text()) if names else {}

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from infrastructure.core.errors import InputError
 from infrastructure.training.data.readers.rows import Turn
 
 Render = Callable[[Sequence[Turn]], str]
@@ -106,7 +107,7 @@ def _between(text: str, first: str, last: str) -> tuple[str, str]:
     answer, rest = rest.split(ANSWER)
     following, rest = rest.split(SECOND)
     if rest != last:
-        raise ValueError("the end of a later question differs from that of the first")
+        raise InputError("deployment.end_later_question_differs")
     return answer, following
 
 
@@ -121,7 +122,7 @@ def _of_system(render: Render, last: str) -> tuple[str | None, str]:
     before, rest = text.split(SYSTEM)
     after, rest = rest.split(USER)
     if rest != last:
-        raise ValueError("the end of a question differs after a system prompt")
+        raise InputError("deployment.end_question_differs_after")
     return before, after
 
 

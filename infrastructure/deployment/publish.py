@@ -24,7 +24,7 @@ from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.stackwise_config import STACKWISE
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.checksums import SUMS, damaged_files, files_in, read_record
-from infrastructure.core.errors import DamagedFileError, NoAnswerError, StorageError
+from infrastructure.core.errors import DamagedFileError, InputError, NoAnswerError, StorageError
 from infrastructure.core.json_text import JsonObject, JsonValue, as_object, as_text, parse_json
 from infrastructure.core.optional import DISTRIBUTION, require
 from infrastructure.core.redact import redact
@@ -144,7 +144,7 @@ class ModelRepository:
     def __init__(self, name: str, is_public: bool = False) -> None:
         self.name = name.removeprefix("hf://").removeprefix("https://huggingface.co/").rstrip("/")
         if re.fullmatch(r"[\w.-]+/[\w.-]+", self.name) is None:
-            raise ValueError(f"--push-to-hub {redact(name)}: write OWNER/NAME, as in me/my-model")
+            raise InputError("deployment.push_to_hub_write_owner_name", name=redact(name))
         self.is_public = is_public
         self.place = HubPlace(f"hf://{self.name}")
 
@@ -168,7 +168,9 @@ class ModelRepository:
             StorageError: the Hub does not answer, or refuses; then nothing of it lies there.
         """
         if damaged := damaged_files(folder):
-            raise DamagedFileError(f"{folder} is damaged: {', '.join(damaged)}")
+            raise DamagedFileError(
+                "deployment.damaged_2", folder=folder, damaged=", ".join(damaged)
+            )
         with self._understandable():
             there = self._names()
             card = self._card(folder, run, step, CARD in there)
@@ -235,7 +237,9 @@ class ModelRepository:
         try:
             card = cards.ModelCard(was or f"---\ntags: [temper]\n---\n# {self.name}\n")
         except Exception as error:
-            raise ValueError(f"{CARD} in {self.name} cannot be read: {error}") from error
+            raise InputError(
+                "deployment.cannot_read", card=CARD, name=self.name, error=error
+            ) from error
         is_lora = (folder / LORA_CONFIG).is_file()
         card.data.base_model = _base_on_hub(recorded_model(run))
         card.data.library_name = "peft" if is_lora else "transformers"

@@ -113,8 +113,10 @@ def refuse_skipped(run: Path) -> None:
     records = read_records(run)
     if records and all(record["outcome"] == SKIPPED for record in records):
         raise ConfigurationError(
-            f"nothing to compare: {run} skipped each quantum step: {records[-1]['why']};"
-            f" change that setting, or leave {BOUND} out, and give new_run"
+            "deployment.nothing_compare_skipped_each",
+            run=run,
+            records=records[-1]["why"],
+            bound=BOUND,
         )
 
 

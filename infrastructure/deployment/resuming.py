@@ -17,7 +17,7 @@ from infrastructure.config.fingerprint import (
 )
 from infrastructure.config.merging.precedence import Layer, Setting, Source
 from infrastructure.config.sections.backup_config import BackupConfig
-from infrastructure.core.errors import CheckpointError, StorageError
+from infrastructure.core.errors import CheckpointError, InputError, StorageError
 from infrastructure.monitoring.records.run_list import NoSuchRunError, split_version
 from infrastructure.run.compatibility import Difference, Verdict, in_words
 from infrastructure.run.configuration_judge import canonical_name, shown_name
@@ -126,10 +126,12 @@ def _from_place(
         raise
     except ValueError as error:
         if not path.name:
-            raise ValueError(
-                f"no run in {output_dir}, and {error}; start one with: temper train DATA"
+            raise InputError(
+                "deployment.run_start_temper_train", output_dir=output_dir, error=error
             ) from None
-        raise ValueError(f"run {path.name!r} is not in {output_dir}, and {error}") from None
+        raise InputError(
+            "deployment.run", path=path.name, output_dir=output_dir, error=error
+        ) from None
     step = None if version is None else step_at_place(place, run_id, version)
     show_line(f"Run {run_id} is not in {output_dir} and lies at {place.url}: bringing it back")
     run, checkpoint = restore_run(run_id, options, output_dir, step, show_line)
@@ -148,8 +150,10 @@ def refuse_changed(run: RunDirectory, was: DeploymentConfig, config: DeploymentC
         return
     changed = ", ".join(f"{shown_name(k)} was {before.get(k)} and is {now.get(k)}" for k in keys)
     raise CheckpointError(
-        f"run {run.run_id} is finished, and {changed}: to go on with it so, add --accept"
-        f" {','.join(map(shown_name, keys))}; `temper train DATA --new-run` trains afresh"
+        "deployment.run_finished_go_add",
+        run_id=run.run_id,
+        changed=changed,
+        shown_name=",".join(map(shown_name, keys)),
     )
 
 

@@ -132,15 +132,12 @@ def parse_search(texts: Sequence[str]) -> list[Dimension]:
             that it takes.
     """
     if not texts:
-        raise ConfigurationError(
-            "a sweep needs something to search: --search learning_rate=1e-5..1e-3:log, or"
-            " --search lora_r=4,8,16"
-        )
+        raise ConfigurationError("deployment.sweep_needs_something_search")
     dimensions = [_parse(text) for text in texts]
     names = [dimension.name for dimension in dimensions]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigurationError(f"--search {name} is given twice: give all its values in one")
+            raise ConfigurationError("deployment.search_given_twice_give", name=name)
     return dimensions
 
 
@@ -148,24 +145,20 @@ def _parse(text: str) -> Dimension:
     given, equals, values = text.partition("=")
     if not equals or not values.strip():
         raise ConfigurationError(
-            f"--search {text}: KEY=VALUES is needed, such as {given or 'lora_r'}=4,8,16 or"
-            f" {given or 'learning_rate'}=1e-5..1e-3:log"
+            "deployment.search_key_values_needed",
+            text=text,
+            given=given or "lora_r",
+            given_2=given or "learning_rate",
         )
     spec, entry = _field_of(given.strip())
     if not affects_result(spec.key):
-        raise ConfigurationError(
-            f"--search {given}: it does not change what a training comes to, so there is nothing"
-            " to find: give it once, as a flag"
-        )
+        raise ConfigurationError("deployment.search_does_change_training", given=given)
     match = _RANGE.fullmatch(values.strip())
     if match is not None:
         return _range(spec, entry, text, match)
     choices = tuple(_checked(spec, entry, value) for value in _listed(values.strip(), text))
     if len({_stored(choice) for choice in choices}) < max(2, len(choices)):
-        raise ConfigurationError(
-            f"--search {text}: at least two values, each once, make a search; a single one is"
-            " given as a flag"
-        )
+        raise ConfigurationError("deployment.search_least_two_values", text=text)
     return Dimension(spec.key, entry, choices)
 
 
@@ -184,37 +177,34 @@ def _field_of(given: str) -> tuple[FieldSpec, str | None]:
             return spec, None
         if any(get_origin(leaf) is dict for leaf in leaves(spec.info.annotation)):
             return spec, entry
-    raise ConfigurationError(f"--search {given}: {schema.unknown_key(given)}")
+    raise ConfigurationError("deployment.search", given=given, given_2=schema.unknown_key(given))
 
 
 def _range(spec: FieldSpec, entry: str | None, text: str, match: re.Match[str]) -> Dimension:
     types = kinds(spec.info.annotation)
     if spec.is_switch or (entry is None and not types & {int, float}):
         raise ConfigurationError(
-            f"--search {text}: a range is of numbers, and it takes {allowed_values(spec.info)}:"
-            " list the values, with commas"
+            "deployment.search_range_numbers_takes", text=text, info=allowed_values(spec.info)
         )
     low, high = (_number(match[name], text) for name in ("low", "high"))
     if low >= high:
-        raise ConfigurationError(f"--search {text}: {plain(low)} is not below {plain(high)}")
+        raise ConfigurationError(
+            "deployment.search_below", text=text, low=plain(low), high=plain(high)
+        )
     is_whole = isinstance(low, int) and isinstance(high, int) and (entry or float not in types)
     how = match["how"]
     is_log = how == "log"
     step = None if how is None or is_log else _number(how, text)
     if step is not None and not 0 < step <= high - low:
         raise ConfigurationError(
-            f"--search {text}: a step lies between 0 and the width of the range,"
-            f" {plain(high - low)}"
+            "deployment.search_step_lies_between", text=text, high=plain(high - low)
         )
     if is_whole and isinstance(step, float) and not step.is_integer():
         raise ConfigurationError(
-            f"--search {text}: these are whole numbers, and a step of {plain(step)} leads beside"
-            " them"
+            "deployment.search_these_whole_numbers", text=text, step=plain(step)
         )
     if is_log and low <= 0:
-        raise ConfigurationError(
-            f"--search {text}: a logarithmic scale begins above 0: let the range begin there"
-        )
+        raise ConfigurationError("deployment.search_logarithmic_scale_begins", text=text)
     for value in (low, high):
         _checked(spec, entry, value)
     return Dimension(spec.key, entry, (), low, high, step, is_log, bool(is_whole))
@@ -228,10 +218,7 @@ def _number(text: str, given: str) -> int | float:
             continue
         if math.isfinite(value):
             return value
-    raise ConfigurationError(
-        f"--search {given}: {text!r} is no number; LOW..HIGH, LOW..HIGH:log and LOW..HIGH:STEP are"
-        " ranges"
-    )
+    raise ConfigurationError("deployment.search_number_low_high", given=given, text=text)
 
 
 def _listed(values: str, text: str) -> list[Any]:
@@ -243,7 +230,9 @@ def _listed(values: str, text: str) -> list[Any]:
         listed = parse_json(values)
     except ValueError as error:
         kind = "JSON list" if is_json else "list"
-        raise ConfigurationError(f"--search {text}: this {kind} cannot be read: {error}") from error
+        raise ConfigurationError(
+            "deployment.search_cannot_read", text=text, kind=kind, error=error
+        ) from error
     assert isinstance(listed, list)  # it begins with a bracket
     return listed
 
@@ -262,7 +251,7 @@ def _checked(spec: FieldSpec, entry: str | None, value: Any) -> Any:
         inside: Any = spec.section.check_value(spec.name, {entry: _scalar(value)})
         return inside[entry]
     except ValueError as error:
-        raise ConfigurationError(f"{error} (--search)") from error
+        raise ConfigurationError("deployment.search_2", error=error) from error
 
 
 def _scalar(value: Any) -> Any:
@@ -285,20 +274,18 @@ def check_comparable(dimensions: Collection[Dimension], config: DeploymentConfig
         given = config.source(dimension.key)
         if given.layer is Layer.FLAG and dimension.entry is None:
             raise ConfigurationError(
-                f"{given.place} fixes what --search {dimension.name} looks for: give one of them"
+                "deployment.fixes_search_looks_give", place=given.place, dimension=dimension.name
             )
         other_rows = dimension.key in OTHER_ROWS
         if other_rows or (dimension.key == "data.path" and config.data.eval_path is None):
             raise ConfigurationError(
-                f"--search {dimension.name}: it decides which rows are held out, or what is"
-                " measured of them, so the trials could not be compared; to try other data, hold"
-                " the same rows out with --eval-data"
+                "deployment.search_decides_rows_held", dimension=dimension.name
             )
         if dimension.key in OTHER_TOKENS and not config.training.best_needs_answers:
             raise ConfigurationError(
-                f"--search {dimension.name}: it decides which tokens are measured, so"
-                f" {config.training.best_metric} of two trials could not be compared; --best-metric"
-                " exact_match can"
+                "deployment.search_decides_tokens_measured",
+                dimension=dimension.name,
+                best_metric=config.training.best_metric,
             )
 
 

@@ -23,7 +23,7 @@ from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.fingerprint import differing_keys, result_settings
 from infrastructure.config.merging.precedence import Setting
 from infrastructure.core.checksums import read_record, write_record
-from infrastructure.core.errors import DamagedFileError, TemperError
+from infrastructure.core.errors import DamagedFileError, InputError, TemperError
 from infrastructure.core.files import make_directory
 from infrastructure.core.json_text import as_object
 from infrastructure.core.lock import Lock
@@ -134,22 +134,18 @@ class Sweep:
         except FileNotFoundError:
             return
         except DamagedFileError as error:
-            raise ValueError(
-                f"{error}: bring it back, or begin another sweep with --name"
-            ) from error
+            raise InputError("deployment.bring_back_begin_another", error=error) from error
         both = as_object(recorded["settings"]), as_object(self.record["settings"])  # type: ignore[arg-type]
         differing = [*differing_keys(*both)]
         differing += [key for key in ("search", "goal") if recorded[key] != self.record[key]]
         if differing:
-            raise ValueError(
-                f"the sweep in {self.folder} was begun with another {', '.join(differing)}: repeat"
-                " its command, or give another --name"
+            raise InputError(
+                "deployment.sweep_begun_another_repeat",
+                folder=self.folder,
+                differing=", ".join(differing),
             )
         if recorded.get("data") != data_files_hash(self.config.data):
-            raise ValueError(
-                f"the data has changed since the sweep in {self.folder} began, and its trials could"
-                " not be compared: bring the data back, or give another --name"
-            )
+            raise InputError("deployment.data_changed_since_sweep", folder=self.folder)
 
     def run(
         self,
@@ -325,7 +321,9 @@ class Sweep:
         finally:
             self._add_seconds(trial, time.monotonic() - began)
         if place.exit_code() < 0:
-            raise ValueError(f"it was ended {MOST_KILLS} times: {detached.fate(place)}")
+            raise InputError(
+                "deployment.ended_times", most_kills=MOST_KILLS, place=detached.fate(place)
+            )
         return place
 
     def _config_of(
@@ -425,9 +423,8 @@ class Sweep:
             line += f"; {left:g} more take about {format_duration(mean * left)}"
         report(line)
         if len(results) >= MOST_FAILURES and all(one.state == "fail" for one in results):
-            raise ValueError(
-                f"none of the first {len(results)} trials could be trained; the last:"
-                f" {result.reason}"
+            raise InputError(
+                "deployment.none_first_trials_could", num_results=len(results), reason=result.reason
             )
 
     @contextlib.contextmanager
@@ -436,9 +433,8 @@ class Sweep:
         try:
             if not lock.take(wait=False, where_there_are_none=True):
                 holder = (self.folder / RUNNER_NAME).read_text() or "another process"
-                raise ValueError(
-                    f"the sweep in {self.folder} is run by {holder} already; --name begins another"
-                    " beside it"
+                raise InputError(
+                    "deployment.sweep_run_already_name", folder=self.folder, holder=holder
                 )
             (self.folder / RUNNER_NAME).write_text(this_process())
             yield
@@ -456,16 +452,12 @@ def grid(dimensions: Sequence[Dimension]) -> list[dict[str, Any]]:
     for dimension in dimensions:
         values = dimension.stored_values()
         if values is None:
-            raise ValueError(
-                f"--search {dimension.describe()} has endlessly many values: a grid needs a list of"
-                " them, or a range with a step"
+            raise InputError(
+                "deployment.search_endlessly_many_values", describe=dimension.describe()
             )
         combinations = [{**one, dimension.name: value} for one in combinations for value in values]
         if len(combinations) > MOST_VALUES:
-            raise ValueError(
-                f"this grid has more than {MOST_VALUES} combinations: search fewer values, or leave"
-                " --sampler grid out"
-            )
+            raise InputError("deployment.grid_combinations_search_fewer", most_values=MOST_VALUES)
     return combinations
 
 

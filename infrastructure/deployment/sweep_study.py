@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.lock import Lock
 from infrastructure.core.optional import require
 from infrastructure.monitoring.drawing.quantity_names import name_of
@@ -126,10 +127,7 @@ def open_study(folder: Path, goal: Goal, seed: int = 0, number: int | None = Non
             ),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"the journal of this sweep, {path}, cannot be read ({error}): bring the file back, or"
-            " begin another sweep with --name; the runs of its trials are whole"
-        ) from error
+        raise InputError("deployment.journal_sweep_cannot_read", path=path, error=error) from error
 
 
 def mend_journal(folder: Path) -> None:

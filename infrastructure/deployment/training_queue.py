@@ -23,7 +23,7 @@ from typing import Any
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
 from infrastructure.core.checksums import read_record, write_record
-from infrastructure.core.errors import DamagedFileError, TemperError
+from infrastructure.core.errors import DamagedFileError, InputError, TemperError
 from infrastructure.core.exit_codes import ExitCode
 from infrastructure.core.files import make_directory
 from infrastructure.core.json_text import as_list, as_object
@@ -127,10 +127,7 @@ def new_job(
     """
     job = Job(0, str(Path.cwd()), data, dict(flags), tuple(accept), config_file)
     if redact(job.line) != job.line:
-        raise ValueError(
-            "a queue lies on the disk, and a secret stands in this line: give it in the"
-            " environment of `temper queue run`"
-        )
+        raise InputError("deployment.queue_lies_disk_secret")
     return job
 
 
@@ -153,9 +150,8 @@ class TrainingQueue:
         except FileNotFoundError:
             return []
         except (DamagedFileError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"the queue in {self.folder / JOBS_NAME} cannot be read ({error}): bring the file"
-                " back, or remove it and add the trainings again"
+            raise InputError(
+                "deployment.queue_cannot_read_bring", folder=self.folder / JOBS_NAME, error=error
             ) from error
 
     def runner(self) -> str | None:
@@ -195,9 +191,11 @@ class TrainingQueue:
         for number in numbers:
             if number not in known:
                 there = ", ".join(map(str, known)) or "none"
-                raise ValueError(f"job {number} is not in the queue (there are {there})")
+                raise InputError("deployment.job_queue", number=number, there=there)
             if (trainer := self._place(known[number]).trainer) and trainer.is_alive:
-                raise ValueError(f"job {number} is trained by {trainer}: stop it with temper stop")
+                raise InputError(
+                    "deployment.job_trained_stop_temper", number=number, trainer=trainer
+                )
         with self._changing() as jobs:
             jobs[:] = [job for job in jobs if job.number not in numbers]
         for number in numbers:
@@ -313,9 +311,10 @@ class TrainingQueue:
         lock = Lock(self.folder / RUNNER_NAME)
         try:
             if not lock.take(wait=False, where_there_are_none=True):
-                raise ValueError(
-                    f"the queue in {self.output_dir} is run by {self.runner() or 'another process'}"
-                    " already, and trains what is added to it"
+                raise InputError(
+                    "deployment.queue_run_already_trains",
+                    output_dir=self.output_dir,
+                    runner=self.runner() or "another process",
                 )
             (self.folder / RUNNER_NAME).write_text(this_process())
             yield

@@ -18,6 +18,7 @@ from infrastructure.config.sections.model_config import EmbeddedModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.config.sources.languages import in_flags
 from infrastructure.core.console import Count
+from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_json, write_text
 from infrastructure.core.optional import is_installed
 from infrastructure.evaluation.comparison import Difference, compare, paired, unlike_tokens
@@ -152,7 +153,7 @@ def _other(config: DeploymentConfig, name: str) -> DeploymentConfig:
     other = config.changed([])
     other.model.name = finished_model(name)
     if find_source(other.model.name) == find_source(config.model.name):
-        raise ValueError(f"{name} is the model that is measured: name another one to compare with")
+        raise InputError("evaluation.model_measured_name_another", name=name)
     return other
 
 

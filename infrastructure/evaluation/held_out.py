@@ -8,6 +8,7 @@ import numpy as np
 
 from infrastructure.config.measures import EXACT_MATCH
 from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.errors import InputError
 from infrastructure.evaluation.generation import (
     Answer,
     exact_match_by_task,
@@ -114,9 +115,8 @@ def measure_answers(trainer: EnhancedTrainer, poll: Callable[[], None]) -> dict[
     with preserve(model, random=trainer.device, modes=True), trainer.strategy.evaluating():
         answers = answer_questions(trainer, training.validation_prompts, poll)
     if not answers:
-        raise ValueError(
-            f"training.best_metric = {training.best_metric} is of answers, and the held-out rows"
-            " have no prompts, or the model writes no text: choose by the loss"
+        raise InputError(
+            "evaluation.training_best_metric_answers", best_metric=training.best_metric
         )
     return best_of_answers(trainer, answers)
 

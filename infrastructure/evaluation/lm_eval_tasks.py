@@ -18,6 +18,7 @@ import numpy as np
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.merging.precedence import Layer
 from infrastructure.config.sections.model_config import ModelConfig
+from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_json, write_text
 from infrastructure.core.lookup import look_up
 from infrastructure.evaluation.evaluation_tables import last_name
@@ -116,10 +117,11 @@ def _data_explained(names: Sequence[str]) -> Iterator[None]:
         yield
     except Exception as error:  # whatever datasets, the Hub or a task's own code raise
         first = str(error).strip().partition("\n")[0]
-        raise ValueError(
-            f"tasks {', '.join(names)}: a task or its data cannot be loaded"
-            f" ({type(error).__name__}: {first}); tasks of the Hub need the network once, files of"
-            " your own go into --tasks-path"
+        raise InputError(
+            "evaluation.tasks_task_data_cannot",
+            names=", ".join(names),
+            name=type(error).__name__,
+            first=first,
         ) from error
 
 
@@ -133,7 +135,7 @@ def _run(
     device = choose_device(config.device)
     loaded = ModelManager(ModelConfig(name=name), device=device, seed=0).load()
     if loaded.tokenizer is None or not hasattr(loaded.model, "generate"):
-        raise ValueError(f"model {name}: it writes no text, so no task can be asked")
+        raise InputError("evaluation.model_writes_text_task", name=name)
     loaded.model.eval()
     is_given = config.source("training.batch_size").layer is not Layer.DEFAULT
     size: Any = config.training.batch_size if is_given else USUAL_BATCH

@@ -10,6 +10,7 @@ import torch
 
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.core.console import show_beside
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.evaluation.generation import Answer, generate_answers
 from infrastructure.evaluation.run_settings import (
@@ -86,7 +87,7 @@ class Answerer:
         images: Sequence[Path] = (),
     ) -> None:
         if max_tokens < 1:
-            raise ValueError(f"max_tokens is {max_tokens}; an answer needs at least 1")
+            raise InputError("evaluation.max_tokens_answer_needs", max_tokens=max_tokens)
         chosen_device = choose_device(device)
         quantization: Any = quantization_of_run(Path(model))
         config = ModelConfig(name=str(model), quantization=quantization)
@@ -97,17 +98,14 @@ class Answerer:
         is_of_hub = source.kind is SourceKind.HUB
         manager.sees = sees_pictures(source) or (is_of_hub and bool(images))
         if images and not manager.sees:
-            raise ValueError(
-                f"model {model}: reads text only, so it cannot be shown {images[0]}: give a model"
-                " that sees, such as a Llava, or leave the picture out"
-            )
+            raise InputError("evaluation.model_reads_text_cannot", model=model, images=images[0])
         background = self._background = background_of_run(Path(model))
         read = [_read(path, background) for path in images]
         self._pictures = tuple(picture for picture, _ in read)
         self._images = [image for _, image in read]
         loaded = manager.load()
         if loaded.tokenizer is None or not hasattr(loaded.model, "generate"):
-            raise ValueError(f"model {model}: it writes no text, so it cannot be asked")
+            raise InputError("evaluation.model_writes_text_cannot", model=model)
         self._model, self._tokenizer = loaded.model, loaded.tokenizer
         self._seeing = None
         if manager.sees:
@@ -179,9 +177,10 @@ class Answerer:
             return self._max_tokens
         left = self._positions - len(prompt.prompt_ids)
         if left < 1:
-            raise ValueError(
-                f"a question of {len(prompt.prompt_ids)} tokens leaves no room for an answer: the"
-                f" model has {self._positions} positions; ask a shorter one"
+            raise InputError(
+                "evaluation.question_tokens_leaves_room",
+                num_prompt_ids=len(prompt.prompt_ids),
+                positions=self._positions,
             )
         return min(self._max_tokens, left)
 

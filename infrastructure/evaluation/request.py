@@ -7,6 +7,7 @@ from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.measures import MEASURES
 from infrastructure.config.merging.precedence import Layer
+from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import look_up
 from infrastructure.core.optional import refuse_missing
 from infrastructure.evaluation.text_scores import refuse_missing_package
@@ -79,7 +80,7 @@ class Request:
         for name in self.measures or ():
             look_up("measure", name, MEASURES)
         if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError(f"max_tokens is {self.max_tokens}; an answer needs at least 1")
+            raise InputError("evaluation.max_tokens_answer_needs", max_tokens=self.max_tokens)
         refuse_missing_package(self.measures or ())
 
 
@@ -105,11 +106,11 @@ class TaskRequest:
 
     def __post_init__(self) -> None:
         if not self.names:
-            raise ValueError("tasks: name at least one, such as gsm8k")
+            raise InputError("evaluation.tasks_name_least_such")
         if self.folder is not None and not self.folder.is_dir():
-            raise ValueError(f"tasks_path {self.folder}: there is no such folder of task files")
+            raise InputError("evaluation.tasks_path_such_folder", folder=self.folder)
         if self.limit is not None and self.limit < 1:
-            raise ValueError(f"limit is {self.limit}; a task needs at least 1 row")
+            raise InputError("evaluation.limit_task_needs_least", limit=self.limit)
         if self.num_fewshot is not None and self.num_fewshot < 0:
-            raise ValueError(f"num_fewshot is {self.num_fewshot}; give 0 or more")
+            raise InputError("evaluation.num_fewshot_give", num_fewshot=self.num_fewshot)
         refuse_missing(HARNESS, "measuring on tasks")

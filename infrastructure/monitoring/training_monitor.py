@@ -23,6 +23,7 @@ from typing import Any
 
 from infrastructure.config.sections.resource_config import AlertThresholds
 from infrastructure.core.best_effort import BestEffort
+from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_json
 from infrastructure.core.gpu_readings import GpuReadings
 from infrastructure.core.line_file import RotatingLineFile
@@ -121,7 +122,7 @@ class TrainingMonitor:
         clock: Callable[[], float] = time.time,
     ) -> None:
         if not interval_seconds > 0:
-            raise ValueError(f"interval_seconds must be more than 0, not {interval_seconds}")
+            raise InputError("monitoring.interval_seconds", interval_seconds=interval_seconds)
         given = thresholds or {}
         limits = given if isinstance(given, AlertThresholds) else AlertThresholds(**given)
         self.directory, self.interval_seconds, self.clock = directory, interval_seconds, clock
@@ -155,7 +156,7 @@ class TrainingMonitor:
             ValueError: it does so already.
         """
         if self._thread is not None:
-            raise ValueError("this monitor has been started; stop_monitoring() comes first")
+            raise InputError("monitoring.monitor_been_started_stop")
         self._is_stopping, self._started_at = False, self.clock()
         self._wake.clear()
         self._thread = threading.Thread(target=self._watch, name="monitor", daemon=True)

@@ -18,6 +18,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from infrastructure.config.sources.languages import in_flags
+from infrastructure.core.errors import InputError
 from infrastructure.monitoring.drawing.curves import WIDE, charts_of
 from infrastructure.monitoring.drawing.downsampling import Points
 from infrastructure.monitoring.drawing.formatting import printable
@@ -50,7 +51,7 @@ def check_interval(interval_seconds: float | None) -> None:
     ValueError: nobody can look so often.
     """
     if interval_seconds is not None and not interval_seconds > 0:
-        raise ValueError(f"--every must be more than 0 seconds, not {interval_seconds}")
+        raise InputError("monitoring.every_seconds", interval_seconds=interval_seconds)
 
 
 def watch(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.errors import InputError
 from infrastructure.core.hardware import gib
 from infrastructure.optimization.memory_prediction import MemoryLine, MemoryPoint, fit_line
 
@@ -57,7 +58,7 @@ class BatchChoice:
         ]
 
 
-class DoesNotFitError(ValueError):
+class DoesNotFitError(InputError):
     """Not even one example fits."""
 
 
@@ -109,7 +110,7 @@ class BatchSizeSearch:
             self._speeds[beside] = max(self.speed_of(beside) for _ in range(FIRST_TRIES))
         if not self._speeds:
             raise DoesNotFitError(
-                f"one example of the longest does not fit: {reason}: {self.way_out}"
+                "optimization.example_longest_does_fit", reason=reason, way_out=self.way_out
             )
         chosen = self._fastest(started, beside)
         trials = (Trial(s, self._peaks[s], speed) for s, speed in self._speeds.items())

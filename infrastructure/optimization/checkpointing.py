@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from infrastructure.core.errors import InputError
+
 OPTIONS: dict[str, dict[str, object]] = {
     "selective": {"every_n_layers": 2},
     "all": {},
@@ -41,15 +43,13 @@ def checkpoint_gradients(model: Any, mode: str) -> None:
         model.gradient_checkpointing_disable()
         return
     if not can_checkpoint(model):
-        raise ValueError(
-            f"training.gradient_checkpointing: {type(model).__name__} cannot do it; leave it out"
+        raise InputError(
+            "optimization.training_gradient_checkpointing_cannot", name=type(model).__name__
         )
     if mode == "offload" and next(model.parameters()).device.type == "cpu":
         mode = "all"
     if not can_do(model, mode):
-        raise ValueError(
-            f"training.gradient_checkpointing {mode} needs transformers 5.17 or later; use true"
-        )
+        raise InputError("optimization.training_gradient_checkpointing_needs", mode=mode)
     model.gradient_checkpointing_enable(
         gradient_checkpointing_kwargs={"use_reentrant": False}, **OPTIONS[mode]
     )

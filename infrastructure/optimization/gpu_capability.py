@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.gpu_presence import FP8_NEEDS_GPU
 from infrastructure.core.optional import is_installed, require
 
@@ -96,16 +97,18 @@ def require_capability(device: torch.device, least: float | None) -> None:
     if least is None:
         return
     if device.type != "cuda":
-        raise ValueError(
-            f"resources.gpu.compute_capability = {least:g} asks for a GPU, and this training runs"
-            f" on {device.type}: take another machine or leave it out"
+        raise InputError(
+            "optimization.resources_gpu_compute_capability", least=least, type=device.type
         )
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < (int(least), round(least * 10) % 10):
         name = torch.cuda.get_device_name(device)
-        raise ValueError(
-            f"resources.gpu.compute_capability = {least:g}, and {name} has {major}.{minor}: take"
-            " another GPU or leave it out"
+        raise InputError(
+            "optimization.resources_gpu_compute_capability_2",
+            least=least,
+            name=name,
+            major=major,
+            minor=minor,
         )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.gpu_readings import GpuReading, GpuReadings
 from infrastructure.optimization.compiling import CompileDecision, decide_compiling, set_compiled
 from infrastructure.optimization.gpu_capability import (
@@ -213,14 +214,11 @@ def _precision(mixed_precision: bool | str, device: torch.device) -> str:
     if isinstance(mixed_precision, bool):
         return best_precision(device) if mixed_precision else "fp32"
     if mixed_precision not in (*DTYPES, "fp8"):
-        raise ValueError(
-            f'mixed_precision must be true, false, "bf16", "fp16", "fp32" or "fp8", not'
-            f" {mixed_precision!r}"
-        )
+        raise InputError("optimization.mixed_precision_true_false", mixed_precision=mixed_precision)
     if mixed_precision == "fp8":
         refuse_fp8(device)
     if mixed_precision == "fp16" and device.type == "cpu":
-        raise ValueError("mixed_precision='fp16' needs a GPU; use true or 'fp32' on this CPU")
+        raise InputError("optimization.mixed_precision_fp_needs")
     return mixed_precision
 
 

@@ -16,6 +16,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from infrastructure.core.error_place import named
+from infrastructure.core.errors import InputError
 from infrastructure.core.optional import is_installed, require
 
 ABSOLUTE_TOLERANCE, RELATIVE_TOLERANCE = 1e-3, 1e-2
@@ -67,7 +68,9 @@ def optimize_inference(
     """
     chosen = list(methods) if methods is not None else usable_methods()
     if unknown := set(chosen) - METHODS.keys():
-        raise ValueError(f"unknown methods {sorted(unknown)}; there are: {', '.join(METHODS)}")
+        raise InputError(
+            "optimization.unknown_methods", unknown=sorted(unknown), methods=", ".join(METHODS)
+        )
     model.eval()
     with torch.inference_mode():
         expected = model(*inputs)
@@ -110,7 +113,7 @@ def save_program(model: torch.nn.Module, inputs: Inputs, path: Path) -> Path:
     except Exception as error:
         path.unlink(missing_ok=True)
         why = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"{path} cannot be made of this model: {why}") from error
+        raise InputError("optimization.cannot_made_model", path=path, why=why) from error
     return path.absolute()
 
 

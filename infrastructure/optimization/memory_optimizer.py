@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.hardware import processor
 from infrastructure.optimization.checkpointing import (
     can_checkpoint,
@@ -143,7 +144,7 @@ class MemoryOptimizer:
             ValueError: no model was given to `optimize_for_training` yet.
         """
         if self._model is None:
-            raise ValueError("give the model to optimize_for_training first")
+            raise InputError("optimization.give_model_optimize_training")
         self._use = measure_use(self._model, forward, optimizer)
         self._micro_batch_size = micro_batch_size
         return self._use
@@ -227,12 +228,12 @@ def create_memory_optimizer(
         ValueError: the share is not between 0 and 100, or there is no such mode.
     """
     if not 0 < max_memory_percent <= 100:
-        raise ValueError(
-            f"max_memory_percent must be above 0 and at most 100, not {max_memory_percent}"
+        raise InputError(
+            "optimization.max_memory_percent_above", max_memory_percent=max_memory_percent
         )
     if gradient_checkpointing not in (True, False, "auto", "selective", "offload"):
-        raise ValueError(
-            f'gradient_checkpointing must be "auto", true, false, "selective" or "offload",'
-            f" not {gradient_checkpointing!r}"
+        raise InputError(
+            "optimization.gradient_checkpointing_auto_true",
+            gradient_checkpointing=gradient_checkpointing,
         )
     return MemoryOptimizer(max_memory_percent, gradient_checkpointing)

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.errors import InputError
 
 # Differences below this are this machine's mood.
 CLEARLY_FASTER = 1.03
@@ -48,10 +49,7 @@ def _is_memory_error(error: BaseException) -> bool:
 
 
 def _not_given(_settings: Mapping[str, object]) -> "Measured":
-    raise ValueError(
-        "PipelineOptimizer measures what it is given as `measure`; without one it has"
-        " optimize_pipeline(pipeline)"
-    )
+    raise InputError("optimization.pipelineoptimizer_measures_given_measure")
 
 
 @dataclass(frozen=True)

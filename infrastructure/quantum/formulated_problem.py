@@ -66,15 +66,14 @@ class FormulatedProblem:
             return self.bqm
         if self.bqm.vartype is not dimod.BINARY or self._cqm is not None:
             raise SamplerError(
-                f"{n} variables are more than the {max_variables} that may be asked about"
-                " (quantum.max_qubits, and what the sampler takes), and only a"
-                " binary model without constraints can be asked in part"
+                "quantum.variables_asked_about_quantum", n=n, max_variables=max_variables
             )
         if self.num_ones is not None and self.num_ones >= max_variables:
             raise SamplerError(
-                f"{self.num_ones} of {n} are to be chosen, and {max_variables} may be asked about"
-                " (quantum.max_qubits, and what the sampler takes): nothing is left to"
-                " decide"
+                "quantum.chosen_asked_about_quantum",
+                num_ones=self.num_ones,
+                n=n,
+                max_variables=max_variables,
             )
         return _part(self.bqm, max_variables)
 
@@ -92,7 +91,7 @@ class FormulatedProblem:
         """
         repaired = self.problem.repair(sample)
         if self._cqm is not None and not self._cqm.check_feasible(repaired):
-            raise SamplerError("the answer breaks a constraint of the problem")
+            raise SamplerError("quantum.answer_breaks_constraint_problem")
         return repaired
 
     def _number_of_ones(self) -> int | None:

@@ -23,6 +23,7 @@ from typing import Any
 import dimod
 import numpy as np
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import as_list, as_object, parse_json
 from infrastructure.quantum.samplers.bqm_arrays import coefficient_sum, vectors_of
 
@@ -44,35 +45,39 @@ def read_model(path: Path) -> dimod.BinaryQuadraticModel:
     """
     read = READERS.get(path.suffix.lower())
     if read is None:
-        raise ValueError(f"{path}: name a file with one of the endings {', '.join(READERS)}")
+        raise InputError("quantum.name_file_endings", path=path, readers=", ".join(READERS))
     if not path.is_file():
-        raise ValueError(f"{path}: there is no such file")
+        raise InputError("quantum.such_file", path=path)
     try:
         bqm = read(path)
     except NO_MODEL as error:
         text = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{path} holds no model as {path.suffix} files do: {text}") from error
+        raise InputError(
+            "quantum.holds_model_files_do", path=path, suffix=path.suffix, text=text
+        ) from error
     if not np.isfinite(coefficient_sum(vectors_of(bqm))):
-        raise ValueError(f"{path}: a coefficient is no finite number")
+        raise InputError("quantum.coefficient_finite_number", path=path)
     return bqm
 
 
 def _read_bqm(path: Path) -> dimod.BinaryQuadraticModel:
     with path.open("rb") as file:
         if file.read(8) != b"DIMODBQM":
-            raise ValueError("it does not begin as dimod's format does")
+            raise InputError("quantum.does_begin_dimod_format")
         file.seek(0)
         return dimod.BinaryQuadraticModel.from_file(file)
 
 
 def _read_npz(path: Path) -> dimod.BinaryQuadraticModel:
     if not zipfile.is_zipfile(path):
-        raise ValueError("it is no archive of arrays, as numpy.savez writes them")
+        raise InputError("quantum.archive_arrays_numpy_savez")
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     known = {"linear", "quadratic", "rows", "columns", "offset", "vartype", "variables"}
     if unknown := sorted(arrays.keys() - known):
-        raise ValueError(f"unknown array {unknown[0]!r} (known: {', '.join(sorted(known))})")
+        raise InputError(
+            "quantum.unknown_array_known", unknown=unknown[0], known=", ".join(sorted(known))
+        )
     quadratic = np.asarray(arrays["quadratic"], float)
     if quadratic.ndim == 2 and quadratic.shape[0] == quadratic.shape[1]:
         rows, columns = np.nonzero(quadratic)
@@ -82,13 +87,19 @@ def _read_npz(path: Path) -> dimod.BinaryQuadraticModel:
         biases, least = quadratic, int(max(rows.max(initial=-1), columns.max(initial=-1))) + 1
         _check_places(rows, columns, biases)
     else:
-        raise ValueError(f"quadratic has the shape {quadratic.shape}, not (n, n) or (m,)")
+        raise InputError("quantum.quadratic_shape", shape=quadratic.shape)
     linear = np.zeros(least) if "linear" not in arrays else np.asarray(arrays["linear"], float)
     if linear.ndim != 1 or len(linear) < least or (quadratic.ndim == 2 and len(linear) > least):
-        raise ValueError(f"linear has the shape {linear.shape}, and quadratic {least} variables")
+        raise InputError(
+            "quantum.linear_shape_quadratic_variables", shape=linear.shape, least=least
+        )
     labels = arrays.get("variables", np.arange(len(linear))).tolist()
     if len(set(labels)) != len(linear):
-        raise ValueError(f"variables are {len(set(labels))} labels for {len(linear)} variables")
+        raise InputError(
+            "quantum.variables_labels_variables",
+            num_labels=len(set(labels)),
+            num_linear=len(linear),
+        )
     vartype = _vartype(str(arrays.get("vartype", np.array("BINARY"))))
     return _assembled(
         linear, (rows, columns, biases), float(arrays.get("offset", 0.0)), vartype, labels
@@ -97,11 +108,11 @@ def _read_npz(path: Path) -> dimod.BinaryQuadraticModel:
 
 def _check_places(rows: Any, columns: Any, biases: Any) -> None:
     if not (rows.shape == columns.shape == biases.shape):
-        raise ValueError("rows, columns and quadratic have different lengths")
+        raise InputError("quantum.rows_columns_quadratic_different")
     if rows.dtype.kind not in "iu" or columns.dtype.kind not in "iu":
-        raise ValueError("rows and columns are to be whole numbers")
+        raise InputError("quantum.rows_columns_whole_numbers")
     if len(rows) and min(rows.min(), columns.min()) < 0:
-        raise ValueError("rows and columns are numbers of variables from 0")
+        raise InputError("quantum.rows_columns_numbers_variables")
 
 
 def _assembled(
@@ -110,7 +121,7 @@ def _assembled(
     """The model; what stands on the diagonal is linear for bits, and constant for spins."""
     rows, columns, biases = quadratic
     if not (np.isfinite(biases).all() and np.isfinite(offset)):
-        raise ValueError("a coefficient is no finite number")
+        raise InputError("quantum.coefficient_finite_number_2")
     diagonal = rows == columns
     if vartype == "BINARY":
         linear = linear + np.bincount(rows[diagonal], biases[diagonal], len(linear))
@@ -125,12 +136,14 @@ def _assembled(
 def _read_json(path: Path) -> dimod.BinaryQuadraticModel:
     values = parse_json(path.read_text(encoding="utf-8"))
     if not isinstance(values, dict):
-        raise ValueError("it is no JSON object")
+        raise InputError("quantum.json_object")
     if "type" in values:
         return dimod.BinaryQuadraticModel.from_serializable(values)
     known = {"vartype", "linear", "quadratic", "offset"}
     if unknown := sorted(values.keys() - known):
-        raise ValueError(f"unknown key {unknown[0]!r} (known: {', '.join(sorted(known))})")
+        raise InputError(
+            "quantum.unknown_key_known", unknown=unknown[0], known=", ".join(sorted(known))
+        )
     linear = values.get("linear", {})
     biases = dict(enumerate(linear)) if isinstance(linear, list) else as_object(linear)
     bqm = dimod.BinaryQuadraticModel(_vartype(values.get("vartype", "BINARY")))
@@ -138,7 +151,7 @@ def _read_json(path: Path) -> dimod.BinaryQuadraticModel:
         bqm.add_variable(label, _number(bias))
     for entry in as_list(values.get("quadratic", [])):
         if not isinstance(entry, list) or len(entry) != 3:
-            raise ValueError(f"{json.dumps(entry)} is no [variable, variable, number]")
+            raise InputError("quantum.variable_variable_number", entry=json.dumps(entry))
         one, other, bias = entry
         bqm.add_quadratic(_label(one, bqm), _label(other, bqm), _number(bias))
     bqm.offset += _number(values.get("offset", 0.0))
@@ -154,13 +167,13 @@ def _label(label: Any, bqm: dimod.BinaryQuadraticModel) -> Any:
 
 def _vartype(name: object) -> str:
     if name not in VARTYPES:
-        raise ValueError(f"vartype {name!r}: give one of {', '.join(VARTYPES)}")
+        raise InputError("quantum.vartype_give", name=name, vartypes=", ".join(VARTYPES))
     return str(name)
 
 
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-        raise ValueError(f"{json.dumps(value)} is no finite number")
+        raise InputError("quantum.finite_number", value=json.dumps(value))
     return float(value)
 
 

@@ -6,6 +6,7 @@ from typing import TypedDict
 
 import dimod
 
+from infrastructure.core.errors import InputError
 from infrastructure.quantum.model_file import read_model
 from infrastructure.quantum.samplers.deadline import Deadline
 from infrastructure.quantum.samplers.sampler_factory import (
@@ -95,4 +96,6 @@ def _refuse_unknown(keywords: Mapping[str, object], sampler: dimod.Sampler, name
     unknown = sorted(keywords.keys() - sampler.parameters.keys())
     if unknown:
         able = [one for one in SAMPLERS if unknown[0] in create_sampler(one).parameters]
-        raise ValueError(f"the sampler {name} takes no {unknown[0]}; these do: {', '.join(able)}")
+        raise InputError(
+            "quantum.sampler_takes_these_do", name=name, unknown=unknown[0], able=", ".join(able)
+        )

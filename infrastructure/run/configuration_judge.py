@@ -14,7 +14,7 @@ from infrastructure.config.fingerprint import (
     differing_keys,
 )
 from infrastructure.config.schema import schema_of
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.core.lookup import nearest
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.run.compatibility import (
@@ -102,10 +102,7 @@ def recorded_grid(was: Facts) -> SizeGrid:
     try:
         return SizeGrid(name)
     except ValueError:
-        raise CheckpointError(
-            f"this checkpoint rounds the lengths of its batches in a way ({name}) that this version"
-            " does not know: it was saved by a later one, which goes on with it"
-        ) from None
+        raise CheckpointError("run.checkpoint_rounds_lengths_batches", name=name) from None
 
 
 def canonical_name(name: str) -> str:
@@ -119,7 +116,7 @@ def canonical_name(name: str) -> str:
         return known[name]
     meant = nearest(name, known)
     hint = f"did you mean {meant!r}?" if meant else f"there are {', '.join(FACT_NAMES)}, settings…"
-    raise ValueError(f"--accept {name!r}: nothing that is compared is called so; {hint}")
+    raise InputError("run.accept_nothing_compared_called", name=name, hint=hint)
 
 
 def names() -> dict[str, str]:

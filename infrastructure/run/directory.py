@@ -17,7 +17,7 @@ from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.training_config import SFT
 from infrastructure.core.checksums import read_record
-from infrastructure.core.errors import DamagedFileError
+from infrastructure.core.errors import DamagedFileError, InputError
 from infrastructure.core.json_text import as_list, as_object, as_text, parse_json
 from infrastructure.core.transliteration import in_ascii
 from infrastructure.core.user_text import user_text
@@ -106,16 +106,13 @@ class RunDirectory:
         try:
             contents = read_record(self.run_file)
         except FileNotFoundError as error:
-            raise ValueError(f"{self.path} is no run: it has no {RUN_FILE}") from error
+            raise InputError("run.run", path=self.path, run_file=RUN_FILE) from error
         except DamagedFileError as error:
             raise ValueError(str(error)) from error
         if is_of_a_script(contents):
-            raise ValueError(
-                f"{self.path} is the training of a Trainer with TemperCallback: run its own script"
-                " or notebook again to go on with it"
-            )
+            raise InputError("run.training_trainer_tempercallback_run", path=self.path)
         if not isinstance(contents.get("configuration"), dict):
-            raise ValueError(f"{self.run_file} holds no configuration: it is not a run of temper")
+            raise InputError("run.holds_configuration_run_temper", run_file=self.run_file)
         return cast(RunRecord, contents)
 
     def read_configuration(self) -> DeploymentConfig:
@@ -128,11 +125,10 @@ class RunDirectory:
         try:
             return DeploymentConfig.from_dict(saved)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{self.run_file}: {error}") from error
+            raise ConfigurationError("run.message", run_file=self.run_file, error=error) from error
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{self.run_file} was changed or is damaged: its configuration cannot be read"
-                f" ({error!r}); bring it back, or start a new run"
+            raise InputError(
+                "run.changed_damaged_configuration_cannot", run_file=self.run_file, error=error
             ) from error
 
     def has_record(self) -> bool:
@@ -269,10 +265,7 @@ def _numbered_checkpoint(path: Path, step: str) -> tuple[RunDirectory, Path]:
     inside = path.parent
     runs = [inside] if (inside / RUN_FILE).is_file() else runs_in(inside)
     if not runs:
-        raise ValueError(
-            f"there is no {path}, and {inside} is no run and holds none: RUN@{step} names the"
-            f" checkpoint of a run at step {step}; temper checkpoints list shows those there are"
-        )
+        raise InputError("run.run_holds_none_run", path=path, inside=inside, step=step)
     run = RunDirectory(runs[-1].resolve())
     return run, _checkpoint_at(run, step)
 
@@ -282,12 +275,10 @@ def _checkpoint_at(run: RunDirectory, step: str) -> Path:
     manifests = by_step(store)
     if step == BEST:
         if (best := best_of(store)) is None:
-            raise ValueError(
-                f"run {run.run_id} has no checkpoint that was measured on held-out rows"
-            )
+            raise InputError("run.run_checkpoint_measured_held_out", run_id=run.run_id)
         return best
     if not step.isdecimal() or int(step) not in manifests:
         steps = ", ".join(map(str, sorted(manifests))) or "none"
         which = step if VersionName.parse(step) is not None else f"at step {step!r}"
-        raise ValueError(f"run {run.run_id} has no checkpoint {which}; it has: {steps}")
+        raise InputError("run.run_checkpoint", run_id=run.run_id, which=which, steps=steps)
     return manifests[int(step)]

@@ -20,7 +20,7 @@ from infrastructure.config.fingerprint import (
     result_settings,
 )
 from infrastructure.core.checksums import read_record
-from infrastructure.core.errors import CheckpointError, DamagedFileError
+from infrastructure.core.errors import CheckpointError, DamagedFileError, InputError
 from infrastructure.core.files import make_directory
 from infrastructure.core.gpu_presence import has_no_gpu
 from infrastructure.core.lock import Lock
@@ -63,10 +63,7 @@ class Beginning:
             except FileNotFoundError:  # who ends just now has removed the folder
                 continue
             if not lock.take(wait=False, where_there_are_none=True):
-                raise ValueError(
-                    f"the same training is begun by {self._holder()} just now: wait for its run,"
-                    " stop it, or train another beside it with --new-run"
-                )
+                raise InputError("run.same_training_begun_just", holder=self._holder())
             with suppress(FileNotFoundError):  # who held it before has removed its name
                 if os.path.samestat(os.fstat(lock.descriptor), self._path.stat()):
                     self._lock = lock

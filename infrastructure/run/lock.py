@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.files import paths_below, recover_directory, remove_parts
 from infrastructure.core.lock import Lock
 from infrastructure.monitoring.records.run_owner import (
@@ -78,9 +79,8 @@ def _locked(run_path: Path) -> Iterator[None]:
     lock = Lock(run_path / LOCK_FILE)
     try:
         if not lock.take(wait=False, where_there_are_none=True):
-            raise ValueError(
-                f"run {run_path.name} is being trained by {_holder(run_path)}; wait for its end,"
-                " stop it, or train another beside it with --new-run"
+            raise InputError(
+                "run.run_being_trained_wait", run_path=run_path.name, run_path_2=_holder(run_path)
             )
         _remove_leftovers(run_path)
         yield

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.files import is_utf8, make_directory, readable_path
 
 
@@ -15,10 +16,7 @@ def check_spelling(output_dir: Path) -> None:
     ValueError: its path is no text, which not all that writes there can do with.
     """
     if not is_utf8(output_dir.absolute()):
-        raise ValueError(
-            f"output_dir {readable_path(output_dir.absolute())} is no path of UTF-8 text, and"
-            " tokenizers are not saved there: choose another with --output"
-        )
+        raise InputError("run.output_dir_path_utf", absolute=readable_path(output_dir.absolute()))
 
 
 @contextmanager
@@ -48,6 +46,4 @@ def writable(output_dir: Path) -> Path:
     except OSError as error:
         is_file = error.errno in (errno.EEXIST, errno.ENOTDIR)
         why = "a file is there, or above it" if is_file else error.strerror
-        raise ValueError(
-            f"output_dir {output_dir} cannot be written to ({why}); choose another with --output"
-        ) from error
+        raise InputError("run.output_dir_cannot_written", output_dir=output_dir, why=why) from error

@@ -99,7 +99,9 @@ def write_seal(run: RunDirectory, seal: Mapping[str, str | None]) -> None:
     except DamagedFileError:  # it is written anew with the end of the run
         return
     except OSError as error:
-        raise StorageError(f"{run.summary_file} cannot be written: {error}") from error
+        raise StorageError(
+            "run.cannot_written", summary_file=run.summary_file, error=error
+        ) from error
 
 
 def hash_or_none(path: Path) -> str | None:

@@ -18,7 +18,7 @@ from infrastructure.backup.state.run_files import restore_run_files
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.backup_config import BackupConfig
 from infrastructure.core.callbacks import do_nothing
-from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
+from infrastructure.core.errors import CheckpointError, DamagedFileError, InputError, StorageError
 from infrastructure.core.files import make_directory
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.redact import redact
@@ -186,14 +186,18 @@ def named_run(place: Place, name: str | None) -> str:
     run_id = folder_of(name).name if name else None
     if not known:
         named = "" if run_id is None else f", so none that is called {run_id!r}"
-        raise ValueError(f"there is no run at {place.url}{named}{why_empty(place)}")
+        raise InputError("run.run_2", url=place.url, named=named, place=why_empty(place))
     if run_id is None:
         return known[-1]
     if run_id in known:
         return run_id
     called = [known_id for known_id in known if is_named_in_id(known_id, run_id)]
     if not called:
-        raise ValueError(f"at {place.url}: {unknown_name('run', run_id, known, MAX_NAMED)}")
+        raise InputError(
+            "run.message_2",
+            url=place.url,
+            unknown_name=unknown_name("run", run_id, known, MAX_NAMED),
+        )
     return called[-1]
 
 
@@ -215,9 +219,7 @@ def step_at_place(place: Place, run_id: str, version: str) -> int:
     if version == BEST:
         best = answer_of(place, lambda: best_of(store))
         if best is None:
-            raise ValueError(
-                f"run {run_id} has no checkpoint there that was measured on held-out rows"
-            )
+            raise InputError("run.run_checkpoint_measured_held_out_2", run_id=run_id)
         version = best.stem
     if VersionName.parse(version) is not None:
         return answer_of(place, lambda: store.read(version).step)
@@ -232,9 +234,7 @@ def check_version(run: str, version: str | None) -> None:
     """
     if version in (None, BEST) or version.isdecimal() or VersionName.parse(version) is not None:
         return
-    raise ValueError(
-        f"{run}@{version}: a step is a number, as in RUN@120; RUN@{BEST} is the best one"
-    )
+    raise InputError("run.step_number_run_run", run=run, version=version, best=BEST)
 
 
 def why_empty(place: Place) -> str:
@@ -258,6 +258,8 @@ def answer_of(place: Place, question: Callable[[], T]) -> T:
         return question()
     except OSError as error:
         raise StorageError(
-            f"{place.url} does not answer: {redact(error.strerror or str(error))};"
-            f" {place.advice(error)}"
+            "run.does_answer",
+            url=place.url,
+            strerror=redact(error.strerror or str(error)),
+            error=place.advice(error),
         ) from error

@@ -123,10 +123,7 @@ def preflight(
     if has_begun:
         results = [_as_warning(r) if r.name == END_OF_ANSWERS else r for r in results]
     if failed := [result for result in results if result.status == "fail"]:
-        raise PreflightError(
-            f"this run would not succeed: {sentence(failed)}; temper check says more,"
-            " --no-testing starts it all the same"
-        )
+        raise PreflightError("testing.run_succeed_temper_check", failed=sentence(failed))
     return results
 
 

@@ -27,6 +27,7 @@ from pathlib import Path
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
+from infrastructure.core.errors import InputError
 from infrastructure.training.core.state import TrainingState
 from infrastructure.training.data.data_pipeline import DataPipeline
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -94,7 +95,7 @@ class TrainingContext:
         loop = trainer.prepare()
         assert trainer.state is not None
         if isinstance(pipeline, DataPipeline) and pipeline.config != trainer.data_config:
-            raise ValueError("trainer and pipeline have different data: make both of one config")
+            raise InputError("training.trainer_pipeline_different_data")
         if isinstance(manager, ModelManager):
             manager.take_from(trainer)
         self.trainer = trainer

@@ -39,6 +39,7 @@ from infrastructure.config.sections.resource_config import CacheConfig, MemoryCo
 from infrastructure.config.sections.training_config import CURRICULUM, QUANTUM, TrainingConfig
 from infrastructure.core.agent import time_left
 from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.errors import InputError
 from infrastructure.core.hardware import gib, processor
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject, JsonValue
@@ -304,7 +305,7 @@ class EnhancedTrainer:
             ValueError: the loop has its hooks already, or a name is there twice.
         """
         if self.loop is not None:
-            raise ValueError("hooks are added before prepare() builds the loop")
+            raise InputError("training.hooks_added_before_prepare")
         self.hooks = ExtensionManager([*self.hooks.hooks, *hooks])
 
     def save_checkpoints_to(
@@ -352,7 +353,7 @@ class EnhancedTrainer:
                 self.cache_config, self.training_config.seed
             )
             if self.data.num_examples == 0:
-                raise ValueError(f"{self.data_config.path}: no example is left to train on")
+                raise InputError("training.example_left_train", data_config=self.data_config.path)
             quantum_step = quantum_extension_of(self.hooks.hooks)
             if quantum_step is not None:
                 quantum_step.check(self.data, self.initialize_model())
@@ -437,9 +438,8 @@ class EnhancedTrainer:
         if self.loop is None:
             if self.training_config.best_needs_answers and self.answering is None:
                 raise ConfigurationError(
-                    f"training.best_metric = {self.training_config.best_metric} is of what the"
-                    " model writes, which a whole run measures (temper train): set `answering` of"
-                    " this trainer, or choose by another one"
+                    "training.training_best_metric_model",
+                    best_metric=self.training_config.best_metric,
                 )
             alone = sharding_refusals(
                 self.model_config, self.training_config, has_others=self.num_processes > 1
@@ -756,10 +756,7 @@ class EnhancedTrainer:
         """
         model, data = self.initialize_model(), self.initialize_data()
         if self.adapter.on_disk and not is_sharded(model):
-            raise ConfigurationError(
-                "no process has the memory for all of this model: its held-out loss is measured"
-                " while it trains (training.validation_interval)"
-            )
+            raise ConfigurationError("training.process_memory_all_model")
         size = self.batch_plan().micro_batch_size
         if self.state is not None:  # what has fitted so far
             size = min(size, self.state.micro_batch_size)
@@ -791,9 +788,7 @@ class EnhancedTrainer:
         """
         if self.num_processes > 1:
             raise ConfigurationError(
-                f"num_processes = {self.num_processes}: several processes train in the loop (train"
-                " of this trainer, run of a context), and a loop of your own is one process: leave"
-                " it out"
+                "training.num_processes_several_processes", num_processes=self.num_processes
             )
         loop = self.prepare()
         assert self.state is not None

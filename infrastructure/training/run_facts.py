@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.config.base import ConfigurationError
+from infrastructure.core.errors import InputError
 from infrastructure.training.distributed.group import Group, Status
 from infrastructure.training.distributed.replicate import fingerprint
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -75,9 +76,7 @@ def compare(group: Group, trainer: EnhancedTrainer) -> None:
     first = group.decide(lambda: own)
     for what in own:
         if own[what] != first[what]:
-            raise ValueError(
-                f"it has loaded other {what} than rank 0: give all machines the same model and data"
-            )
+            raise InputError("training.loaded_other_rank_give", what=what)
     group.agree(Status.FINE)
 
 
@@ -85,9 +84,9 @@ def _refuse_own_extensions(trainer: EnhancedTrainer) -> None:
     for extension in trainer.hooks.extensions:
         if extension not in trainer.configured_extensions and not extension.is_of_first_rank:
             raise ConfigurationError(
-                f"num_processes = {trainer.num_processes}: the other processes build their parts"
-                f" from the configuration, and the extension {extension.name} was added to this one"
-                " alone: name it in training.enabled_extensions"
+                "training.num_processes_other_processes",
+                num_processes=trainer.num_processes,
+                extension=extension.name,
             )
 
 

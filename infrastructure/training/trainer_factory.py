@@ -102,9 +102,7 @@ class TrainerFactory:
         launch = launched_process()
         if launch is not None and launch.rank != 0:
             raise ConfigurationError(
-                f"this process is number {launch.rank} of {launch.size} that a launcher has"
-                " started, and only the first one decides: start `temper train` that way,"
-                " or give num_processes and start one process"
+                "training.process_number_launcher_started", rank=launch.rank, size=launch.size
             )
         size = num_processes_for(config, trainer.device, launch)
         given = [name for name in ("model_adapter", "training_strategy") if options.get(name)]
@@ -112,8 +110,7 @@ class TrainerFactory:
             raise ConfigurationError(on_several_processes(trainer.hooks.adding_weights, size))
         if size > 1 and given:
             raise ConfigurationError(
-                f"num_processes = {size}: the other processes build their parts from the"
-                f" configuration, and {' and '.join(given)} of your own cannot be given to them"
+                "training.num_processes_other_processes_2", size=size, given=" and ".join(given)
             )
         if size > 1:
             require_shareable(config)
@@ -137,8 +134,7 @@ class TrainerFactory:
         """
         if training_config.method != SFT:
             raise ConfigurationError(
-                f"training.method = {training_config.method} is a trainer of TRL, and this is"
-                " Temper's own loop, which trains answers: leave it out, or use temper train"
+                "training.training_method_trainer_trl", method=training_config.method
             )
         check_sections(model_config, training_config, data_config, options.get("quantum_config"))
         if (backend if model_config.backend == "auto" else model_config.backend) == "unsloth":
@@ -159,16 +155,14 @@ def num_processes_for(
     if launch is not None:
         if requested not in (1, "auto", launch.size):
             raise ConfigurationError(
-                f"num_processes = {requested}, and the launcher has started {launch.size}"
-                " processes: leave it out"
+                "training.num_processes_launcher_started", requested=requested, size=launch.size
             )
         return launch.size
     if requested == "auto":
         return max(1, num_gpus)
     if device.type == "cuda" and requested > num_gpus:
         raise ConfigurationError(
-            f"num_processes = {requested}, and there are {num_gpus} GPUs here, one for each"
-            " process: give num_processes auto, or device cpu"
+            "training.num_processes_gpus_each", requested=requested, num_gpus=num_gpus
         )
     return requested
 
@@ -192,11 +186,7 @@ def _set_visible(devices: str | None) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = devices
         too_late = _num_gpus() > (len(devices.split(",")) if devices else 0)
     if too_late:
-        raise ConfigurationError(
-            f'cuda_visible_devices = "{devices}" cannot take effect any more, because this process '
-            "has looked at its GPUs already: start it with the environment variable "
-            f'CUDA_VISIBLE_DEVICES="{devices}"'
-        )
+        raise ConfigurationError("training.cuda_visible_devices_cannot", devices=devices)
 
 
 def _num_gpus() -> int:

@@ -18,6 +18,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig as TrainingConfig
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.training.core.precision import training_device
 from infrastructure.training.core.state import TrainingState
@@ -91,7 +92,7 @@ class UnifiedTrainer:
         config = config or TrainingConfig()
         refuse_settings_of_loading(config)
         if config.save_rack and output_dir is None:
-            raise ValueError("training.save_rack writes the model to a folder: give output_dir")
+            raise InputError("training.training_save_rack_writes")
         if config.strategy == "auto" and config.strategy_for(ModelConfig()) == "standard":
             config = config.copy_with(strategy="progressive")
         self.config = config
@@ -134,10 +135,7 @@ class UnifiedTrainer:
         adapter: ModelAdapter
         if isinstance(model_layers, torch.nn.Module) and hasattr(model_layers, "config"):
             if any(part is not None for part in (embedding, head, loss)):
-                raise ValueError(
-                    "a whole model has its own embedding, head and loss: leave them out, or give"
-                    " its layers alone"
-                )
+                raise InputError("training.whole_model_own_embedding")
             rows = TokenRows(dataloader, self.config.seed)
             check_fits(model_layers, rows)
             given, batch_size, longest = model_layers, rows.batch_size, rows.longest
@@ -145,10 +143,7 @@ class UnifiedTrainer:
             adapter = GivenModelAdapter(given, rows, model_config, config, device)
         else:
             if self.config.time_step_masking:
-                raise ValueError(
-                    "training.time_step_masking hides tokens of a language model: give"
-                    " train_all_layers the model itself, not a list of its layers"
-                )
+                raise InputError("training.training_time_step_masking")
             source = LoaderSource(dataloader, self.config.seed)
             inputs, targets = inputs_and_targets(source.first_batch())
             given = LayersModel(_layers_of(model_layers), embedding, head, inputs[:2])
@@ -196,10 +191,7 @@ def refuse_settings_of_loading(config: TrainingConfig) -> None:
     }
     for name, is_set in settings.items():
         if is_set:
-            raise ValueError(
-                f"training.{name} is done where Temper loads the model: do it with the model that"
-                " you give, and leave it out here"
-            )
+            raise InputError("training.training_done_where_temper", name=name)
 
 
 def _sections(
@@ -247,10 +239,7 @@ class TokenRows:
         batches = [rows_of(source.collate([item])) for item in source.items]
         self.examples = [row for rows in batches for row in rows]
         if not any(row.supervised.any() for row in self.examples):
-            raise ValueError(
-                "no token of the data loader's rows is to be learnt: all are padding, have the"
-                " label -100, or stand first in their row"
-            )
+            raise InputError("training.token_data_loader_rows")
         self.batch_size = source.batch_size * max(1, *map(len, batches))
         self.longest = max(2, *(len(row.input_ids) for row in self.examples))
         left_out = len(source.items) - source.num_examples  # by drop_last, of rows of one item each
@@ -322,11 +311,7 @@ class GivenModelAdapter(StandardModelAdapter):
         if mask is None:
             mask = size - 1
             if any((row.input_ids == mask).any() for row in self._rows_given.examples):
-                raise ValueError(
-                    f"training.time_step_masking: the last token of the model, {mask}, would stand"
-                    " for a hidden one, and is in the data: name one that is not, as"
-                    " model.config.mask_token_id"
-                )
+                raise InputError("training.training_time_step_masking_2", mask=mask)
         special = [_token_of(model, name) for name in ("pad_token_id", "bos_token_id")]
         control = [token for token in special if token is not None]
         return objective_of(self.training_config, mask, size, control)
@@ -358,17 +343,12 @@ def check_fits(model: torch.nn.Module, rows: TokenRows) -> None:
     for row in rows.examples:
         for token in (int(row.input_ids.min(initial=0)), int(row.input_ids.max(initial=0))):
             if not 0 <= token < size:
-                raise ValueError(
-                    f"the data loader gives token {token}, and the model knows 0 to {size - 1}:"
-                    " use the model's own tokenizer; what is not learnt has the label -100, and"
-                    " padding the attention_mask 0"
-                )
+                raise InputError("training.data_loader_gives_token", token=token, size=size - 1)
     config = inner_model(model).config
     positions = getattr(config, "max_position_embeddings", None)
     if isinstance(positions, int) and rows.longest > positions:
-        raise ValueError(
-            f"the data loader gives a row of {rows.longest} tokens, and the model has {positions}"
-            " positions: cut the rows"
+        raise InputError(
+            "training.data_loader_gives_row", longest=rows.longest, positions=positions
         )
 
 
@@ -381,25 +361,18 @@ def rows_of(batch: object) -> list[TokenizedExample]:
     """
     ids, targets = inputs_and_targets(batch)
     if ids.is_floating_point() or ids.ndim != 2:
-        raise ValueError(
-            "a language model reads token ids of shape (batch, length); the data loader gives"
-            f" {_described(ids)}"
-        )
+        raise InputError("training.language_model_reads_token", ids=_described(ids))
     mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
     for name, other in (("labels", targets), ("attention_mask", mask)):
         if other is not None and getattr(other, "shape", None) != ids.shape:
             what = _described(other) if isinstance(other, torch.Tensor) else type(other).__name__
-            raise ValueError(
-                f"{name} of a batch are of the shape of its input_ids, {list(ids.shape)}; these are"
-                f" {what}"
+            raise InputError(
+                "training.batch_shape_input_ids", name=name, shape=list(ids.shape), what=what
             )
     keep = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
     learnt = keep & (targets != IGNORED)
     if (learnt & (targets != ids)).any():
-        raise ValueError(
-            "labels stand under their own tokens here, as in transformers: each is the id at its"
-            " place, or -100; these are others (are they shifted by one already?)"
-        )
+        raise InputError("training.labels_stand_under_their")
     return [
         TokenizedExample(row[kept].numpy().astype(np.int32), _supervised(marks[kept].numpy()))
         for row, marks, kept in zip(ids.cpu(), learnt.cpu(), keep.cpu(), strict=True)
@@ -421,18 +394,18 @@ def _layers_of(layers: torch.nn.Module | Sequence[torch.nn.Module]) -> list[torc
     if isinstance(layers, torch.nn.ModuleList | torch.nn.Sequential):
         layers = list(layers)
     if isinstance(layers, torch.nn.Module) or not isinstance(layers, Sequence) or not layers:
-        raise ValueError(
-            "model_layers is a causal language model of transformers, or a list of layers with at"
-            f" least one; this is {'an empty ' if layers == [] else ''}{type(layers).__name__}"
+        raise InputError(
+            "training.model_layers_causal_language",
+            detail="an empty " if layers == [] else "",
+            name=type(layers).__name__,
         )
     for number, layer in enumerate(layers, 1):
         if not isinstance(layer, torch.nn.Module):
-            raise ValueError(f"layer {number} is no torch.nn.Module: {type(layer).__name__}")
-        if any(layer is other for other in layers[: number - 1]):
-            raise ValueError(
-                f"layer {number} stands in the list twice: layers that share all their weights"
-                " cannot train one after the other"
+            raise InputError(
+                "training.layer_torch_nn_module", number=number, name=type(layer).__name__
             )
+        if any(layer is other for other in layers[: number - 1]):
+            raise InputError("training.layer_stands_list_twice", number=number)
     return list(layers)
 
 
@@ -446,7 +419,7 @@ def check_runs(
     """
     parameter = next(model.parameters(), None)
     if parameter is None:
-        raise ValueError("the layers have no weights: there is nothing to train")
+        raise InputError("training.layers_weights_nothing_train")
     with probing(model), torch.no_grad():
         hidden = _run(model.embedding, inputs.to(parameter.device), "the embedding cannot be run")
         for number, layer in enumerate(model.layers, 1):
@@ -454,9 +427,11 @@ def check_runs(
             output = _run(layer, hidden, what)
             if not isinstance(output, torch.Tensor) or output.shape != hidden.shape:
                 made = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output)
-                raise ValueError(
-                    f"layer {number} makes {made} of {tuple(hidden.shape)}: layers hand hidden"
-                    " states of one shape on; what changes it belongs into embedding or head"
+                raise InputError(
+                    "training.layer_makes_layers_hand",
+                    number=number,
+                    made=made,
+                    shape=tuple(hidden.shape),
                 )
             hidden = output
         _run(model.head, hidden, "the head cannot be run")
@@ -470,8 +445,4 @@ def _run(module: torch.nn.Module, given: torch.Tensor, what: str) -> torch.Tenso
     try:
         return module(given)
     except (AssertionError, *PROBE_ERRORS) as error:
-        raise ValueError(
-            f"{what} on a batch of the data loader ({error}): give train_all_layers an embedding"
-            " that makes of it what the first layer is given; of a model of transformers give the"
-            " model itself"
-        ) from error
+        raise InputError("training.batch_data_loader_give", what=what, error=error) from error

@@ -14,6 +14,7 @@ from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.errors import InputError
 from infrastructure.optimization.memory_prediction import MemoryBudget
 from infrastructure.training.data.defaults import make_ready
 from infrastructure.training.enhanced_trainer import EnhancedTrainer
@@ -49,10 +50,7 @@ class UnslothTrainer(EnhancedTrainer):
         if isinstance(model_config, DeploymentConfig):
             whole = model_config
             if training_config or data_config or cache_config:
-                raise ValueError(
-                    "a whole configuration holds the sections for training, data and cache: give"
-                    " UnslothTrainer one of the two"
-                )
+                raise InputError("training.whole_configuration_holds_sections")
             make_ready(whole)
             whole.know_models(MODELS)
             training_config, data_config = whole.training, whole.data

@@ -15,7 +15,7 @@ from infrastructure.backup.state.optimizer_state import merge_optimizer, split_o
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.training.checkpoints.checkpoint_manager import (
     CheckpointManager,
     load_checkpoint,
@@ -89,7 +89,7 @@ class ModelManager(model_manager.ModelManager):
         """
         mine, its = self.config, trainer.model_config
         if mine.model_copy(update={"backend": its.backend}) != its:
-            raise ValueError("trainer and manager have different models: make both of one config")
+            raise InputError("training.trainer_manager_different_models")
         self._trained = trainer.initialize_model()
         if trainer.checkpoints is not None:
             self.checkpoint_dir = trainer.checkpoints.store.root
@@ -107,7 +107,7 @@ class ModelManager(model_manager.ModelManager):
             StorageError: the disk refuses.
         """
         if self.checkpoint_dir is None:
-            raise ValueError("set checkpoint_dir, or make the ModelManager of a whole config")
+            raise InputError("training.set_checkpoint_dir_make")
         tensors = {MODEL: dict(state[MODEL])}
         values = {key: value for key, value in state.items() if key not in (MODEL, OPTIMIZER)}
         if OPTIMIZER in state:
@@ -125,7 +125,7 @@ class ModelManager(model_manager.ModelManager):
         try:
             self.base_model.load_state_dict(state[MODEL])
         except RuntimeError as error:
-            raise CheckpointError(f"{path} holds another model: {error}") from error
+            raise CheckpointError("training.holds_another_model", path=path, error=error) from error
         if OPTIMIZER in state:
             tensors = snapshot.tensors.get(OPTIMIZER, {})
             state[OPTIMIZER] = merge_optimizer(tensors, state[OPTIMIZER])
@@ -198,8 +198,5 @@ class DataPipeline(data_pipeline.DataPipeline):
 
 def _given(tokenizer: "PreTrainedTokenizerBase | None") -> "PreTrainedTokenizerBase":
     if tokenizer is None:
-        raise ValueError(
-            "texts become examples by a tokenizer, and there is none: give one as `tokenizer`, or"
-            " the whole configuration of a model that reads text"
-        )
+        raise InputError("training.texts_become_examples_tokenizer")
     return tokenizer

@@ -17,7 +17,7 @@ from infrastructure.backup.backends.folder import FolderPlace
 from infrastructure.backup.backends.fsspec_place import FsspecPlace
 from infrastructure.backup.backends.hub import HubPlace
 from infrastructure.config import registries
-from infrastructure.core.errors import TemperError
+from infrastructure.core.errors import InputError, TemperError
 from infrastructure.core.named_object import is_address
 from infrastructure.core.redact import redact_urls
 from infrastructure.core.registry import Registry
@@ -105,10 +105,7 @@ def require_backend(text: str) -> None:
     """
     name = backend_of(text)
     if name == FSSPEC and text.lower().startswith("memory:"):
-        raise ValueError(
-            f"backup.place {redact_urls(text)} lies in the memory of one process and ends with it:"
-            " name a folder on another disk, or a URL of a store"
-        )
+        raise InputError("backup.backup_place_lies_memory", text=redact_urls(text))
     BACKENDS.require_shareable(name)
 
 
@@ -119,7 +116,7 @@ def backend_of(text: str) -> str:
         ValueError: the text is empty.
     """
     if not text.strip():
-        raise ValueError("backup.place is empty: name a folder or a URL, or leave it out")
+        raise InputError("backup.backup_place_empty_name")
     if text.startswith(DRIVE):
         return "drive"
     scheme, separator, _ = text.partition("://")

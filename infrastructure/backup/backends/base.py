@@ -18,7 +18,7 @@ from typing import Self
 from infrastructure.backup.backends.place_identity import FOLDER, has_id, ids_at, mark
 from infrastructure.backup.format.file_operations import Buffer, FileOperations
 from infrastructure.backup.format.hashing import Digest, new_digest
-from infrastructure.core.errors import StorageError
+from infrastructure.core.errors import InputError, StorageError
 
 PROBE = "probe-"
 SERVER_HASHES = ("sha256", "md5")  # one of which most servers compute themselves
@@ -65,7 +65,7 @@ class Content:
         for known, value in self.hashes:
             if known == name:
                 return value
-        raise ValueError(f"the content has no {name}: name it in the `hashes` of the place")
+        raise InputError("backup.content_name_hashes_place", name=name)
 
 
 class Evidence(enum.StrEnum):
@@ -198,7 +198,7 @@ class Place(FileOperations, abc.ABC):
             ValueError: it leads out of the place.
         """
         if path.is_absolute() or ".." in path.parts:
-            raise ValueError(f"{path} leads out of the place {self.url}")
+            raise InputError("backup.leads_out_place", path=path, url=self.url)
         return path.parts
 
     @abc.abstractmethod
@@ -282,12 +282,17 @@ def require_content(place: Place, path: Path, content: Content) -> None:
     try:
         size_bytes = place.size(path)
         if size_bytes != content.size_bytes:
-            raise StorageError(f"{shown} has {size_bytes} bytes instead of {content.size_bytes}")
+            raise StorageError(
+                "backup.bytes_instead",
+                shown=shown,
+                size_bytes=size_bytes,
+                size_bytes_2=content.size_bytes,
+            )
         name, expected = content.hashes[0]
         digest = _digest(name)
         for chunk in place.read_back(path):
             digest.update(chunk)
     except FileNotFoundError as error:
-        raise StorageError(f"{shown} is gone") from error
+        raise StorageError("backup.gone", shown=shown) from error
     if digest.hexdigest() != expected:
-        raise StorageError(f"{shown} does not hold what was written to it")
+        raise StorageError("backup.does_hold_written", shown=shown)

@@ -96,7 +96,10 @@ class DrivePlace(FolderPlace):
             return False  # no proof that it is gone: a mount in trouble says so of every file
         if size_bytes != content.size_bytes:
             raise StorageError(
-                f"{self.at(path)} has {size_bytes} bytes instead of {content.size_bytes}"
+                "backup.bytes_instead_2",
+                path=self.at(path),
+                size_bytes=size_bytes,
+                size_bytes_2=content.size_bytes,
             )
         if drive_id is None or drive_id.startswith(NOT_UPLOADED):
             return False

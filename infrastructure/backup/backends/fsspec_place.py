@@ -17,7 +17,7 @@ from infrastructure.backup.backends.base import Content, Evidence, Place, requir
 from infrastructure.backup.backends.remote_errors import as_os_errors, is_there, is_unsupported
 from infrastructure.backup.format.file_operations import CHUNK_BYTES, Buffer
 from infrastructure.config.registries import BACKENDS
-from infrastructure.core.errors import MissingPackageError, StorageError
+from infrastructure.core.errors import InputError, MissingPackageError, StorageError
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.optional import require
 from infrastructure.core.redact import redact, redact_urls
@@ -105,7 +105,7 @@ class FsspecPlace(Place):
         try:
             info = self._call(path, self._info)
         except FileNotFoundError as error:
-            raise StorageError(f"{self.shown(path)} is gone") from error
+            raise StorageError("backup.gone_2", path=self.shown(path)) from error
         if info.get("size") == content.size_bytes and _has_checksum(info, content):
             return Evidence.CHECKSUM
         require_content(self, path, content)
@@ -212,22 +212,26 @@ def _root_of(url: str, scheme: str, shown: str) -> str:
     """The folder of `url` in its file system; nothing is connected to."""
     fsspec = require("fsspec", f"the place {shown}")
     if "::" in url or scheme in NO_STORES:
-        raise ValueError(
-            f"backup.place {shown}: nothing can be kept there; name a store to write to"
-        )
+        raise InputError("backup.backup_place_nothing_kept", shown=shown)
     known = {*fsspec.available_protocols(), *fsspec.registry}
     if scheme not in known:
         schemes = {*BACKENDS.names(), *known} - {*NO_STORES, *NO_SCHEMES}
-        raise ValueError(f"backup.place {shown}: {unknown_name('scheme', scheme, schemes, COMMON)}")
+        raise InputError(
+            "backup.backup_place",
+            shown=shown,
+            unknown_name=unknown_name("scheme", scheme, schemes, COMMON),
+        )
     try:
         kind = fsspec.get_filesystem_class(scheme)
         return str(kind._strip_protocol(url))
     except ImportError as error:
         line = PIP_LINES.get(scheme, f"look up the package that fsspec needs for {scheme}")
-        raise MissingPackageError(f"the place {shown} needs another package: {line}") from error
+        raise MissingPackageError(
+            "backup.place_needs_another_package", shown=shown, line=line
+        ) from error
     except Exception as error:  # every file system has its own
         reason = redact(f"{type(error).__name__}: {error}")
-        raise ValueError(f"backup.place {shown} cannot be opened: {reason}") from None
+        raise InputError("backup.backup_place_cannot_opened", shown=shown, reason=reason) from None
 
 
 def _has_checksum(info: Mapping[str, object], content: Content) -> bool:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from infrastructure.backup.backends.base import Content, Evidence, Place, require_content
 from infrastructure.backup.backends.remote_errors import as_os_errors, status_of
 from infrastructure.backup.format.file_operations import CHUNK_BYTES, Buffer
-from infrastructure.core.errors import StorageError
+from infrastructure.core.errors import InputError, StorageError
 from infrastructure.core.optional import require
 from infrastructure.core.redact import redact_urls
 
@@ -69,11 +69,7 @@ class HubPlace(Place):
         self.url = redact_urls(url).rstrip("/")
         match = URL.fullmatch(url)
         if match is None or {".", ".."} & {*url.split("/")}:
-            raise ValueError(
-                f"backup.place {self.url}: write hf://buckets/OWNER/NAME (a bucket),"
-                " hf://datasets/OWNER/NAME or hf://OWNER/NAME (a repository), and a folder after"
-                " it if you like"
-            )
+            raise InputError("backup.backup_place_write_hf", url=self.url)
         self.repo_type = KINDS.get(match[1], "model")
         self.repo_id, self.folder = match[2], match[3].strip("/")
         self.endpoint = endpoint
@@ -99,12 +95,12 @@ class HubPlace(Place):
         try:
             info = self._info(path)
         except FileNotFoundError as error:
-            raise StorageError(f"{self.shown(path)} is gone") from error
+            raise StorageError("backup.gone_2", path=self.shown(path)) from error
         if info.lfs is None:
             require_content(self, path, content)
             return Evidence.READ_BACK
         if (info.lfs.sha256, info.lfs.size) != (content.sha256, content.size_bytes):
-            raise StorageError(f"{self.shown(path)} does not hold what was written to it")
+            raise StorageError("backup.does_hold_written_2", path=self.shown(path))
         return Evidence.CHECKSUM
 
     def advice(self, error: OSError) -> str:

@@ -22,7 +22,7 @@ import zstandard
 
 from infrastructure.backup.format.file_operations import Buffer
 from infrastructure.backup.format.packs import BITS, METADATA
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.core.json_text import as_integer, as_list, as_object, as_text, parse_json
 
 SUFFIX = ".zst"
@@ -66,15 +66,15 @@ def decompress(packed: Buffer, size_bytes: int) -> bytearray:
     """
     view = memoryview(packed)
     if size_bytes > LARGEST_BYTES:
-        raise CheckpointError(f"would have {size_bytes} bytes, more than is ever compressed")
+        raise CheckpointError("backup.bytes_ever_compressed", size_bytes=size_bytes)
     try:
         table = _table(view)
     except StructError as error:
-        raise CheckpointError("is cut") from error
+        raise CheckpointError("backup.cut") from error
     if sum(size for _, size, _ in table) != size_bytes:
-        raise CheckpointError(f"does not hold {size_bytes} bytes, as it should")
+        raise CheckpointError("backup.does_hold_bytes_should", size_bytes=size_bytes)
     if sum(length for _, _, length in table) != len(view) - _START - len(table) * _SEGMENT.size:
-        raise CheckpointError("is cut, or longer than it says")
+        raise CheckpointError("backup.cut_longer_says")
     data, end = bytearray(size_bytes), 0
     begin = len(view) - sum(length for _, _, length in table)
     for width, size, length in table:
@@ -89,31 +89,31 @@ def _table(view: memoryview) -> list[tuple[int, int, int]]:
     magic, length = _FRAME.unpack_from(view, 0)
     name, crc, count = _HEADER.unpack_from(view, _FRAME.size)
     if magic != _SKIPPABLE or name[:7] != _MAGIC[:7]:
-        raise CheckpointError("does not begin as a compressed object does")
+        raise CheckpointError("backup.does_begin_compressed_object")
     if name != _MAGIC:
         raise CheckpointError(
-            f"is compressed in layout {name[7]}; this version of temper reads {_MAGIC[7]}"
+            "backup.compressed_layout_version_temper", name=name[7], magic=_MAGIC[7]
         )
     if zlib.crc32(view[_START - 4 :]) != crc:
-        raise CheckpointError("is damaged: its bytes have changed")
+        raise CheckpointError("backup.damaged_bytes_changed")
     if length != _HEADER.size + count * _SEGMENT.size:
-        raise CheckpointError("has a table of another length than it says")
+        raise CheckpointError("backup.table_another_length_says")
     table = [_SEGMENT.unpack_from(view, _START + i * _SEGMENT.size) for i in range(count)]
     for width, size, _ in table:
         if width not in WIDTHS or size % width or not 0 < size <= SEGMENT_BYTES:
-            raise CheckpointError(f"has {size} bytes in elements of {width}")
+            raise CheckpointError("backup.bytes_elements", size=size, width=width)
     return table
 
 
 def _plain(frame: memoryview, size: int) -> bytes:
     try:
         if zstandard.frame_content_size(frame) != size:  # else it would be believed, and allocated
-            raise CheckpointError("has a segment of another size than it says")
+            raise CheckpointError("backup.segment_another_size_says")
         plain = zstandard.ZstdDecompressor().decompress(frame, size, allow_extra_data=False)
     except zstandard.ZstdError as error:
-        raise CheckpointError(f"cannot be decompressed: {error}") from error
+        raise CheckpointError("backup.cannot_decompressed", error=error) from error
     if len(plain) != size:
-        raise CheckpointError("has a segment that holds less than it says")
+        raise CheckpointError("backup.segment_holds_less_says")
     return plain
 
 
@@ -170,11 +170,11 @@ def _pack_runs(view: memoryview) -> Iterator[Run]:
     place = 0
     for begin, end, width in sorted(tensors):
         if begin != place or end < begin or (end - begin) % width:
-            raise ValueError(f"a tensor lies at {begin} to {end}, the one before ends at {place}")
+            raise InputError("backup.tensor_lies_before_ends", begin=begin, end=end, place=place)
         place = end
         yield width, end - begin
     if place != len(view) - start:
-        raise ValueError("its tensors do not fill it")
+        raise InputError("backup.tensors_do_fill")
 
 
 def _width(dtype: str) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from infrastructure.backup.format.file_operations import Buffer
+from infrastructure.core.errors import InputError
 
 HEX_HASH = re.compile(r"[0-9a-f]{64}")
 
@@ -39,9 +40,9 @@ def new_digest(name: str) -> Digest:
         try:
             import blake3
         except ImportError as error:
-            raise ValueError("this store needs the package blake3: pip install blake3") from error
+            raise InputError("backup.store_needs_package_blake") from error
         return blake3.blake3()
-    raise ValueError(f"unknown hash {name!r}; this version of temper reads blake3 and sha256")
+    raise InputError("backup.unknown_hash_version_temper", name=name)
 
 
 def hash_of(name: str, buffers: Iterable[Buffer]) -> str:

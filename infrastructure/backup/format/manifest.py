@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, Self, TypeGuard, TypeVar
 
 from infrastructure.backup.format.hashing import HEX_HASH
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.core.json_text import parse_json
 
 FORMAT_VERSION = 1
@@ -210,20 +210,20 @@ def parse_manifest(data: bytes, name: VersionName) -> Manifest:
     """
     contents = _parse_json(data)
     if not isinstance(contents, dict):
-        raise CheckpointError("the manifest is no JSON object")
+        raise CheckpointError("backup.manifest_json_object")
     version = contents.get("format")
     if version != FORMAT_VERSION:
         raise CheckpointError(
-            f"the manifest has format {version!r}; this version of temper reads {FORMAT_VERSION}"
+            "backup.manifest_format_version_temper", version=version, format_version=FORMAT_VERSION
         )
     for field, kind in FIELDS.items():
         value = contents.get(field, ...)  # ... is of none of the types
         if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)):
-            raise CheckpointError(f"the manifest's field {field!r} is missing or of a wrong type")
+            raise CheckpointError("backup.manifest_field_missing_wrong", field=field)
     if contents["sequence"] != name.sequence:
-        raise CheckpointError(f"the manifest says sequence {contents['sequence']}, its name not")
+        raise CheckpointError("backup.manifest_says_sequence_name", contents=contents["sequence"])
     if contents["kind"] not in set(SaveKind) or contents["step"] < 0:
-        raise CheckpointError("the manifest's kind or step is none that there can be")
+        raise CheckpointError("backup.manifest_kind_step_none")
     packs = tuple(_pack(entry) for entry in contents["packs"])
     return Manifest(
         hash_name=name.hash_name,
@@ -242,15 +242,15 @@ def parse_manifest(data: bytes, name: VersionName) -> Manifest:
 
 def _parse_json(data: bytes) -> object:
     if len(data) > MAX_MANIFEST_BYTES:
-        raise CheckpointError(f"the manifest has {len(data)} bytes, more than any real one")
+        raise CheckpointError("backup.manifest_bytes_any_real", num_data=len(data))
     try:
         return parse_json(data.decode(), parse_constant=_no_constant)
     except ValueError as error:
-        raise CheckpointError(f"the manifest is no JSON: {error}") from error
+        raise CheckpointError("backup.manifest_json", error=error) from error
 
 
 def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is no number")
+    raise InputError("backup.number", text=text)
 
 
 def _is_hash(value: object) -> TypeGuard[str]:
@@ -265,7 +265,7 @@ def _pack(entry: object) -> Pack:
     match entry:
         case [digest, size] if _is_hash(digest) and _is_count(size, MAX_OBJECT_BYTES):
             return Pack(digest, size)
-    raise CheckpointError("the manifest names a pack that there cannot be")
+    raise CheckpointError("backup.manifest_names_pack_cannot")
 
 
 def _tensors(entries: Mapping[str, object], num_packs: int) -> dict[str, StoredTensor]:
@@ -275,5 +275,5 @@ def _tensors(entries: Mapping[str, object], num_packs: int) -> dict[str, StoredT
             case [pack, digest] if _is_count(pack, num_packs) and _is_hash(digest):
                 tensors[name] = StoredTensor(pack, digest)
             case _:
-                raise CheckpointError(f"the manifest's tensor {name[:80]!r} lies nowhere")
+                raise CheckpointError("backup.manifest_tensor_lies_nowhere", name=name[:80])
     return tensors

@@ -60,13 +60,13 @@ class ObjectFiles:
             size_bytes = self.operations.size(path)
             if size_bytes > MAX_MANIFEST_BYTES:
                 raise CheckpointError(
-                    f"{path.name[:26]} has {size_bytes} bytes, more than any real one"
+                    "backup.bytes_any_real", path=path.name[:26], size_bytes=size_bytes
                 )
             return b"".join(self.operations.read(path))
         except FileNotFoundError as error:
-            raise CheckpointError(f"{path.name[:26]} is missing") from error
+            raise CheckpointError("backup.missing", path=path.name[:26]) from error
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
+            raise CheckpointError("backup.cannot_read", path=path, error=error) from error
 
     def verify(self, pack: Pack, hash_name: str) -> None:
         """Compare an object's bytes with its name.
@@ -97,12 +97,14 @@ class ObjectFiles:
             except FileNotFoundError:
                 continue
             except OSError as error:
-                raise CheckpointError(f"object {pack.hash[:12]} cannot be read: {error}") from error
+                raise CheckpointError(
+                    "backup.object_cannot_read", hash=pack.hash[:12], error=error
+                ) from error
             if size_bytes == pack.size_bytes or (
                 path.suffix == SUFFIX and 0 < size_bytes < pack.size_bytes
             ):
                 return
-        raise CheckpointError(f"object {pack.hash[:12]} is missing or cut")
+        raise CheckpointError("backup.object_missing_cut", hash=pack.hash[:12])
 
     def is_whole(self, pack: Pack, hash_name: str) -> bool:
         """Whether an object may be named again without being written again."""
@@ -123,9 +125,11 @@ class ObjectFiles:
         free_bytes = self.operations.free_bytes(self.root)
         if free_bytes is not None and free_bytes < needed_bytes + SLACK_BYTES:
             raise StorageError(
-                f"{self.root} has {free_bytes / 2**20:.0f} MiB free; a version needs"
-                f" {needed_bytes / 2**20:.0f} MiB, and {SLACK_BYTES / 2**20:.0f} MiB stay free:"
-                " make room"
+                "backup.mib_free_version_needs",
+                root=self.root,
+                free_bytes=free_bytes / 2**20,
+                needed_bytes=needed_bytes / 2**20,
+                slack_bytes=SLACK_BYTES / 2**20,
             ) from OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write_pack(self, buffers: Sequence[Buffer], hash_name: str) -> Pack:
@@ -164,7 +168,7 @@ class ObjectFiles:
         self.operations.sync_directory(path.parent)
         if self._differs(path, digest, hash_name):
             self._remove_if_there(path)
-            raise StorageError(f"{path} does not hold what was just written to it")
+            raise StorageError("backup.does_hold_just_written", path=path)
 
     def _differs(self, path: Path, digest: str, hash_name: str) -> bool:
         return hash_of(hash_name, self.operations.read_back(path)) != digest
@@ -219,7 +223,7 @@ class ObjectFiles:
                 problem, cause = f"cannot be read: {error}", error
             except CheckpointError as error:
                 problem, cause = str(error), error
-        raise CheckpointError(f"object {pack.hash[:12]} {problem}") from cause
+        raise CheckpointError("backup.object", hash=pack.hash[:12], problem=problem) from cause
 
     def _chunks(self, path: Path, pack: Pack) -> Contents:
         self._require_size(path, pack)
@@ -237,7 +241,9 @@ class ObjectFiles:
     def _unpacked(self, path: Path, pack: Pack) -> Contents:
         size_bytes = self.operations.size(path)
         if size_bytes >= pack.size_bytes:
-            raise CheckpointError(f"has {size_bytes} bytes compressed, {pack.size_bytes} plain")
+            raise CheckpointError(
+                "backup.bytes_compressed_plain", size_bytes=size_bytes, size_bytes_2=pack.size_bytes
+            )
         data = decompress(self._read_all(path, size_bytes), pack.size_bytes)
         return [data], data
 
@@ -251,7 +257,9 @@ class ObjectFiles:
     def _require_size(self, path: Path, pack: Pack) -> None:
         size_bytes = self.operations.size(path)
         if size_bytes != pack.size_bytes:
-            raise CheckpointError(f"has {size_bytes} bytes instead of {pack.size_bytes}")
+            raise CheckpointError(
+                "backup.bytes_instead_3", size_bytes=size_bytes, size_bytes_2=pack.size_bytes
+            )
 
     def _packed(self, buffers: Sequence[Buffer], pack: Pack, hash_name: str) -> bytes | None:
         """The object compressed, where that is wanted, smaller, and opens as what it was."""
@@ -261,7 +269,7 @@ class ObjectFiles:
         if len(packed) >= pack.size_bytes:
             return None
         if hash_of(hash_name, [decompress(packed, pack.size_bytes)]) != pack.hash:
-            raise StorageError(f"object {pack.hash[:12]} was compressed wrongly: is memory broken?")
+            raise StorageError("backup.object_compressed_wrongly_memory", hash=pack.hash[:12])
         return packed
 
     def _remove_if_there(self, path: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from infrastructure.backup.format.file_operations import Buffer
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.core.json_text import (
     JsonValue,
     as_integer,
@@ -60,10 +60,12 @@ class TensorBytes:
 
     def __post_init__(self) -> None:
         if self.dtype not in BITS:
-            raise ValueError(f"tensors of type {self.dtype!r} cannot be stored")
+            raise InputError("backup.tensors_type_cannot_stored", dtype=self.dtype)
         expected = prod(self.shape) * BITS[self.dtype] // 8
         if len(self.data) != expected:
-            raise ValueError(f"{self.dtype}{list(self.shape)} has {len(self.data)} bytes")
+            raise InputError(
+                "backup.bytes", dtype=self.dtype, shape=list(self.shape), num_data=len(self.data)
+            )
 
     @property
     def identity(self) -> bytes:
@@ -113,7 +115,7 @@ def decode(pack: Buffer) -> dict[str, TensorBytes]:
     try:
         start = 8 + int.from_bytes(view[:8], "little")
         if start > len(view):
-            raise ValueError("the header is longer than the file")
+            raise InputError("backup.header_longer_file")
         header = parse_json(bytes(view[8:start]).decode())
         return {
             name: _tensor(entry, view[start:])
@@ -121,17 +123,17 @@ def decode(pack: Buffer) -> dict[str, TensorBytes]:
             if name != METADATA
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"no safetensors bytes: {error}") from error
+        raise CheckpointError("backup.safetensors_bytes", error=error) from error
 
 
 def _tensor(value: JsonValue, data: memoryview) -> TensorBytes:
     entry = as_object(value)
     begin, end = map(as_integer, as_list(entry["data_offsets"]))
     if not 0 <= begin <= end <= len(data):
-        raise ValueError(f"a tensor lies at {begin} to {end} of {len(data)} bytes")
+        raise InputError("backup.tensor_lies_bytes", begin=begin, end=end, num_data=len(data))
     shape = tuple(map(as_integer, as_list(entry["shape"])))
     if any(length < 0 for length in shape):
-        raise ValueError(f"a tensor has the shape {list(shape)}")
+        raise InputError("backup.tensor_shape", shape=list(shape))
     return TensorBytes(as_text(entry["dtype"]), shape, data[begin:end])
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from infrastructure.backup.format.manifest import Outline, scores_of
 from infrastructure.backup.format.store import Store
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, InputError
 
 if TYPE_CHECKING:  # the processes that write and copy begin twice as fast without Pydantic
     from infrastructure.config.sections.training_config import TrainingConfig
@@ -32,10 +32,7 @@ class Retention:
 
     def __post_init__(self) -> None:
         if self.keep_last < 2:
-            raise ValueError(
-                f"keep_checkpoints={self.keep_last}: keep at least 2, since the newest may be the"
-                " damaged one"
-            )
+            raise InputError("backup.keep_checkpoints_keep_least", keep_last=self.keep_last)
 
 
 def retention_of(training: "TrainingConfig") -> Retention:

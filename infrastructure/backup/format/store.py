@@ -107,14 +107,14 @@ class Store:
     def _read_bytes(self, name: str) -> tuple[bytes, VersionName]:
         parsed = VersionName.parse(name)
         if parsed is None:
-            raise CheckpointError(f"{name!r} is no name of a version")
+            raise CheckpointError("backup.name_version", name=name)
         data = self.objects.read_small(self.manifest_path(name))
         try:
             digest = hash_of(parsed.hash_name, [data])
         except ValueError as error:
             raise CheckpointError(str(error)) from error
         if digest != parsed.digest:
-            raise CheckpointError("its manifest is not what was written")
+            raise CheckpointError("backup.manifest_written")
         return data, parsed
 
     def verify(self, manifest: Manifest, *, run_files: bool = True) -> None:
@@ -136,10 +136,7 @@ class Store:
         except CheckpointError as error:
             if pack.hash not in manifest.copied_apart:
                 raise
-            raise CheckpointError(
-                f"{error} here: another machine has written it to the place of the run's copies,"
-                " from where temper backup restore brings it"
-            ) from error
+            raise CheckpointError("backup.another_machine_written_place", error=error) from error
 
     def load(
         self,
@@ -169,7 +166,9 @@ class Store:
         for pack, wanted, tensors in zip(packs, by_pack.values(), contents, strict=True):
             for name in wanted:
                 if name not in tensors:
-                    raise CheckpointError(f"object {pack.hash[:12]} holds no tensor {name!r}")
+                    raise CheckpointError(
+                        "backup.object_holds_tensor", hash=pack.hash[:12], name=name
+                    )
                 yield name, tensors[name]
 
     def newest(self) -> tuple[str | None, list[Rejected]]:
@@ -302,7 +301,7 @@ class Store:
             if living is not None:
                 self.objects.remove_all_but(living)
         except OSError as error:
-            raise StorageError(f"{self.root} cannot be pruned: {error}") from error
+            raise StorageError("backup.cannot_pruned", root=self.root, error=error) from error
         return removed
 
     def sweep(self) -> None:

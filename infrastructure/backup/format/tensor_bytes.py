@@ -3,6 +3,7 @@
 import torch
 
 from infrastructure.backup.format.packs import TensorBytes
+from infrastructure.core.errors import InputError
 
 DTYPES = {
     "BOOL": torch.bool,
@@ -39,7 +40,7 @@ def dtype_name(tensor: torch.Tensor) -> str:
     """
     name = NAMES.get(tensor.dtype)
     if name is None:
-        raise ValueError(f"tensors of type {tensor.dtype} cannot be stored")
+        raise InputError("backup.tensors_type_cannot_stored_2", dtype=tensor.dtype)
     return name
 
 

@@ -79,7 +79,9 @@ class StoreRepair:
                         manifests[name] = manifest
             yield from self._objects(list(manifests.values()))
         except OSError as error:
-            raise StorageError(f"{self.local.root} cannot be repaired: {error}") from error
+            raise StorageError(
+                "backup.cannot_repaired", root=self.local.root, error=error
+            ) from error
 
     def _missing_version(self, names: list[str], confirmed: str | None) -> Iterator[Repair]:
         """The newest version was here once: it was copied from here."""
@@ -195,7 +197,7 @@ class StoreRepair:
 
     def _require_remote(self) -> Store:
         if self.remote is None:
-            raise CheckpointError("there is no other copy")
+            raise CheckpointError("backup.other_copy")
         if self._silence is not None:  # asked once is enough: each question may take long
             raise CheckpointError(self._silence)
         return self.remote

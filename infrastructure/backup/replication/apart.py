@@ -99,4 +99,4 @@ def _copy(upload: ObjectUpload, link: RemoteSession, sleep: Callable[[float], No
                 return
             problem = "it has confirmed nothing for long"
         sleep(FIRST_WAIT_SECONDS * 2**attempt)
-    raise StorageError(f"{link.place.url}: {problem}")
+    raise StorageError("backup.message", url=link.place.url, problem=problem)

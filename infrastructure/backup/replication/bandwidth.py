@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import overload
 
 from infrastructure.backup.format.file_operations import Buffer
+from infrastructure.core.errors import InputError
 
 PIECE_BYTES = 1024**2
 BURST_SECONDS = 1.0  # what an idle line may catch up with
@@ -25,7 +26,7 @@ class Bandwidth:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         if bytes_per_second is not None and not bytes_per_second > 0:
-            raise ValueError(f"bytes_per_second={bytes_per_second}: give a positive number or none")
+            raise InputError("backup.bytes_per_second_give", bytes_per_second=bytes_per_second)
         self.bytes_per_second = bytes_per_second
         self._clock, self._sleep = clock, sleep
         self._saved_bytes = 0.0

@@ -46,7 +46,9 @@ def fetch_newest(
             log.warning("skipping a damaged version at %s: %s", link.place.url, damage[-1])
     what = "version" if step is None else f"version of step {step}"
     details = "".join(f"; {text}" for text in damage)
-    raise CheckpointError(f"{link.place.url}/{link.run_id} holds no whole {what}{details}")
+    raise CheckpointError(
+        "backup.holds_whole", url=link.place.url, run_id=link.run_id, what=what, details=details
+    )
 
 
 def _listed(link: RemoteSession, sleep: Callable[[float], None]) -> list[str]:

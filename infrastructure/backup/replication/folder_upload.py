@@ -16,7 +16,7 @@ from infrastructure.backup.replication.bandwidth import Bandwidth, Paced
 from infrastructure.backup.replication.object_reader import OpenFile, Progress
 from infrastructure.backup.replication.remote_session import UploadedFile
 from infrastructure.core.checksums import SUMS, parse_sums, write_sums
-from infrastructure.core.errors import CheckpointError, DamagedFileError, StorageError
+from infrastructure.core.errors import CheckpointError, DamagedFileError, InputError, StorageError
 from infrastructure.core.files import whole_directory
 
 STORE_NAMES = ("objects", "versions", "claims", "tmp", "lock")
@@ -147,7 +147,7 @@ class PublishedFolder:
         try:
             file = path.open("rb", buffering=0)
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error}") from error
+            raise CheckpointError("backup.cannot_read", path=path, error=error) from error
         with file:
             return self._put(target / self._relative(path), OpenFile(path, file), content)
 
@@ -184,7 +184,7 @@ def paths_in(folder: Path, files: Sequence[str] = ()) -> list[Path]:
     candidates = [folder / name for name in files] or folder.rglob("*")
     paths = sorted(p for p in candidates if p.is_file() and p.name != SUMS)
     if not paths:
-        raise ValueError(f"{folder} holds no files: there is nothing to publish")
+        raise InputError("backup.holds_files_nothing_publish", folder=folder)
     return paths
 
 
@@ -265,7 +265,7 @@ def fetch_folder(
                     on_progress(done_bytes, total_bytes)
             if hasher.hexdigest() != digest:
                 raise DamagedFileError(
-                    f"{place.url}/{target / name} does not hold what was written to it"
+                    "backup.does_hold_written_3", url=place.url, target=target / name
                 )
         write_sums(part)
 

@@ -51,7 +51,7 @@ class OpenFile(Sequence[Buffer]):
                 parts.append(part)
                 length -= len(part)
         except OSError as error:
-            raise CheckpointError(f"{self.path} cannot be read: {error}") from error
+            raise CheckpointError("backup.cannot_read", path=self.path, error=error) from error
         return b"".join(parts)
 
 
@@ -75,7 +75,7 @@ class OpenObject(OpenFile):
             piece = self[index]
             digest.update(piece)
             if index == len(self) - 1 and digest.hexdigest() != self._digest:
-                raise CheckpointError(f"the bytes of {self.path.name[:12]} have changed here")
+                raise CheckpointError("backup.bytes_changed", path=self.path.name[:12])
             yield piece
 
 
@@ -96,9 +96,11 @@ class PackedObject(OpenFile):
         try:
             plain = decompress(packed, self._pack.size_bytes)
         except CheckpointError as error:
-            raise CheckpointError(f"object {self._pack.hash[:12]} {error}") from error
+            raise CheckpointError(
+                "backup.object_2", hash=self._pack.hash[:12], error=error
+            ) from error
         if hash_of(self._hash_name, [plain]) != self._pack.hash:
-            raise CheckpointError(f"the bytes of object {self._pack.hash[:12]} have changed here")
+            raise CheckpointError("backup.bytes_object_changed", hash=self._pack.hash[:12])
         return packed, [plain]
 
 
@@ -114,10 +116,12 @@ def open_object(local: Store, pack: Pack, hash_name: str) -> OpenFile:
     except FileNotFoundError:
         return _open_packed(local, pack, hash_name)
     except OSError as error:
-        raise CheckpointError(f"object {pack.hash[:12]} cannot be opened here: {error}") from error
+        raise CheckpointError(
+            "backup.object_cannot_opened", hash=pack.hash[:12], error=error
+        ) from error
     if file.size_bytes != pack.size_bytes:
         file.close()
-        raise CheckpointError(f"object {pack.hash[:12]} is cut here")
+        raise CheckpointError("backup.object_cut", hash=pack.hash[:12])
     return file
 
 
@@ -126,7 +130,7 @@ def _open_packed(local: Store, pack: Pack, hash_name: str) -> OpenFile:
     try:
         return PackedObject(path, local.operations.open(path), pack, hash_name)
     except OSError as error:
-        raise CheckpointError(f"object {pack.hash[:12]} is missing here: {error}") from error
+        raise CheckpointError("backup.object_missing", hash=pack.hash[:12], error=error) from error
 
 
 Progress = Callable[[int, int], None]

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, get_origin
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.lock import is_held
@@ -232,7 +233,7 @@ def live_status(path: Path) -> BackupStatus:
 
 
 def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is no time")
+    raise InputError("backup.time", text=text)
 
 
 def _is_of(value: object, kind: object) -> bool:

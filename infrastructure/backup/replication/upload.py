@@ -128,7 +128,7 @@ class ObjectUpload:
     def _require_there(self, pack: Pack) -> None:
         if not self._is_seen(pack):
             raise CheckpointError(
-                f"object {pack.hash[:12]} of another machine is not at {self.link.place.url}"
+                "backup.object_another_machine", hash=pack.hash[:12], url=self.link.place.url
             )
 
     def is_hopeless(self) -> bool:
@@ -439,7 +439,9 @@ def fetch_version(
         digest = name.rpartition("-")[2]
         local.objects.put(local.manifest_path(name), [data], digest, manifest.hash_name)
     except OSError as error:
-        raise StorageError(f"{local.root} does not take version {name[:12]}: {error}") from error
+        raise StorageError(
+            "backup.does_take_version", root=local.root, name=name[:12], error=error
+        ) from error
 
 
 def fetch_objects(

@@ -11,7 +11,7 @@ from infrastructure.backup.format.packs import TensorBytes
 from infrastructure.backup.format.tensor_bytes import NAMES, to_bytes
 from infrastructure.backup.state.optimizer_state import Tensors, merge_optimizer, split_optimizer
 from infrastructure.backup.state.random_state import capture_random, restore_random
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, InputError
 
 WRITER = "BackupSystem"
 MAX_LISTED = 10
@@ -53,9 +53,7 @@ def capture(
     try:
         return ModelState(tensors, json.loads(json.dumps(values, allow_nan=False)))
     except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"the state of this model or optimizer cannot be stored: {error}"
-        ) from error
+        raise InputError("backup.state_model_optimizer_cannot", error=error) from error
 
 
 def stored(state: ModelState) -> dict[str, TensorBytes]:
@@ -74,7 +72,7 @@ def restore(state: ModelState, model: torch.nn.Module, optimizer: torch.optim.Op
         CheckpointError: it does not fit; the text lists what, and nothing was changed.
     """
     if state.values.get("writer") != WRITER:
-        raise CheckpointError("it was written by a training: go on with `temper train-resume`")
+        raise CheckpointError("backup.written_training_go_temper")
     merged = merge_optimizer(state.tensors.get("optimizer", {}), state.values["optimizer"])
     mismatches = [
         *_model_mismatches(state, model),
@@ -85,7 +83,7 @@ def restore(state: ModelState, model: torch.nn.Module, optimizer: torch.optim.Op
             f"\n  … and {len(mismatches) - MAX_LISTED} more" if len(mismatches) > MAX_LISTED else ""
         )
         listed = "\n  ".join(mismatches[:MAX_LISTED])
-        raise CheckpointError(f"it does not fit; nothing was loaded:\n  {listed}{more}")
+        raise CheckpointError("backup.does_fit_nothing_loaded", listed=listed, more=more)
     optimizer.load_state_dict(merged)
     model.load_state_dict({**state.tensors.get("model", {}), **state.values["model"]})
     restore_random(state.tensors["random"], _device_of(model))

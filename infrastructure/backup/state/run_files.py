@@ -75,7 +75,7 @@ def pieces_of(manifest: Manifest) -> dict[str, list[str]]:
         if name.partition("/")[0] == CLASS:
             match = _NAME.fullmatch(name)
             if match is None:
-                raise CheckpointError(f"a version holds a file with the name {name[:80]!r}")
+                raise CheckpointError("backup.version_holds_file_name", name=name[:80])
             pieces.setdefault(match[1], []).append(name)
     return pieces
 
@@ -117,6 +117,6 @@ def _in_order(path: str, parts: Mapping[int, bytes]) -> Iterator[bytes]:
     end = 0
     for start, data in sorted(parts.items()):
         if start != end:
-            raise CheckpointError(f"a version holds {path} with a gap at byte {end}")
+            raise CheckpointError("backup.version_holds_gap_byte", path=path, end=end)
         end += len(data)
         yield data

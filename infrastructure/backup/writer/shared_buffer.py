@@ -113,8 +113,7 @@ class SharedBuffer:
             os.posix_fallocate(descriptor, 0, length)  # now, not by a signal in the middle of it
         except OSError as error:
             raise StorageError(
-                f"a checkpoint is copied in memory first, and there are no {length / 2**20:.0f} MiB"
-                f" for it: {error}"
+                "backup.checkpoint_copied_memory_first", length=length / 2**20, error=error
             ) from error
         self._targets = {}
         self._memory = mmap.mmap(descriptor, length)

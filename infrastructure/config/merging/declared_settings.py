@@ -39,8 +39,12 @@ def declare_settings(training: TrainingConfig, parts: Iterable[object]) -> None:
         for name, default in settings.items():
             if name in defaults and defaults[name] != default:
                 raise ConfigurationError(
-                    f"training.settings.{name}: {declared_by[name]} and {part} declare it with two"
-                    f" defaults, {format_value(defaults[name])} and {format_value(default)}"
+                    "config.training_settings_declare_two",
+                    name=name,
+                    declared_by=declared_by[name],
+                    part=part,
+                    defaults=format_value(defaults[name]),
+                    default=format_value(default),
                 )
             defaults[name], declared_by[name] = default, part
     for name, value in training.settings.items():
@@ -67,12 +71,14 @@ def _declared_by(part: object) -> Mapping[str, object]:
         return {}
     for key, default in settings.items():
         if not (isinstance(key, str) and key.isidentifier()):
-            raise ConfigurationError(f"{_shown(part)}.settings: {key!r} is no name of a setting")
+            raise ConfigurationError("config.settings_name_setting", part=_shown(part), key=key)
         TrainingConfig.check_own_name(key)
         if default is not None and type(default) not in KINDS:
             raise ConfigurationError(
-                f"{_shown(part)}.settings: the default of {key} is of {type(default).__name__};"
-                " give a number, a text, true or false, a list, a mapping or None"
+                "config.settings_default_give_number",
+                part=_shown(part),
+                key=key,
+                name=type(default).__name__,
             )
     return settings
 
@@ -84,8 +90,12 @@ def _check_type(name: str, value: object, default: object, part: str) -> None:
     is_right = isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool))
     if not is_right:
         raise ConfigurationError(
-            f"training.settings.{name} = {format_value(value)}: {part} declares it as {kind},"
-            f" such as {format_value(default)}"
+            "config.training_settings_declares_such",
+            name=name,
+            value=format_value(value),
+            part=part,
+            kind=kind,
+            default=format_value(default),
         )
 
 
@@ -96,5 +106,5 @@ def _refuse_slip(name: str, declared_by: Mapping[str, str], *, is_complete: bool
     known = ", ".join(f"{known} ({part})" for known, part in sorted(declared_by.items()))
     hint = f"; did you mean {meant!r}?" if meant else ""
     raise ConfigurationError(
-        f"training.settings.{name}: no part declares {name!r}{hint} (declared: {known})"
+        "config.training_settings_part_declares", name=name, hint=hint, known=known
     )

@@ -28,6 +28,7 @@ from infrastructure.config.registries import (
 from infrastructure.config.schema import schema_of, value_at
 from infrastructure.config.sections.training_config import QUANTUM
 from infrastructure.config.types import RegisteredName, names_in
+from infrastructure.core.errors import InputError
 from infrastructure.core.files import file_sha256
 from infrastructure.core.named_object import (
     is_address,
@@ -168,7 +169,7 @@ def require_shareable(config: ConfigSection) -> None:
         try:
             registry.require_shareable(name)
         except ValueError as error:
-            raise ValueError(f"{key}: {error}") from None
+            raise InputError("config.message", key=key, error=error) from None
 
 
 def find_where_they_were(recorded: Origins) -> list[str]:

@@ -20,6 +20,7 @@ from infrastructure.config.merging.presets import NO_PRESET, PRESET, PRESETS
 from infrastructure.config.schema import Schema
 from infrastructure.config.sections.stackwise_config import QLoRA
 from infrastructure.config.sections.training_config import EPOCHS_OR_STEPS
+from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import unknown_name
 
 _RHYTHMS = {f"training.{a}": f"training.{b}" for a, b in EPOCHS_OR_STEPS.items()}
@@ -65,7 +66,7 @@ def parse_truth(text: str) -> bool:
         ValueError: anything else.
     """
     if text.strip().lower() not in _TRUTH:
-        raise ValueError(f"must be true or false, not {format_value(text)}")
+        raise InputError("config.true_false", text=format_value(text))
     return _TRUTH[text.strip().lower()]
 
 
@@ -103,8 +104,11 @@ def _open(
         return {}, None
     if not isinstance(value, Mapping):
         raise ConfigurationError(
-            f"{section.rstrip('_')} is a section with keys of its own, not {format_value(value)} "
-            f"({source.place}){_meant(section)}"
+            "config.section_keys_own",
+            rstrip=section.rstrip("_"),
+            value=format_value(value),
+            place=source.place,
+            section=_meant(section),
         )
     return value, Setting(section, True, source) if section in schema.fields else None
 
@@ -123,7 +127,9 @@ def _truth_of(section: str, value: bool | str | None, source: Source) -> bool:
     try:
         return parse_truth(value)
     except ValueError as error:
-        raise ConfigurationError(f"{section} {error} ({source.place})") from None
+        raise ConfigurationError(
+            "config.message_3", section=section, error=error, place=source.place
+        ) from None
 
 
 def merge(
@@ -191,15 +197,18 @@ def _settings_of(named: list[Setting]) -> list[Setting]:
     for other in others:
         if other.value != first.value:
             raise ConfigurationError(
-                f"{first.source.place} says {format_value(first.value)} and {other.source.place}"
-                f" says {format_value(other.value)}: give one preset"
+                "config.says_says_give_preset",
+                place=first.source.place,
+                first=format_value(first.value),
+                place_2=other.source.place,
+                other=format_value(other.value),
             )
     if first.value is None or first.value == NO_PRESET:
         return []
     name = str(first.value)
     if name not in PRESETS:
         unknown = unknown_name(PRESET, name, [*PRESETS, NO_PRESET])
-        raise ConfigurationError(f"{unknown} ({first.source.place})")
+        raise ConfigurationError("config.message_2", unknown=unknown, place=first.source.place)
     source = Source(Layer.PRESET, f"preset {name} ({first.source.place})")
     return [Setting(key, value, source) for key, value in PRESETS[name].settings.items()]
 
@@ -212,8 +221,7 @@ def _one_layer(
         try:
             checked = _checked(setting, schema)
         except ConfigurationError as error:
-            error.args = (f"{error} ({setting.source.place})",)
-            problems.append(error)
+            problems.append(ConfigurationError(f"{error} ({setting.source.place})"))
             continue
         other = settings.get(checked.key)
         if other and other.value != checked.value:

@@ -19,6 +19,7 @@ from infrastructure.config.types import (
     UsedWhen,
 )
 from infrastructure.core.comma_list import split_items
+from infrastructure.core.errors import InputError
 
 _EMBEDDED = UsedWhen(
     lambda config: config.model.name == "embedded",
@@ -56,7 +57,7 @@ def _patterns(value: dict[str, int]) -> dict[str, int]:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"{pattern!r} is no pattern") from error
+            raise InputError("config.pattern", pattern=pattern) from error
     return value
 
 
@@ -135,13 +136,15 @@ class EmbeddedModelConfig(ConfigSection):
     def check_together(self) -> None:
         if self.hidden_size % (2 * self.num_heads):
             raise ConfigurationError(
-                f"model.embedded.hidden_size {self.hidden_size} must be an even multiple of "
-                f"model.embedded.num_heads {self.num_heads} (rotary positions turn pairs)"
+                "config.model_embedded_hidden_size",
+                hidden_size=self.hidden_size,
+                num_heads=self.num_heads,
             )
         if self.num_heads % self.num_kv_heads:
             raise ConfigurationError(
-                f"model.embedded.num_heads {self.num_heads} must be a multiple of "
-                f"model.embedded.num_kv_heads {self.num_kv_heads}"
+                "config.model_embedded_num_heads",
+                num_heads=self.num_heads,
+                num_kv_heads=self.num_kv_heads,
             )
 
 

@@ -23,6 +23,7 @@ from infrastructure.config.types import (
     SplitCommas,
     UsedWhen,
 )
+from infrastructure.core.errors import InputError
 
 _HOST_AND_PORT = re.compile(r"(?:([\w.-]+|\[[0-9A-Fa-f:]+\]):)?(\d{1,5})")
 _LOOPBACK = "127.0.0.1"
@@ -41,7 +42,7 @@ def _host_and_port(value: object) -> object:
         return None
     match = _HOST_AND_PORT.fullmatch(str(value).strip())
     if isinstance(value, bool) or match is None or not 0 < int(match[2]) < 1 << 16:
-        raise ValueError("no address")
+        raise InputError("config.address")
     return f"{match[1] or _LOOPBACK}:{int(match[2])}"
 
 

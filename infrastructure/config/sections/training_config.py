@@ -548,10 +548,7 @@ class TrainingConfig(StackwiseFields):
             ConfigurationError: names it.
         """
         if hasattr(cls, name) or name in cls.model_fields:
-            raise ConfigurationError(
-                f"training.settings.{name}: {name} is a name of Temper's already: choose another"
-                " one"
-            )
+            raise ConfigurationError("config.training_settings_name_temper", name=name)
 
     def check_together(self) -> None:
         """Epochs and steps for the same thing: steps alone switch the default interval off. One's

@@ -126,7 +126,7 @@ def _disabling(environment: Mapping[str, str]) -> Iterator[Setting]:
         try:
             disabled = parse_truth(environment[variable])
         except ValueError as error:
-            raise ConfigurationError(f"{variable} {error} (environment {variable})") from None
+            raise ConfigurationError("config.environment", variable=variable, error=error) from None
         if key != "device":
             yield Setting(key, not disabled, _source(variable))
         elif disabled:
@@ -141,7 +141,9 @@ def _prefixed(environment: Mapping[str, str], schema: Schema) -> Iterator[Settin
         if variable not in known:
             meant = nearest(variable, known)
             hint = f"did you mean {meant}?" if meant else "`temper config` lists all keys"
-            raise ConfigurationError(f"unknown environment variable {variable}; {hint}")
+            raise ConfigurationError(
+                "config.unknown_environment_variable", variable=variable, hint=hint
+            )
         if text:
             key, source = known[variable], _source(variable)
             yield from flatten({key: text}, schema, lambda _, source=source: source)  # type: ignore[misc]

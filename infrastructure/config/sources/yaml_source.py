@@ -71,7 +71,7 @@ def read_yaml(path: Path) -> tuple[dict[object, object], dict[str, int]]:
         if node is None or node.tag == "tag:yaml.org,2002:null":
             return {}, lines
         if not isinstance(node, yaml.MappingNode):
-            raise ConfigurationError(f"{path}:{_line(node)}: `key: value` lines are needed here")
+            raise ConfigurationError("config.key_value_lines_needed", path=path, node=_line(node))
         _refuse_many(node, path)
         return _Reader(loader, path).mapping(node, lines), lines
     except yaml.YAMLError as error:
@@ -90,7 +90,7 @@ def _refuse_many(root: yaml.Node, path: Path) -> None:
 
     def count(node: yaml.Node, outer: tuple[yaml.Node, ...]) -> tuple[int, int]:
         if node in outer:
-            raise ConfigurationError(f"{path}:{_line(node)}: an anchor that contains itself")
+            raise ConfigurationError("config.anchor_contains_itself", path=path, node=_line(node))
         if len(outer) > MAX_DEPTH:
             raise ConfigurationError(_too_deep(f"{path}:{_line(node)}"))
         if node not in counted:
@@ -99,8 +99,10 @@ def _refuse_many(root: yaml.Node, path: Path) -> None:
             counted[node] = num_values, 1 + max((levels for _, levels in counts), default=0)
             if num_values > MAX_VALUES:
                 raise ConfigurationError(
-                    f"{path}:{_line(node)}: this stands for more than {MAX_VALUES} values, aliases"
-                    " and merges counted: no configuration has so many"
+                    "config.stands_values_aliases_merges",
+                    path=path,
+                    node=_line(node),
+                    max_values=MAX_VALUES,
                 )
         if len(outer) + counted[node][1] > MAX_DEPTH:
             raise ConfigurationError(_too_deep(f"{path}:{_line(node)}"))
@@ -125,17 +127,17 @@ def _text(path: Path) -> str:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise ConfigurationError(
-                f"{path} has more than {MAX_BYTES >> 10} KiB: no configuration"
+                "config.kib_configuration", path=path, max_bytes=MAX_BYTES >> 10
             )
         return data.decode("utf-8")
     except FileNotFoundError:
-        raise ConfigurationError(f"there is no configuration file {path}") from None
+        raise ConfigurationError("config.configuration_file", path=path) from None
     except UnicodeDecodeError as error:
         raise ConfigurationError(
-            f"{path} is not UTF-8 text (byte {error.start}): save it as UTF-8"
+            "config.utf_text_byte_save", path=path, start=error.start
         ) from None
     except OSError as error:
-        raise ConfigurationError(f"cannot read {path}: {error.strerror}") from None
+        raise ConfigurationError("config.cannot_read", path=path, strerror=error.strerror) from None
 
 
 @dataclass(frozen=True)
@@ -171,11 +173,14 @@ class _Reader:
         key = self.loader.construct_object(node, deep=True)
         where = f"{prefix}{key}"
         if not isinstance(key, str | int | float):
-            raise ConfigurationError(f"{self.path}:{_line(node)}: {key!r} cannot be a key")
+            raise ConfigurationError("config.cannot_key", path=self.path, node=_line(node), key=key)
         if key in values:
             raise ConfigurationError(
-                f"{self.path}:{_line(node)}: {where} stands here and in line {lines[where]}: "
-                "remove one of them"
+                "config.stands_line_remove_them",
+                path=self.path,
+                node=_line(node),
+                where=where,
+                lines=lines[where],
             )
         lines[where] = _line(node)
         return key
@@ -189,8 +194,7 @@ class _Reader:
             for merged in value_node.value if is_list else [value_node]:
                 if not isinstance(merged, yaml.MappingNode):
                     raise ConfigurationError(
-                        f"{self.path}:{_line(key_node)}: << takes an anchor of `key: value` lines "
-                        "(<<: *name) or a list of such anchors"
+                        "config.takes_anchor_key_value", path=self.path, key_node=_line(key_node)
                     )
                 yield merged
 

@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlencode, urlsplit
 
+from infrastructure.core.errors import InputError
 from infrastructure.monitoring.dashboard.page import Page
 from infrastructure.monitoring.dashboard.snapshots import Looks
 
@@ -63,10 +64,11 @@ class Dashboard:
             why = WHY_NOT.get(getattr(error, "errno", None) or 0)
             if isinstance(error, OverflowError):
                 why = "ports are numbers from 0 to 65535"
-            raise ValueError(
-                f"the dashboard cannot listen on {host}, port {port}"
-                f" ({why or getattr(error, 'strerror', None) or error}); choose another"
-                " with --host and --port, or --port 0 for any that is free"
+            raise InputError(
+                "monitoring.dashboard_cannot_listen_port",
+                host=host,
+                port=port,
+                why=why or getattr(error, "strerror", None) or error,
             ) from error
         self._server.dashboard = self
         self._is_serving = False

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 
+from infrastructure.core.errors import InputError
 from infrastructure.monitoring.dashboard.page import Look
 from infrastructure.monitoring.dashboard.sections import no_run, sections_of
 from infrastructure.monitoring.drawing.formatting import format_share
@@ -89,7 +90,7 @@ class Looks:
         if name is None:
             return next(reversed(runs.values()), None)
         if name not in runs:
-            raise ValueError(f"there is no run {name!r} in {self._rows.folder}")
+            raise InputError("monitoring.run", name=name, folder=self._rows.folder)
         return runs[name]
 
     def _make(self, path: Path | None) -> tuple[float, Look]:

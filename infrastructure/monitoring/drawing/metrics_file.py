@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.redact import redact_shapes
 from infrastructure.monitoring.drawing.formatting import NOT_FINITE, not_finite_name
@@ -80,7 +81,7 @@ def decode_record(line: bytes) -> Record:
     """
     record = parse_json(line)
     if not isinstance(record, dict):
-        raise ValueError(f"a metrics line must be a JSON object, not {type(record).__name__}")
+        raise InputError("monitoring.metrics_line_json_object", name=type(record).__name__)
     return {
         key: FINITE_AGAIN.get(value, value) if isinstance(value, str) else value
         for key, value in record.items()

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.files import require_listable
 from infrastructure.core.json_text import as_object, parse_json
 from infrastructure.core.lookup import unknown_name
@@ -31,7 +32,7 @@ _BEGINS_WITH_TIME = re.compile(r"20\d\d")
 ID = re.compile(r"(?P<second>\d{8}-\d{6})(?:-(?P<name>.+?))?(?:-(?P<part>[0-9a-f]{4}))?")
 
 
-class NoSuchRunError(ValueError):
+class NoSuchRunError(InputError):
     """No run of that name is in the folder of the runs; the text says which there are."""
 
 
@@ -179,15 +180,14 @@ def run_or_model(name: str, output_dir: Path) -> str:
     if _is_model_or_run(Path(name)) and (version is None or Path(name).is_dir()):
         return name
     if version is not None and _is_run(run, output_dir):
-        raise ValueError(
-            f"{name} is a checkpoint, and this takes a model: write its model with"
-            f" temper export {name} FOLDER, and name FOLDER; temper checkpoints list {run} shows"
-            " which there are"
-        )
+        raise InputError("monitoring.checkpoint_takes_model_write", name=name, run=run)
     if version is not None and "@" in Path(name).name:  # which no name of the hub has
-        raise ValueError(
-            f"{name}: there is no run {run!r} in {output_dir}; give its path, as in"
-            f" {output_dir / 'RUN'}@best"
+        raise InputError(
+            "monitoring.run_give_path_best",
+            name=name,
+            run=run,
+            output_dir=output_dir,
+            output_dir_2=output_dir / "RUN",
         )
     if (output_dir / name).is_dir():
         return str(output_dir / name)
@@ -221,10 +221,12 @@ def naming_runs(output_dir: Path) -> Iterator[None]:
         if match is None or (not runs and len(meant.parts) > 1):
             raise
         if not runs:
-            raise ValueError(f"{error}; there is no run of that name in {folder} either") from None
+            raise InputError("monitoring.run_name_either", error=error, folder=folder) from None
         known = unknown_name("run", meant.name, _names(runs, meant.name), MAX_NAMED)
         why = str(error).removeprefix(f"model {match[1]!r}: ").partition(" (give ")[0]
-        raise ValueError(f"in {folder}: {known}{_ALL_RUNS}; nor is it a model: {why}") from None
+        raise InputError(
+            "monitoring.nor_model", folder=folder, known=known, all_runs=_ALL_RUNS, why=why
+        ) from None
 
 
 def _names(runs: Sequence[Path], wrong: str) -> list[str]:
@@ -246,10 +248,7 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
     runs = runs_in(output_dir)
     if name is None:
         if not runs:
-            raise NoSuchRunError(
-                f"no run in {output_dir}; start one with: temper train DATA, or bring a copy back"
-                " with: temper backup restore --place PLACE"
-            )
+            raise NoSuchRunError("monitoring.run_start_temper_train", output_dir=output_dir)
         return runs[-1].resolve()
     given, by_name = Path(name), {path.name: path for path in runs}
     name = str(given)  # a shell that completes it leaves a slash
@@ -267,5 +266,10 @@ def find_run_path(name: str | None, output_dir: Path) -> Path:
         wrong = run if "@" in given.name else name
         known = unknown_name("run or checkpoint", wrong, _names(runs, wrong), MAX_NAMED)
         restore = "; a copy comes back with: temper backup restore RUN --place PLACE"
-        raise NoSuchRunError(f"in {output_dir}: {known}{_ALL_RUNS if by_name else restore}")
+        raise NoSuchRunError(
+            "monitoring.message",
+            output_dir=output_dir,
+            known=known,
+            detail=_ALL_RUNS if by_name else restore,
+        )
     return by_name[name].resolve()

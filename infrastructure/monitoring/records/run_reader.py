@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, JsonValue, parse_json
 from infrastructure.monitoring.drawing.formatting import clip
 from infrastructure.monitoring.drawing.metrics_file import FINITE_AGAIN
@@ -205,7 +206,7 @@ def read_small_files(directory: Path, names: Iterable[str] = SMALL_FILES) -> Run
         ValueError: there is no such directory.
     """
     if not directory.is_dir():
-        raise ValueError(f"{directory} is no run directory; give the path of one, such as runs/RUN")
+        raise InputError("monitoring.run_directory_give_path", directory=directory)
     return read_files(directory, names)
 
 

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from infrastructure.config import registries
 from infrastructure.core.console_log import SHOWN
+from infrastructure.core.errors import InputError
 from infrastructure.core.notebook import in_notebook_kernel
 from infrastructure.core.optional import refuse_missing, require
 from infrastructure.core.registry import Registry
@@ -162,8 +163,5 @@ def check_alert_sinks(names: Iterable[str], environment: Mapping[str, str] = os.
 def _secret(environment: Mapping[str, str], sink: str, variable: str) -> str:
     address = environment.get(variable, "")
     if not address:
-        raise ValueError(
-            f"monitor.alert_sinks names {sink}: put its address into the variable {variable} "
-            f"(it is a secret, so it is no setting), or leave {sink} out"
-        )
+        raise InputError("monitoring.monitor_alert_sinks_names", sink=sink, variable=variable)
     return address

@@ -6,6 +6,7 @@ The addresses hold tokens and passwords: they are read from a variable, never wr
 import logging
 from typing import Any
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.optional import require
 from infrastructure.monitoring.watching.alert_queue import AlertQueue
 from infrastructure.monitoring.watching.alerts import Alert, Severity
@@ -35,9 +36,8 @@ class AppriseAlerts:
         self._addresses: Any = apprise.Apprise()
         for number, address in enumerate(addresses.split(), start=1):
             if not self._addresses.add(address):
-                raise ValueError(
-                    f"address {number} in {VARIABLE} is none that apprise knows; its documentation"
-                    " lists them, such as ntfy://TOPIC or mailto://USER:PASSWORD@HOST"
+                raise InputError(
+                    "monitoring.address_none_apprise_knows", number=number, variable=VARIABLE
                 )
         self._queue = AlertQueue(self.name, self._post)
 

@@ -14,6 +14,7 @@ from email.message import Message
 from typing import IO
 from urllib.parse import urlsplit
 
+from infrastructure.core.errors import InputError
 from infrastructure.monitoring.watching.alert_queue import AlertQueue
 from infrastructure.monitoring.watching.alerts import Alert
 
@@ -36,16 +37,11 @@ def check_address(url: str) -> str:
     except ValueError:
         host = None
     if host is None or parts.scheme not in ("http", "https"):
-        raise ValueError(
-            f"{VARIABLE} is no web address: give the whole https://… that the service shows"
-        )
+        raise InputError("monitoring.web_address_give_whole", variable=VARIABLE)
     if not url.isascii() or not url.isprintable() or " " in url:
-        raise ValueError(
-            f"{VARIABLE} holds a letter that no web address has, such as a blank or one that is not"
-            " ASCII: copy the address from the service again (%C3%BC is ü; xn--… is such a host)"
-        )
+        raise InputError("monitoring.holds_letter_web_address", variable=VARIABLE)
     if parts.username is not None:
-        raise ValueError(f"{VARIABLE} holds a user before an @: give the service's webhook address")
+        raise InputError("monitoring.holds_user_before_give", variable=VARIABLE)
     return host
 
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from infrastructure.core.errors import InputError
 from infrastructure.quantum.arrays import Array
 from infrastructure.quantum.problems.block_baselines import (
     cyclic_blocks,
@@ -66,7 +67,7 @@ class BlockSelection(Choice):
         self.seed, self.number = seed, number
         if not self.decrease.shape == self.gradient_norms.shape == curvature.shape[:1]:
             shapes = f"{self.decrease.shape}, {self.gradient_norms.shape} and {curvature.shape}"
-            raise ValueError(f"block_selection: decreases, norms and curvature are {shapes}")
+            raise InputError("quantum.block_selection_decreases_norms", shapes=shapes)
         own = self.decrease + curvature.diagonal() / 2
         super().__init__(blocks, num_chosen, own, curvature)
 
@@ -109,5 +110,5 @@ def symmetric(matrix: Array) -> Array:
     """
     matrix = np.asarray(matrix, dtype=np.float64)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"the curvature has the shape {matrix.shape}; it is one row a block")
+        raise InputError("quantum.curvature_shape_row_block", shape=matrix.shape)
     return (matrix + matrix.T) / 2

@@ -10,6 +10,7 @@ from typing import Any
 import dimod
 import numpy as np
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.quantum.arrays import Array
 from infrastructure.quantum.problems.problem import QuantumProblem, Sample, Variable
@@ -154,14 +155,18 @@ class Choice(QuantumProblem):
         n = len(self.labels)
         if len(self._index) != n:
             twice = next(x for i, x in enumerate(self.labels) if self._index[x] != i)
-            raise ValueError(f"{self.name}: {twice!r} is there twice; each is one variable")
+            raise InputError("quantum.twice_each_variable", name=self.name, twice=twice)
         if not 1 <= self.num_chosen <= n:
-            raise ValueError(f"{self.name}: {self.num_chosen} cannot be chosen of {n}")
+            raise InputError(
+                "quantum.cannot_chosen", name=self.name, num_chosen=self.num_chosen, n=n
+            )
         if self.linear.shape != (n,) or self.pairs.shape != (n, n):
             shapes = f"{self.linear.shape} and {self.pairs.shape}"
-            raise ValueError(f"{self.name}: {n} variables, but numbers of the shapes {shapes}")
+            raise InputError(
+                "quantum.variables_but_numbers_shapes", name=self.name, n=n, shapes=shapes
+            )
         if self.pairs.dtype not in (np.float32, np.float64):
-            raise ValueError(f"{self.name}: pairs are {self.pairs.dtype}, not float32 or float64")
+            raise InputError("quantum.pairs_float_float", name=self.name, dtype=self.pairs.dtype)
         finite = np.isfinite(self.pairs.sum()) or np.isfinite(self.pairs).all()
         if not (finite and np.isfinite(self.linear).all() and np.isfinite(self.offset)):
-            raise ValueError(f"{self.name}: a number is not finite; nothing can be chosen by it")
+            raise InputError("quantum.number_finite_nothing_chosen", name=self.name)

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.quantum.arrays import Array
 from infrastructure.quantum.problems.choice import MARGIN, Choice
@@ -64,7 +65,7 @@ class DataSelection(Choice):
         goal = units if target is None else unit_rows(target)
         if goal.shape[1] != units.shape[1]:
             sizes = f"{goal.shape[1]} numbers, those of the examples {units.shape[1]}"
-            raise ValueError(f"target gradients have {sizes}: they must be of the same parameters")
+            raise InputError("quantum.target_gradients_they_same", sizes=sizes)
         direction, self.rho = target_mean(goal, is_sample=target is not None)
         self.relevance = units.astype(np.float64) @ direction
         total = units.sum(axis=0, dtype=np.float64)
@@ -129,14 +130,18 @@ def unit_rows(gradients: Array, ids: Sequence[int] | None = None, what: str = "t
     rows = np.asarray(gradients, dtype=np.float32)
     if rows.ndim != 2 or (ids is not None and len(ids) != len(rows)):
         wanted = "" if ids is None else f" for {len(ids)} ids"
-        raise ValueError(f"gradients of {what}s have the shape {rows.shape}{wanted}, not (n, d)")
+        raise InputError("quantum.gradients_shape", what=what, shape=rows.shape, wanted=wanted)
     lengths = np.linalg.norm(rows, axis=1)
     wrong = np.flatnonzero(~(np.isfinite(lengths) & (lengths > 0)))
     if len(wrong):
         named = [int(ids[i]) if ids is not None else int(i) for i in wrong[:5]]
         how = "zero or not finite"
-        raise ValueError(
-            f"{len(wrong)} {what} gradients are {how} (first: {named}): leave them out"
+        raise InputError(
+            "quantum.gradients_first_leave_them",
+            num_wrong=len(wrong),
+            what=what,
+            how=how,
+            named=named,
         )
     return rows / lengths[:, None]
 
@@ -153,13 +158,11 @@ def target_mean(units: Array, *, is_sample: bool) -> tuple[Array, float]:
     """
     m = len(units)
     if is_sample and m < 2:
-        raise ValueError(f"{m} target examples with a gradient say nothing: give 2 or more")
+        raise InputError("quantum.target_examples_gradient_say", m=m)
     mean = units.mean(axis=0, dtype=np.float64)
     square = float(mean @ mean)
     if is_sample:
         square = (square * m - 1) / (m - 1)
     if square <= 0:
-        raise ValueError(
-            f"the {m} target gradients have no direction in common; give more target examples"
-        )
+        raise InputError("quantum.target_gradients_direction_common", m=m)
     return mean / np.linalg.norm(mean), float(np.sqrt(square))

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from infrastructure.core.errors import InputError
 from infrastructure.quantum.arrays import Array
 from infrastructure.quantum.problems.choice import Choice
 from infrastructure.quantum.problems.problem import Sample, Training
@@ -51,7 +52,7 @@ class RankAllocation(Choice):
         n = len(self.components)
         if self.gradients.shape != (n,) or fisher.shape != (n, n):
             shapes = f"{self.gradients.shape} and {fisher.shape}"
-            raise ValueError(f"rank_allocation: {n} components, but numbers of the shapes {shapes}")
+            raise InputError("quantum.rank_allocation_components_but", n=n, shapes=shapes)
         self.seed = seed
         rows = fisher.sum(axis=1, dtype=np.float64)
         super().__init__(

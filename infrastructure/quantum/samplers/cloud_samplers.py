@@ -8,6 +8,7 @@ import dimod
 import numpy as np
 
 from infrastructure.config.sampler_needs import DWAVE_CONFIG_FILE, DWAVE_TOKEN, check_access
+from infrastructure.core.errors import InputError
 from infrastructure.core.optional import require
 
 DEFAULT_SHOTS = 100
@@ -46,9 +47,11 @@ class LeapHybrid(dimod.Sampler):
         self.remove_unknown_kwargs(**unknown)
         least = float(self.sampler.min_time_limit(bqm))
         if time_limit is not None and time_limit < least:
-            raise ValueError(
-                f"Leap's solver takes at least {least:g} s for {bqm.num_variables} variables,"
-                f" and {time_limit:.3g} s are left: raise quantum.timeout"
+            raise InputError(
+                "quantum.leap_solver_takes_least",
+                least=least,
+                num_variables=bqm.num_variables,
+                time_limit=time_limit,
             )
         sample_set = self.sampler.sample(bqm, time_limit=least)
         sample_set.resolve()

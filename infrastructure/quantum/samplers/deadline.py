@@ -3,6 +3,8 @@
 import time
 from collections.abc import Callable
 
+from infrastructure.core.errors import InputError
+
 Clock = Callable[[], float]
 
 
@@ -16,7 +18,7 @@ class Deadline:
 
     def __init__(self, seconds: float | None, clock: Clock = time.monotonic) -> None:
         if seconds is not None and not seconds >= 0:
-            raise ValueError(f"time_limit {seconds}: give seconds, at least 0")
+            raise InputError("quantum.time_limit_give_seconds", seconds=seconds)
         self.clock = clock
         self.started_at = clock()
         self.seconds = seconds

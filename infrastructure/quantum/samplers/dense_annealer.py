@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import dimod
 import numpy as np
 
+from infrastructure.core.errors import InputError
 from infrastructure.quantum.samplers.deadline import Clock, Deadline
 from infrastructure.quantum.samplers.dense_exchange import READS, ExchangeSearch
 from infrastructure.quantum.samplers.dense_problem import Bits, DenseProblem
@@ -127,13 +128,15 @@ def _checked_reads(num_reads: int | None, num_variables: int, num_ones: int | No
     if num_reads is None:
         return default_reads(num_variables, num_ones)
     if num_reads < 1:
-        raise ValueError(f"num_reads {num_reads}: give a whole number of at least 1")
+        raise InputError("quantum.num_reads_give_whole", num_reads=num_reads)
     return num_reads
 
 
 def _refuse_ones(num_ones: int | None, num_variables: int) -> None:
     if num_ones is not None and not 0 <= num_ones <= num_variables:
-        raise ValueError(f"num_ones {num_ones}: the model has {num_variables} variables")
+        raise InputError(
+            "quantum.num_ones_model_variables", num_ones=num_ones, num_variables=num_variables
+        )
 
 
 def _bits_of(
@@ -144,9 +147,9 @@ def _bits_of(
     place = {label: column for column, label in enumerate(labels)}
     missing = [label for label in variables if label not in place]
     if missing:
-        raise ValueError(f"initial_states do not say what {missing[0]!r} is")
+        raise InputError("quantum.initial_states_do_say", missing=missing[0])
     rows = samples[:, [place[label] for label in variables]]
     if not np.isin(rows, list(bqm.vartype.value)).all():
         allowed = " and ".join(str(value) for value in sorted(bqm.vartype.value))
-        raise ValueError(f"initial_states hold other values than {allowed}")
+        raise InputError("quantum.initial_states_hold_other", allowed=allowed)
     return list((rows > 0).astype(np.int8))

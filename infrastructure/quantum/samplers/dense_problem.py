@@ -7,6 +7,7 @@ import dimod
 import numpy as np
 import numpy.typing as npt
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.hardware import GIB
 from infrastructure.quantum.samplers.bqm_arrays import Vectors, coefficient_sum, vectors_of
 
@@ -74,7 +75,7 @@ class DenseProblem:
             biases = 4 * biases
         size = coefficient_sum(Vectors(linear, rows, columns, biases, offset))
         if not np.isfinite(size) or size > np.finfo(np.float32).max:
-            raise ValueError("the model holds coefficients that are no finite float32 numbers")
+            raise InputError("quantum.model_holds_coefficients_finite")
         common = 0.0
         if num_ones is not None and n > 1:
             common = float(biases.sum(dtype=np.float64)) / (n * (n - 1) / 2)
@@ -113,10 +114,11 @@ def refuse_too_large(num_variables: int) -> None:
     """Raises ValueError where a matrix of so many variables would not fit."""
     size = BYTES_PER_ENTRY * num_variables**2
     if not matrix_fits(num_variables):
-        raise ValueError(
-            f"{num_variables} variables need a matrix of {size / GIB:.1f} GiB,"
-            f" more than {MOST_MATRIX_BYTES / GIB:.0f}: ask simulated_annealing, whose memory"
-            " grows with the interactions"
+        raise InputError(
+            "quantum.variables_need_matrix_gib",
+            num_variables=num_variables,
+            size=size / GIB,
+            most_matrix_bytes=MOST_MATRIX_BYTES / GIB,
         )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infrastructure.config.sampler_needs import MOST_COUNTED
+from infrastructure.core.errors import InputError
 from infrastructure.quantum.samplers.bqm_arrays import vectors_of
 
 Energies = npt.NDArray[np.float64]
@@ -40,7 +41,7 @@ class ExactSampler(dimod.Sampler):
         refuse_too_many("exact", bqm.num_variables)
         n = bqm.num_variables
         if num_ones is not None and not 0 <= num_ones <= n:
-            raise ValueError(f"num_ones {num_ones}: the model has {n} variables")
+            raise InputError("quantum.num_ones_model_variables_2", num_ones=num_ones, n=n)
         energies = all_energies(bqm)
         if num_ones is not None:
             energies[np.bitwise_count(np.arange(len(energies))) != num_ones] = np.inf
@@ -55,9 +56,11 @@ class ExactSampler(dimod.Sampler):
 def refuse_too_many(name: str, num_variables: int) -> None:
     """Raises ValueError above what counting through takes."""
     if num_variables > MOST_COUNTED:
-        raise ValueError(
-            f"{num_variables} variables have 2^{num_variables} assignments; {name} counts through"
-            f" them, so it takes at most {MOST_COUNTED} variables"
+        raise InputError(
+            "quantum.variables_assignments_counts_through",
+            num_variables=num_variables,
+            name=name,
+            most_counted=MOST_COUNTED,
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import dimod
 
-from infrastructure.core.errors import SamplerError
+from infrastructure.core.errors import InputError, SamplerError
 from infrastructure.core.redact import redact
 
 TIME_LIMIT = "time_limit"
@@ -39,7 +39,7 @@ class FallbackSampler(dimod.Sampler):
 
     def __init__(self, samplers: Mapping[str, dimod.Sampler]) -> None:
         if not samplers:
-            raise ValueError("a chain of samplers needs at least one")
+            raise InputError("quantum.chain_samplers_needs_least")
         self.samplers = dict(samplers)
         self.answered_by = ""
         self.failures: list[str] = []
@@ -66,7 +66,11 @@ class FallbackSampler(dimod.Sampler):
         """
         unknown = sorted(parameters.keys() - self.parameters.keys() - {TIME_LIMIT})
         if unknown:
-            raise ValueError(f"no sampler of {', '.join(self.samplers)} knows {', '.join(unknown)}")
+            raise InputError(
+                "quantum.sampler_knows",
+                samplers=", ".join(self.samplers),
+                unknown=", ".join(unknown),
+            )
         began, limit = time.monotonic(), parameters.pop(TIME_LIMIT, None)
         self.answered_by, self.failures = "", []
         for number, (name, sampler) in enumerate(self.samplers.items()):
@@ -81,7 +85,7 @@ class FallbackSampler(dimod.Sampler):
                 continue
             self.answered_by = name
             return sample_set
-        raise SamplerError(f"no sampler answered: {'; '.join(self.failures)}")
+        raise SamplerError("quantum.sampler_answered", failures="; ".join(self.failures))
 
     def _query(
         self,
@@ -92,5 +96,5 @@ class FallbackSampler(dimod.Sampler):
         known = {key: value for key, value in parameters.items() if key in sampler.parameters}
         sample_set = sampler.sample(bqm, **known)
         if not len(sample_set):  # a remote solver answers, or fails, only now
-            raise SamplerError("an empty answer")
+            raise SamplerError("quantum.empty_answer")
         return sample_set

@@ -7,6 +7,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.quantum.arrays import Array
 
@@ -38,7 +39,7 @@ def receive(stream: BinaryIO) -> Message:
     """
     (length,) = _LENGTH.unpack(_exactly(stream, _LENGTH.size))
     if length > MOST_HEADER_BYTES:
-        raise ValueError("what came is no message")
+        raise InputError("quantum.came_message")
     header = json.loads(bytes(_exactly(stream, length)))
     arrays = {}
     for name, (dtype, shape) in header["arrays"].items():

@@ -116,11 +116,11 @@ class ProcessSampler(dimod.Sampler):
                 text = f"{self.name} had no answer after {deadline.seconds:g} s and was ended"
                 raise SamplerError(text) from None
             if isinstance(error, EOFError | OSError | ValueError):
-                raise SamplerError(f"the process of {self.name} died: {error}") from error
+                raise SamplerError("quantum.process_died", name=self.name, error=error) from error
             raise
         if "error" in values:
             note_user_values(values["error"])
-            raise SamplerError(f"{self.name} failed: {values['error']}")
+            raise SamplerError("quantum.failed", name=self.name, values=values["error"])
         return values, results
 
 
@@ -228,10 +228,10 @@ def _checked(
     """
     samples, claimed = arrays["samples"], arrays["energies"]
     if not len(samples):
-        raise SamplerError(f"{name} gave an empty answer")
+        raise SamplerError("quantum.gave_empty_answer", name=name)
     vartype = dimod.Vartype[as_text(values["vartype"])]
     if not np.isin(samples, list(vartype.value)).all():
-        raise SamplerError(f"{name} gave values that are not of a {vartype.name} variable")
+        raise SamplerError("quantum.gave_values_variable", name=name, vartype=vartype.name)
     samples = samples.astype(np.int8)
     if vartype is not bqm.vartype:
         samples = 2 * samples - 1 if bqm.vartype is dimod.SPIN else (samples + 1) // 2
@@ -242,5 +242,5 @@ def _checked(
     sample_set = dimod.SampleSet.from_samples_bqm(labelled, bqm, info=values["info"], **vectors)
     wrong = np.abs(sample_set.record.energy - claimed)
     if not (wrong <= ENERGY_TOLERANCE * coefficient_sum(vectors_of(bqm))).all():
-        raise SamplerError(f"{name} told energies that its answers do not have")
+        raise SamplerError("quantum.told_energies_answers_do", name=name)
     return sample_set

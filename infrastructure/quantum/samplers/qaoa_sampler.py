@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from infrastructure.config.sampler_needs import MOST_COUNTED
+from infrastructure.core.errors import InputError
 from infrastructure.quantum.samplers.deadline import Deadline
 from infrastructure.quantum.samplers.exact_sampler import (
     all_energies,
@@ -81,7 +82,7 @@ class QAOASampler(dimod.Sampler):
 
     def __init__(self, engine: Engine | None = None, num_layers: int = NUM_LAYERS) -> None:
         if num_layers < 1:
-            raise ValueError(f"num_layers {num_layers}: give a whole number of at least 1")
+            raise InputError("quantum.num_layers_give_whole", num_layers=num_layers)
         self.engine = engine or StateVector()
         self.num_layers = num_layers
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import dimod
 
 from infrastructure.config.sampler_needs import canonical
+from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import look_up
 from infrastructure.quantum.samplers.auto_sampler import AutoSampler
 from infrastructure.quantum.samplers.dense_annealer import DenseAnnealer
@@ -73,7 +74,7 @@ def create_sampler(name: str, **options: object) -> dimod.Sampler:
     try:
         return make(**options)
     except TypeError as error:
-        raise ValueError(f"the sampler {name} cannot be made: {error}") from None
+        raise InputError("quantum.sampler_cannot_made", name=name, error=error) from None
 
 
 def close_sampler(sampler: dimod.Sampler) -> None:

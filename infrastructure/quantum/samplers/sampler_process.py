@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 import dimod
 import numpy as np
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, as_object, as_text
 from infrastructure.core.redact import redact
 from infrastructure.quantum.arrays import Array
@@ -92,7 +93,7 @@ def answer(
 
 def _packed(sample_set: dimod.SampleSet, bqm: dimod.BinaryQuadraticModel) -> Outgoing:
     if set(sample_set.variables) != set(bqm.variables):
-        raise ValueError("the sampler answered about other variables than were asked")
+        raise InputError("quantum.sampler_answered_about_other")
     columns = [sample_set.variables.index(v) for v in range(bqm.num_variables)]
     arrays: dict[str, Array] = {
         "samples": np.asarray(sample_set.record.sample)[:, columns],

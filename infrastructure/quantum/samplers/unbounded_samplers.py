@@ -5,6 +5,7 @@ from typing import Any
 
 import dimod
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import look_up
 from infrastructure.core.named_object import load_object
 from infrastructure.quantum.samplers.cloud_samplers import LeapHybrid, QuantumAnnealer
@@ -55,7 +56,7 @@ def direct_sampler(name: str, options: Mapping[str, object]) -> dimod.Sampler:
     try:
         sampler = make(**options)
     except TypeError as error:
-        raise ValueError(f"the sampler {name} cannot be made: {error}") from None
+        raise InputError("quantum.sampler_cannot_made", name=name, error=error) from None
     if not callable(getattr(sampler, "sample", None)):
-        raise ValueError(f"{name} is no dimod sampler: it has no method sample")
+        raise InputError("quantum.dimod_sampler_method_sample", name=name)
     return sampler

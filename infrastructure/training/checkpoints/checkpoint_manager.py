@@ -178,7 +178,7 @@ class CheckpointManager:
             with self.only_writer():
                 fetch_objects(apart.link().store, manifest, self.store, run_files=False)
         except (OSError, StorageError, ValueError) as error:
-            raise CheckpointError(f"parts of other machines cannot be read: {error}") from error
+            raise CheckpointError("checkpoints.parts_other_machines_cannot", error=error) from error
 
     def newest(self) -> Path:
         """The newest healthy checkpoint that verifies; damaged newer ones are named in a warning.
@@ -200,7 +200,10 @@ class CheckpointManager:
             reason = "no checkpoint was saved yet"
             advice = "lower checkpoint_frequency where runs do not live long"
         raise CheckpointError(
-            f"nothing to resume from in {self.store.root}: {reason}; {advice}, or start a new run"
+            "checkpoints.nothing_resume_start_new",
+            root=self.store.root,
+            reason=reason,
+            advice=advice,
         )
 
 

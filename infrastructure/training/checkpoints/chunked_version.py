@@ -13,7 +13,7 @@ from infrastructure.backup.format.manifest import FILES as RUN_FILES
 from infrastructure.backup.format.manifest import Manifest
 from infrastructure.backup.format.store import Store
 from infrastructure.backup.format.tensor_bytes import DTYPES, from_bytes
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.core.exact_json import from_json
 from infrastructure.core.json_text import parse_json
 
@@ -88,7 +88,9 @@ def pieces_of(store: Store, manifest: Manifest) -> Iterator[Piece]:
             size = tuple(content.shape)
             yield Piece(group, name, size, Chunk((0,) * len(size), size), content)
     if missing:
-        raise CheckpointError(f"the version lacks {len(missing)} parts, such as {min(missing)!r}")
+        raise CheckpointError(
+            "checkpoints.version_lacks_parts_such", num_missing=len(missing), missing=min(missing)
+        )
 
 
 def tensors_of(store: Store, manifest: Manifest) -> dict[str, dict[str, torch.Tensor]]:
@@ -141,7 +143,7 @@ def described_values(manifest: Manifest) -> Any:
         CheckpointError: it was not written by several ranks.
     """
     if not is_chunked(manifest):
-        raise CheckpointError("the version was not saved by several processes")
+        raise CheckpointError("checkpoints.version_saved_several_processes")
     return manifest.values[KEY]
 
 
@@ -155,7 +157,7 @@ def described_tensors(manifest: Manifest) -> dict[str, ChunkedTensor]:
     try:
         tensors = {str(key): _tensor(entry) for key, entry in described["tensors"].items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"the manifest's {KEY!r} is none: {error}") from error
+        raise CheckpointError("checkpoints.manifest_none", key=KEY, error=error) from error
     _refuse_oversized(tensors, manifest)
     return tensors
 
@@ -169,7 +171,7 @@ def decode_value(data: bytes) -> object:
     try:
         return from_json(parse_json(data), TUPLE)
     except (ValueError, TypeError, OverflowError) as error:
-        raise CheckpointError(f"a value of the version is no JSON: {error}") from error
+        raise CheckpointError("checkpoints.value_version_json", error=error) from error
 
 
 def _chunks_by_name(manifest: Manifest) -> dict[str, tuple[str, ChunkedTensor, Chunk]]:
@@ -184,7 +186,7 @@ def _refuse_oversized(tensors: Mapping[str, ChunkedTensor], manifest: Manifest) 
     """Nothing is allocated for tensors larger than the objects that they lie in."""
     claimed = sum(prod(tensor.size) * tensor.dtype.itemsize for tensor in tensors.values())
     if claimed > sum(pack.size_bytes for pack in manifest.packs):
-        raise CheckpointError(f"the manifest's {KEY!r} says {claimed} bytes, its objects hold less")
+        raise CheckpointError("checkpoints.manifest_says_bytes_objects", key=KEY, claimed=claimed)
 
 
 def _tensor(entry: dict[str, Any]) -> ChunkedTensor:
@@ -193,13 +195,13 @@ def _tensor(entry: dict[str, Any]) -> ChunkedTensor:
     for chunk in chunks:
         ends = [a + b for a, b in zip(chunk.offsets, chunk.sizes, strict=True)]
         if any(end > length for end, length in zip(ends, size, strict=True)):
-            raise ValueError(f"a chunk ends at {ends} of {list(size)}")
+            raise InputError("checkpoints.chunk_ends", ends=ends, size=list(size))
     if sum(prod(chunk.sizes) for chunk in chunks) != prod(size):
-        raise ValueError(f"the chunks of a tensor do not make up {list(size)}")
+        raise InputError("checkpoints.chunks_tensor_do_make", size=list(size))
     return ChunkedTensor(size, DTYPES[entry["dtype"]], chunks)
 
 
 def _lengths(values: Any) -> tuple[int, ...]:
     if not all(type(value) is int and 0 <= value < 1 << 48 for value in values):
-        raise ValueError(f"{values} are no lengths")
+        raise InputError("checkpoints.lengths", values=values)
     return tuple(values)

@@ -105,7 +105,7 @@ def restore_snapshot(snapshot: Snapshot, state: TrainingState, parts: Participan
     try:
         parts.optimizer.load_state_dict(merged)
     except ValueError as error:
-        raise CheckpointError(f"the checkpoint's optimizer is another one: {error}") from error
+        raise CheckpointError("checkpoints.checkpoint_optimizer_another", error=error) from error
     _restore_one("learning-rate schedule", parts.scheduler, values["scheduler"])
     _restore_one("gradient scaler", parts.scaler, values["scaler"])
     restore_progress(values, state)
@@ -134,7 +134,7 @@ def restore_progress(values: dict[str, Any], state: TrainingState) -> None:
 def _restore_one(what: str, living: Any, saved: Mapping[str, object] | None) -> None:
     if (living is None) != (saved is None):
         has, had = ("none", "one") if living is None else ("one", "none")
-        raise CheckpointError(f"{what}: this run has {has}, the checkpoint {had}")
+        raise CheckpointError("checkpoints.run_checkpoint", what=what, has=has, had=had)
     if living is not None and saved is not None:
         living.load_state_dict(saved)
 

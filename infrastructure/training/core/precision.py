@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.gpu_presence import FP16_NEEDS_GPU, NO_GPU
 from infrastructure.optimization.gpu_capability import DTYPES, best_precision, refuse_fp8
 from infrastructure.optimization.kernel_caches import bound_kernel_caches
@@ -77,7 +78,7 @@ def choose_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(NO_GPU.format(device=name))
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device = {name}: there are only {torch.cuda.device_count()} GPUs here")
+        raise InputError("training.device_gpus", name=name, device_count=torch.cuda.device_count())
     return device
 
 
@@ -89,11 +90,7 @@ def training_device(name: str) -> torch.device:
     """
     check_torch_defaults()
     if (dtype := torch.get_default_dtype()) is not torch.float32:
-        raise ValueError(
-            f"torch.set_default_dtype({dtype}) is in effect in this process: call"
-            " torch.set_default_dtype(torch.float32) and run this again; how the arithmetic rounds"
-            " is what training.mixed_precision says"
-        )
+        raise InputError("training.torch_set_default_dtype", dtype=dtype)
     return choose_device(name)
 
 
@@ -105,14 +102,6 @@ def check_torch_defaults() -> None:
     """
     device = torch.get_default_device()
     if device.type != "cpu":
-        raise ValueError(
-            f"torch.set_default_device({str(device)!r}) is in effect in this process, so that"
-            " tensors are made where nobody expects them: call torch.set_default_device(None) and"
-            " run this again"
-        )
+        raise InputError("training.torch_set_default_device", device=str(device))
     if torch.is_inference_mode_enabled() or not torch.is_grad_enabled():
-        raise ValueError(
-            "gradients are switched off in this process (torch.set_grad_enabled(False),"
-            " torch.no_grad() or torch.inference_mode()): call torch.set_grad_enabled(True),"
-            " outside of such a block, and run this again"
-        )
+        raise InputError("training.gradients_switched_off_process")

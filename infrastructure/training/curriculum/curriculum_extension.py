@@ -18,6 +18,7 @@ import torch
 
 from infrastructure.config.sections.training_config import TrainingConfig
 from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.errors import InputError
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.core.preserve import preserve
 from infrastructure.training.core.state import TrainingState
@@ -82,10 +83,7 @@ class CurriculumExtension(Extension):
         """
         data = self.trainer.data
         if not isinstance(data, DataPipeline):
-            raise ValueError(
-                "training.strategy curriculum goes through rows of data files, and this model"
-                " brings data of its own: choose another strategy"
-            )
+            raise InputError("curriculum.training_strategy_curriculum_goes")
         if self.by == "loss":
             by_rank(np.zeros(data.num_candidates), self.num_stages)
         else:

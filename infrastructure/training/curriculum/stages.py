@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import unknown_name
 from infrastructure.training.data.serving.example_order import Indices
 
@@ -25,9 +26,10 @@ def by_rank(hardness: npt.NDArray[np.generic], num_stages: int) -> Stages:
         ValueError: there are fewer examples than stages.
     """
     if len(hardness) < num_stages:
-        raise ValueError(
-            f"{len(hardness)} training examples make no {num_stages} stages: give more data, or"
-            " lower training.curriculum_stages"
+        raise InputError(
+            "curriculum.training_examples_make_stages",
+            num_hardness=len(hardness),
+            num_stages=num_stages,
         )
     stages = np.empty(len(hardness), dtype=np.uint8)
     in_order = np.argsort(hardness, kind="stable")
@@ -46,12 +48,13 @@ def by_task(tasks: Sequence[str], order: Sequence[str]) -> Stages:
     for name in order:
         if name not in known:
             message = unknown_name("task", name, known)
-            raise ValueError(f"training.curriculum_order: {message}")
+            raise InputError("curriculum.training_curriculum_order", message=message)
     left_out = [name for name in known if name not in order]
     if left_out:
-        raise ValueError(
-            f"training.curriculum_order has no place for the task {left_out[0] or '(none)'!r} of"
-            f" {tasks.count(left_out[0]):,} training examples: name it, too, or take those rows out"
+        raise InputError(
+            "curriculum.training_curriculum_order_place",
+            left_out=left_out[0] or "(none)",
+            left_out_2=tasks.count(left_out[0]),
         )
     place = {name: number for number, name in enumerate(order)}
     return np.array([place[task] for task in tasks], dtype=np.uint8)

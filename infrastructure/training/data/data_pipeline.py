@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.resource_config import CacheConfig, MemoryConfig
+from infrastructure.core.errors import InputError
 from infrastructure.training.data.encoding.augmentation import Augmentation, get_augmentation
 from infrastructure.training.data.encoding.chat_format import special_tokens
 from infrastructure.training.data.encoding.picture_tokens import PictureTokens
@@ -217,8 +218,10 @@ class DataPipeline:
         """
         self._order()  # a stream says why none can be selected
         if not 1 <= num_examples <= self.num_candidates:
-            raise ValueError(
-                f"{num_examples} of {self.num_candidates} training examples cannot be selected"
+            raise InputError(
+                "data.training_examples_cannot_selected",
+                num_examples=num_examples,
+                num_candidates=self.num_candidates,
             )
         self._num_selected = num_examples
         self.unselect()
@@ -249,9 +252,12 @@ class DataPipeline:
         wanted = self._num_selected or max(1, len(chosen))
         if len(chosen) != wanted or len(chosen) != len(ids) or not is_known:
             number = "any number" if self._num_selected is None else wanted
-            raise ValueError(
-                f"{len(ids)} ids, {len(chosen)} of them different, are no selection of"
-                f" {number} from {self.num_candidates} training examples"
+            raise InputError(
+                "data.ids_them_different_selection",
+                num_ids=len(ids),
+                num_chosen=len(chosen),
+                number=number,
+                num_candidates=self.num_candidates,
             )
         return chosen
 
@@ -288,9 +294,7 @@ class DataPipeline:
     def _order(self) -> Order:
         source = self._ready().source
         if not isinstance(source, StoredExamples | AugmentedExamples):
-            raise ValueError(
-                "data.streaming reads examples in an order of its own: none can be selected"
-            )
+            raise InputError("data.data_streaming_reads_examples")
         return source.order
 
     def train_batches(

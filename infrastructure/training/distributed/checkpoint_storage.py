@@ -44,7 +44,7 @@ from infrastructure.backup.format.tensor_bytes import DTYPES, NAMES, to_bytes
 from infrastructure.backup.replication.apart import ApartSettings, place_apart
 from infrastructure.backup.replication.remote_session import RemoteSession
 from infrastructure.backup.writer.writer_process import only_writer
-from infrastructure.core.errors import CheckpointError, StorageError, TemperError
+from infrastructure.core.errors import CheckpointError, InputError, StorageError, TemperError
 from infrastructure.core.exact_json import to_json
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject
@@ -116,7 +116,9 @@ def save_distributed(
             if retention is not None and writer.name is not None:
                 writer.store.remove_all_but(versions_to_keep(writer.store, retention))
     except CheckpointException as error:  # not an Exception: `except Exception` would miss it
-        raise StorageError(f"no version was written to {root}: {_reasons(error)}") from None
+        raise StorageError(
+            "distributed.version_written", root=root, error=_reasons(error)
+        ) from None
     return writer.name
 
 
@@ -378,7 +380,7 @@ def own_chunk(tensor: DTensor) -> Chunk:
     if isinstance(placement, Replicate):
         return Chunk((0,) * len(size), size)
     if placement != Shard(0):
-        raise ValueError(f"a tensor lies as {placement}, and Shard(0) is known alone")
+        raise InputError("distributed.tensor_lies_shard_known", placement=placement)
     length = ceil_div(size[0], tensor.device_mesh.size())
     begin = min(size[0], length * tensor.device_mesh.get_local_rank())
     return Chunk((begin, *(0 for _ in size[1:])), tuple(tensor.to_local().shape))

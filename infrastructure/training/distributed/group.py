@@ -536,7 +536,7 @@ class _Watch:
         reason = group.reason_of(rank)
         if reason is not None:
             what = f"failed: {reason}" if reason else "has left"
-            raise ProcessLostError(f"{group.name_of(rank)} {what}")
+            raise ProcessLostError("distributed.message", rank=group.name_of(rank), what=what)
         pulse = group.pulse_of(rank)
         seen = self.seen.setdefault(rank, _Seen(pulse.beats, pulse.progress, now, now))
         if pulse.beats != seen.beats:
@@ -554,8 +554,7 @@ class _Watch:
             )
         if stuck > self.limit * (BUSY_TIMES if pulse.is_busy else 1.0):
             raise ProcessLostError(
-                f"{group.name_of(rank)} hangs: the others have waited for it for {stuck:.0f}"
-                " seconds, in which it has done nothing"
+                "distributed.hangs_others_waited_seconds", rank=group.name_of(rank), stuck=stuck
             )
 
 

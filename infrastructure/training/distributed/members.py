@@ -76,7 +76,7 @@ def by_launcher(launch: LaunchedProcess) -> Member:
         store = next(rendezvous("env://", timeout=AGENT_TIMEOUT))[0] if has_agent else None
         store = store or _store_of_rank_0(launch)
     except RuntimeError as error:
-        raise ProcessLostError("the process that started this training is gone") from error
+        raise ProcessLostError("distributed.process_started_training_gone") from error
     return Member(launch.rank, launch.size, launch.local_rank, dist.PrefixStore("temper", store))
 
 
@@ -88,8 +88,10 @@ def _store_of_rank_0(launch: LaunchedProcess) -> dist.Store:
     while launch.rank != 0 and not _listens(address, port):
         if time.monotonic() > deadline:
             raise ProcessLostError(
-                f"rank 0 has not come in {RANK_0_WITHIN.total_seconds() / 60:.0f} minutes: nothing"
-                f" listens at MASTER_ADDR={address}, MASTER_PORT={port}"
+                "distributed.rank_come_minutes_nothing",
+                rank_0_within=RANK_0_WITHIN.total_seconds() / 60,
+                address=address,
+                port=port,
             )
         time.sleep(POLL_SECONDS)
     return dist.TCPStore(

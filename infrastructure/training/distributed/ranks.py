@@ -133,5 +133,7 @@ class Ranks:
             name = f"the process of rank {rank} (of {self.size}, pid {process.pid})"
             reason = self.group.reason_of(rank) if self.group is not None else None
             if reason:
-                raise ProcessLostError(f"{name} failed: {reason}")
-            raise ProcessLostError(f"{name} is gone: {fate}; {HOW_TO_GO_ON}")
+                raise ProcessLostError("distributed.failed", name=name, reason=reason)
+            raise ProcessLostError(
+                "distributed.gone", name=name, fate=fate, how_to_go_on=HOW_TO_GO_ON
+            )

@@ -30,6 +30,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from infrastructure.core.callbacks import do_nothing
+from infrastructure.core.errors import InputError
 from infrastructure.core.hardware import MIB
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.process_memory import give_back_large_blocks
@@ -267,7 +268,4 @@ def _uses(module: torch.nn.Module) -> Counter[torch.nn.Parameter]:
 
 def _refuse_shared(model: torch.nn.Module, blocks: list[torch.nn.Module]) -> None:
     if any(_is_shared(model, block) for block in blocks):
-        raise ValueError(
-            f"{type(model).__name__}: its layers share weights with each other, so they cannot be"
-            " spread one by one: set training.shard to no"
-        )
+        raise InputError("distributed.layers_share_weights_each", name=type(model).__name__)

@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 
 from infrastructure.core.error_place import named
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.training.core.state import TrainingState
 
@@ -158,9 +159,7 @@ class HookRunner:
         names = [hook.name for hook in self.hooks]
         twice = {name for name in names if names.count(name) > 1}
         if twice:
-            raise ValueError(
-                f"hooks need different names to be saved; given twice: {sorted(twice)}"
-            )
+            raise InputError("extensions.hooks_need_different_names", twice=sorted(twice))
 
     def fire(self, event: Event, state: TrainingState) -> None:
         for hook in self.hooks:

@@ -13,6 +13,7 @@ import torch
 from infrastructure.config import registries
 from infrastructure.config.sections.memory_settings import MEMORY
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.errors import InputError
 from infrastructure.core.registry import Registry
 from infrastructure.training.extensions.extension_hooks import Extension, Hook, HookRunner
 from infrastructure.training.extensions.key_value_memory import KeyValueMemoryExtension
@@ -70,8 +71,8 @@ def _before(name: str, made: Mapping[str, Hook]) -> list[str]:
         return []
     missing = [other for other in hook.requires if other not in made]
     if missing:
-        raise ValueError(
-            f"training.enabled_extensions: {name} needs the extension {missing[0]}: add it, too"
+        raise InputError(
+            "extensions.training_enabled_extensions_needs", name=name, missing=missing[0]
         )
     return [*hook.requires, *(other for other in hook.after if other in made)]
 
@@ -88,9 +89,8 @@ def ordered(before: Mapping[str, Collection[str]]) -> list[str]:
     try:
         TopologicalSorter(before).prepare()
     except CycleError as error:
-        raise ValueError(
-            f"training.enabled_extensions: {' and '.join(error.args[1][:-1])} each come after the"
-            " other by what they declare: leave one of them out"
+        raise InputError(
+            "extensions.training_enabled_extensions_each", args=" and ".join(error.args[1][:-1])
         ) from error
     left, order = dict(before), list[str]()
     while left:  # the sorter's own order is not the one given

@@ -67,8 +67,10 @@ class KeyValueMemoryExtension(Extension):
             value = getattr(self.settings, name)
             if value not in ("auto", facts[name]):
                 raise ConfigurationError(
-                    f"training.memory.{name} = {value}: this model has a memory already, with"
-                    f" {name} {facts[name]}, and goes on with it: leave it out"
+                    "extensions.training_memory_model_memory",
+                    name=name,
+                    value=value,
+                    facts=facts[name],
                 )
 
     def step_start(self, state: TrainingState) -> None:

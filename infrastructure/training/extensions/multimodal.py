@@ -17,6 +17,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.config.base import ConfigurationError
+from infrastructure.core.errors import InputError
 from infrastructure.training.core.state import Phase
 from infrastructure.training.data.preparation.plan import no_pictures, pictures_in
 from infrastructure.training.extensions.extension_hooks import Extension
@@ -60,10 +61,11 @@ class MultimodalExtension(Extension):
             ValueError: it does.
         """
         if self.num_steps and total_steps <= self.num_steps:
-            raise ValueError(
-                f"training.max_steps = {total_steps} ends the training in the {self.num_steps}"
-                " steps of its projector alone (training.multimodal.projector_epochs ="
-                f" {self.config.projector_epochs}): raise the one, or lower the other"
+            raise InputError(
+                "extensions.training_max_steps_ends",
+                total_steps=total_steps,
+                num_steps=self.num_steps,
+                projector_epochs=self.config.projector_epochs,
             )
 
     def scheduler(

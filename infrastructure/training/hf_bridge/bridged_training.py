@@ -12,6 +12,7 @@ from infrastructure.config.fingerprint import result_settings
 from infrastructure.core.errors import (
     CheckpointError,
     CopyNotConfirmedError,
+    InputError,
     NothingLearnedError,
     TemperError,
 )
@@ -163,7 +164,7 @@ class BridgedTraining:
             self.hooks.fire(Event.PHASE_END, state)
             run.save_model(self.parts.model)
         if state.stop_reason is StopReason.NOTHING_LEARNED:
-            raise NothingLearnedError(state.stop_message)
+            raise NothingLearnedError(str(state.stop_message))
         status = self._close(is_finished=not is_stopped)
         more = "; run this again to go on" if is_stopped else ""
         if not is_stopped and not run.is_whole and run.files.final.is_dir():
@@ -286,10 +287,7 @@ def _restore_carried(
         CheckpointError: a part of it is in no version.
     """
     if snapshot.values["step"] and (lost := lost_state(trainer)):
-        raise CheckpointError(
-            f"run {run.name} cannot be resumed: no version holds {lost}; give this training another"
-            " name to begin again"
-        )
+        raise CheckpointError("trainer.run_cannot_resumed_version", run=run.name, lost=lost)
     carried.restore(snapshot.tensors, snapshot.values["carried"])
     restore_callbacks(trainer, trainer_state_of(snapshot)["stateful_callbacks"])
     if snapshot.values["carried"]["awaits_evaluation"]:
@@ -336,10 +334,8 @@ def _restored(
         return {}, []
     values = snapshot.values
     if values["step"] != state.step:
-        raise ValueError(
-            f"run {run.name} goes on from step {values['step']}, and this Trainer begins"
-            f" at step {state.step}: pass it trainer.train(resume_from_checkpoint="
-            "callback.resume_from())"
+        raise InputError(
+            "trainer.run_goes_step_trainer", run=run.name, values=values["step"], step=state.step
         )
     judge = TrainerJudge(run.is_whole, run.name_to_accept)
     differences = check_compatible(values["facts"], facts, judge, resumed.accepted)
@@ -372,8 +368,7 @@ def _refuse_changed(run: TrainerRun, history: History, accepted: Collection[str]
         names = [*dict.fromkeys([*accepted, *(change["name"] for _, change in changes)])]
         words = "; ".join(change_words(step, change) for step, change in changes)
         raise CheckpointError(
-            f"run {run.name} was changed under way ({words}): to take it as it is, give"
-            f" TemperCallback(..., accept={sorted(names)!r}); another name begins a new training"
+            "trainer.run_changed_under_way", run=run.name, words=words, names=sorted(names)
         )
 
 
@@ -413,21 +408,13 @@ def _save_timing(run: TrainerRun, snapshots: TrainerSnapshots, first: Path | Non
 
 def _refuse_to_begin_again(run: TrainerRun) -> None:
     if run.versions.checkpoints():
-        raise ValueError(
-            f"run {run.name} in {run.directory} has been trained before: go on with"
-            " trainer.train(resume_from_checkpoint=callback.resume_from()), or give this"
-            " training another name"
-        )
+        raise InputError("trainer.run_been_trained_before", run=run.name, directory=run.directory)
 
 
 def _refuse_several_processes(args: "TrainingArguments") -> None:
     if args.world_size > 1:
-        raise ValueError(
-            f"TemperCallback saves the training of one process, and there are {args.world_size}:"
-            " start one, without torchrun or accelerate launch"
+        raise InputError(
+            "trainer.tempercallback_saves_training_process", world_size=args.world_size
         )
     if getattr(args, "deepspeed", None) or getattr(args, "fsdp", None):
-        raise ValueError(
-            "TemperCallback saves what lies in one process; with deepspeed or fsdp weights and"
-            " optimizer lie elsewhere: train without them"
-        )
+        raise InputError("trainer.tempercallback_saves_lies_process")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sources.load import load_config
+from infrastructure.core.errors import InputError
 from infrastructure.core.redact import redact
 from infrastructure.core.standard_output import lossy_output, lost_output_kept_in
 from infrastructure.core.stop_signals import STOP_COMMAND, Stopper, reason_of
@@ -213,11 +214,7 @@ class TemperCallback:
         """The version that the try before began with: this one begins with weights that are trained
         already, and at that version's step."""
         if self._first is not None and not self._first.is_file():
-            raise ValueError(
-                "the Trainer begins again in smaller batches (auto_find_batch_size), and what it"
-                " began with has been rotated away: set auto_find_batch_size=False and"
-                " per_device_train_batch_size to what fits, and run this again to go on"
-            )
+            raise InputError("trainer.trainer_begins_again_smaller")
         return self._first
 
     def _stopper(self, training: BridgedTraining) -> Stopper:

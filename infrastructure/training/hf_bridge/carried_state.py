@@ -17,7 +17,7 @@ import torch
 
 from infrastructure.backup.state.optimizer_state import Tensors
 from infrastructure.backup.state.random_state import capture_random, restore_random
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.core.exact_json import from_json, to_json
 from infrastructure.core.json_text import JsonObject, JsonValue
 
@@ -182,9 +182,7 @@ class CarriedState:
         before, dot, name = path.rpartition(".")
         owner = _owners(self.trainer).get(before + dot)
         if owner is None:
-            raise CheckpointError(
-                f"{before} of the Trainer has counted ({name}), and this Trainer has no such part"
-            )
+            raise CheckpointError("trainer.trainer_counted_trainer_such", before=before, name=name)
         setattr(owner, name, _filled(getattr(owner, name, None), whole))
 
     def _with_tensors(self, value: Any, tensors: Mapping[int, torch.Tensor]) -> Any:
@@ -311,20 +309,14 @@ def restore_callbacks(trainer: Any, states: Mapping[str, Any]) -> None:
         for name, value in attributes.items():
             setattr(callback, name, value)
         if json.loads(json.dumps(_checked(callback))).get("attributes", {}) != attributes:
-            raise CheckpointError(
-                f"the callback {type(callback).__name__} does not take its state back: its state()"
-                ' must give under "attributes" what can be set on it'
-            )
+            raise CheckpointError("trainer.callback_does_take_state", name=type(callback).__name__)
 
 
 def _checked(callback: Any) -> JsonObject:
     state = callback.state()
     plain = _Plain(state)
     if plain.tensors:
-        raise ValueError(
-            f"the state() of the callback {type(callback).__name__} holds tensors, and a Trainer"
-            " keeps JSON values only"
-        )
+        raise InputError("trainer.state_callback_holds_tensors", name=type(callback).__name__)
     return dict(state)
 
 

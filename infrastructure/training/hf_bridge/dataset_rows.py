@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.optional import require
 from infrastructure.run.identity import row_digest
 from infrastructure.training.core.preserve import preserve
@@ -35,7 +36,7 @@ class RowsFacts(TypedDict):
     rows: str | None
 
 
-class UnseenValueError(ValueError):
+class UnseenValueError(InputError):
     """A row holds something whose content cannot be told."""
 
 
@@ -62,7 +63,7 @@ def rows_facts(
                     "rows": _hash_of_table(dataset, key),
                 }
             if _sample(dataset, key) != _sample(dataset, key):
-                raise UnseenValueError("it gives a row another way each time")
+                raise UnseenValueError("trainer.gives_row_another_way")
             count, rows = _hash_of_rows(dataset, key, num_hashed)
     except UnseenValueError:
         return {"num_examples": num_examples, "num_hashed": 0, "rows": None}
@@ -143,7 +144,7 @@ def _feed(update: Feed, value: Any) -> None:
     else:
         text = repr(value)
         if " at 0x" in text:
-            raise UnseenValueError(f"{type(value).__name__} cannot be compared")
+            raise UnseenValueError("trainer.cannot_compared", name=type(value).__name__)
         update(f"{text}\n".encode())
 
 

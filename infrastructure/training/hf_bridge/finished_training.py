@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from infrastructure.core.errors import InputError
 from infrastructure.run.directory import RunStatus
 from infrastructure.run.finalize import (
     has_sealed_report,
@@ -86,10 +87,7 @@ class NothingToTrain:
 
     def __init__(self, trainer: Any, metrics: Mapping[str, float]) -> None:
         if not hasattr(trainer, "_run_epoch"):
-            raise ValueError(
-                "this training is finished, and its Trainer has a loop of its own that cannot be"
-                " left out: leave trainer.train() out"
-            )
+            raise InputError("trainer.training_finished_trainer_loop")
         self.trainer, self.metrics = trainer, dict(metrics)
         self._instead = {"_run_epoch": _nothing, "_evaluate": _nothing, "log": self._log}
         for name, method in self._instead.items():

@@ -8,6 +8,7 @@ from infrastructure.config.merging.declared_settings import declare_settings
 from infrastructure.config.sections.memory_settings import MEMORY
 from infrastructure.config.sections.multimodal_config import MULTIMODAL
 from infrastructure.config.sections.training_config import QUANTUM
+from infrastructure.core.errors import InputError
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.extensions.extension_hooks import Extension, Hook, HookRunner
 from infrastructure.training.extensions.extension_manager import (
@@ -34,17 +35,11 @@ CONSOLE = "console"  # a Trainer prints its numbers itself
 
 
 def _refuse_quantum(_parts: TrainerParts) -> NoReturn:
-    raise ValueError(
-        "training.enabled_extensions quantum decides what Temper's own loop does, and this is a"
-        " Trainer's: train with `temper train`, or leave it out"
-    )
+    raise InputError("trainer.training_enabled_extensions_quantum")
 
 
 def _refuse_added_weights(name: str, _parts: object = None) -> NoReturn:
-    raise ValueError(
-        f"training.enabled_extensions {name} adds weights to the model, which a Trainer neither"
-        " trains nor saves: train with `temper train`, or leave it out"
-    )
+    raise InputError("trainer.training_enabled_extensions_adds", name=name)
 
 
 def hooks_of(run: TrainerRun, parts: TrainerParts, others: Iterable[Hook]) -> HookRunner:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.training.core.state import StepRewards
 
 
@@ -84,9 +85,11 @@ class RewardWatch:
         completions = given.get("completions")
         if isinstance(completions, Sequence) and len(rewards) != len(completions):
             name = getattr(function, "__name__", type(function).__name__)
-            raise ValueError(
-                f"the reward function {name} gives {len(rewards)} numbers for {len(completions)}"
-                " completions: give one for each, in their order"
+            raise InputError(
+                "trainer.reward_function_gives_numbers",
+                name=name,
+                num_rewards=len(rewards),
+                num_completions=len(completions),
             )
         if self.trainer.model.training:  # not of an evaluation
             numbers = [math.nan if reward is None else float(reward) for reward in rewards]

@@ -14,6 +14,7 @@ import torch
 
 from infrastructure.config.merging.plugin_names import code_of
 from infrastructure.config.registries import EXTENSIONS
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, JsonValue
 from infrastructure.core.lookup import nearest
 from infrastructure.core.optional import require
@@ -513,11 +514,11 @@ def checked_names(accept: Collection[str]) -> frozenset[str]:
     known = known_names() if accept else []
     for name in accept:
         if name in FIXED:
-            raise ValueError(f"accept={name!r} has no effect: {_why_not(name)}")
+            raise InputError("trainer.accept_effect", name=name, name_2=_why_not(name))
         if name not in known:
             meant = nearest(name, known)
             hint = f"; did you mean {meant!r}?" if meant else ""
-            raise ValueError(f"accept={name!r}: nothing that is compared is called so{hint}")
+            raise InputError("trainer.accept_nothing_compared_called", name=name, hint=hint)
     return frozenset(accept)
 
 

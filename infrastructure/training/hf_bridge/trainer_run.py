@@ -28,6 +28,7 @@ from infrastructure.core.errors import (
     CheckpointError,
     CopyNotConfirmedError,
     DamagedFileError,
+    InputError,
     StorageError,
 )
 from infrastructure.core.files import make_directory, recover_directory, whole_directory
@@ -102,10 +103,7 @@ class TrainerRun:
         is_whole: bool = False,
     ) -> None:
         if not NAME.fullmatch(name) or redact(name) != name:
-            raise ValueError(
-                f"name={name!r}: the name of a training becomes a folder: letters, digits, dots,"
-                " dashes and underscores, and no secret"
-            )
+            raise InputError("trainer.name_name_training_becomes", name=name)
         self.name, self.config, self.report = name, config, report
         self.is_whole = is_whole
         self.files = RunDirectory((Path(config.output_dir).expanduser() / name).absolute())

@@ -261,9 +261,7 @@ def read_version(checkpoint: Path) -> Snapshot:
     """
     snapshot = load_checkpoint(checkpoint)
     if snapshot.values.get("writer") != WRITER:
-        raise CheckpointError(
-            f"{checkpoint} was not written by a TemperCallback: give this training another name"
-        )
+        raise CheckpointError("trainer.written_tempercallback_give_training", checkpoint=checkpoint)
     return snapshot
 
 

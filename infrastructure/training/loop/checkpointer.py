@@ -10,7 +10,7 @@ import torch
 
 from infrastructure.backup.format.manifest import SaveKind
 from infrastructure.backup.state.random_state import capture_random
-from infrastructure.core.errors import CheckpointError
+from infrastructure.core.errors import CheckpointError, InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.run.checkpoint_paths import step_of
 from infrastructure.run.history import HISTORY, History
@@ -159,7 +159,7 @@ class Checkpointer:
             OSError: the disk refuses; earlier checkpoints are untouched.
         """
         if self.manager is None:
-            raise ValueError("this trainer has no checkpoint_directory to save to")
+            raise InputError("loop.trainer_checkpoint_directory_save")
         return self.manager.save(self.snapshot(state), kind=SaveKind.MANUAL, score=state.score)
 
     def save_decision(self, state: TrainingState) -> None:
@@ -206,7 +206,7 @@ class Checkpointer:
             CheckpointError: there is none; the state is as it was.
         """
         if self.manager is None:
-            raise CheckpointError("no checkpoints are saved that could be gone back to")
+            raise CheckpointError("loop.checkpoints_saved_could_gone")
         for checkpoint in reversed(self.manager.checkpoints()):
             try:
                 if step_of(checkpoint) > state.step or not self.manager.is_healthy(checkpoint):
@@ -219,7 +219,7 @@ class Checkpointer:
             restore_snapshot(snapshot, state, self.optimizer_step)
             return checkpoint
         self._end_search(state)
-        raise CheckpointError(f"no checkpoint in {self.manager.store.root} can be gone back to")
+        raise CheckpointError("loop.checkpoint_gone_back", root=self.manager.store.root)
 
     def roll_back_with_first(self, state: TrainingState) -> None:
         """What another rank does of a model that is spread, while rank 0 rolls back."""
@@ -263,4 +263,4 @@ def _refuse_not_finite(snapshot: Snapshot, model: torch.nn.Module) -> None:
     buffers = {name.replace("_orig_mod.", "") for name, _ in model.named_buffers()}
     for name, tensor in snapshot.tensors["model"].items():
         if name not in buffers and not bool(torch.isfinite(own_part(tensor)).all()):
-            raise CheckpointError(f"its tensor {name} is not finite")
+            raise CheckpointError("loop.tensor_finite", name=name)

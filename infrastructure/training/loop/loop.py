@@ -100,7 +100,7 @@ class TrainingLoop:
             self.checkpointer.finish(state)
             if state.stop_reason is StopReason.NOTHING_LEARNED and step.group.is_first:
                 step.safe_point = None  # it is saved
-                raise NothingLearnedError(state.stop_message)
+                raise NothingLearnedError(str(state.stop_message))
         except BaseException as raised:
             error = self.error_recovery.readable(state, raised)
             state.error = error
@@ -363,9 +363,7 @@ class TrainingLoop:
         if group.agree(Status.FAILED if differs else Status.FINE, reason) is Status.FAILED:
             self.optimizer_step.safe_point = None
             raise ProcessLostError(
-                f"after step {state.step} the weights of {group.reason} are others than those of"
-                " rank 0: what changes them there is no function of what all ranks have alike;"
-                " nothing of this step is saved"
+                "loop.after_step_weights_others", step=state.step, reason=group.reason
             )
 
     def _kind_to_save(self, state: TrainingState, will_save: bool) -> SaveKind | None:

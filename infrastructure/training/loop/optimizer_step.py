@@ -241,9 +241,7 @@ class OptimizerStep:
                     raise
                 self.remember_limit(max(1, self.micro_batch_size(state) // 2))
                 raise ProcessLostError(
-                    f"memory ran out on rank {self.group.rank} in step {state.step + 1}, where all"
-                    " ranks compute together: the same command goes on from the last checkpoint,"
-                    " in smaller micro-batches"
+                    "loop.memory_ran_out_rank", rank=self.group.rank, step=state.step + 1
                 ) from error
 
     def _agree(self, state: TrainingState, status: Status, reason: str) -> None:

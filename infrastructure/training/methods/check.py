@@ -10,6 +10,7 @@ from infrastructure.config.base import ConfigurationError
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.field_help import format_value
 from infrastructure.config.sections.training_config import BY_REWARD, SFT
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
 from infrastructure.core.launcher import launched_process
 from infrastructure.core.lookup import nearest
@@ -93,10 +94,7 @@ def check_method(config: DeploymentConfig) -> None:
 
 def _refuse_launcher(method: str) -> None:
     if launched_process() is not None:
-        raise ConfigurationError(
-            f"training.method = {method} trains in one process, and a launcher has started several:"
-            " start temper train by itself"
-        )
+        raise ConfigurationError("methods.training_method_trains_process", method=method)
 
 
 def problems_of(config: DeploymentConfig, installed: TrlMethod) -> list[str]:
@@ -116,10 +114,7 @@ def check_shape(config: DeploymentConfig, shape: MethodShape) -> None:
     """
     is_without = shape.kind is RowKind.PROMPTS and "no column answers" in shape.reason
     if is_without and needs_answers(config.training.rewards):
-        raise ValueError(
-            f"training.rewards: exact_answer compares with the answers of the rows, and"
-            f" {shape.reason}: name it with data.answer_column, or give another reward"
-        )
+        raise InputError("methods.training_rewards_exact_answer", reason=shape.reason)
 
 
 def _is_here(config: DeploymentConfig) -> bool:
@@ -226,41 +221,30 @@ def _without_effect(method: str, given: Mapping[str, object]) -> Iterator[str]:
 def _check_model(name: str, key: str, *, takes_lora: bool = False) -> None:
     """Refuse what is no language model; a name of the hub is looked at when it is loaded."""
     if name == "embedded":
-        raise ValueError(
-            "the embedded model knows nothing yet, and a method of TRL begins with a trained model:"
-            " train one with training.method = sft and give its run as model.name"
-        )
+        raise InputError("methods.embedded_model_knows_nothing")
     folder = Path(name).expanduser()
     if (folder / "final").is_dir() and not (folder / "config.json").is_file():
         folder = folder / "final"
     if (folder / REGISTERED_MANIFEST).is_file():
-        raise ValueError(f"{key}: {name} reads no text, and TRL's methods train language models")
+        raise InputError("methods.reads_text_trl_methods", key=key, name=name)
     if (folder / EXTENSIONS_MANIFEST).is_file():
-        raise ValueError(
-            f"{key}: {name} computes with weights of extensions ({EXTENSIONS_MANIFEST}), which"
-            " TRL's trainers do not load: give a model without them, or train with training.method"
-            " = sft"
+        raise InputError(
+            "methods.computes_weights_extensions_trl",
+            key=key,
+            name=name,
+            extensions_manifest=EXTENSIONS_MANIFEST,
         )
     if (folder / "adapter_config.json").is_file():
         if not takes_lora:
-            raise ValueError(
-                f"{key}: {name} is a LoRA beside its base, and this takes a whole model: merge it"
-                " first (temper export RUN FOLDER --as merged), and give that folder"
-            )
+            raise InputError("methods.lora_beside_base_takes", key=key, name=name)
         return
     if not (folder / "config.json").is_file():
         return
     values = _read_config(folder)
     if values.get("is_encoder_decoder"):
-        raise ValueError(
-            f"{key}: {name} is an encoder with a decoder, and TRL's methods train models that write"
-            " from left to right (…ForCausalLM)"
-        )
+        raise InputError("methods.encoder_decoder_trl_methods", key=key, name=name)
     if "vision_config" in values:
-        raise ValueError(
-            f"{key}: {name} reads pictures, and the methods here train models of text: give a"
-            " language model"
-        )
+        raise InputError("methods.reads_pictures_methods_train", key=key, name=name)
 
 
 def _read_config(folder: Path) -> JsonObject:
@@ -273,25 +257,16 @@ def _read_config(folder: Path) -> JsonObject:
 def _check_teacher(config: DeploymentConfig) -> None:
     teacher = config.training.teacher
     if teacher is None:
-        raise ValueError(
-            "training.method = distillation learns from a teacher: give its folder or hub name as"
-            " training.teacher"
-        )
+        raise InputError("methods.training_method_distillation_learns")
     folders = [Path(name).expanduser() for name in (teacher, config.model.name)]
     if teacher.startswith((".", "/", "~")) and not folders[0].exists():
-        raise ValueError(f"training.teacher: there is no folder {teacher!r}")
+        raise InputError("methods.training_teacher_folder", teacher=teacher)
     if teacher == config.model.name or folders[0].resolve() == folders[1].resolve():
-        raise ValueError(
-            f"training.teacher is the model itself ({teacher}), which has nothing to learn from"
-            " itself: give a larger or a better one"
-        )
+        raise InputError("methods.training_teacher_model_itself", teacher=teacher)
     _check_model(teacher, "training.teacher")
     sizes = [_vocabulary_size(folder) for folder in folders]
     if None not in sizes and sizes[0] != sizes[1]:
-        raise ValueError(
-            f"training.teacher knows {sizes[0]} tokens and model.name {sizes[1]}: distillation"
-            " compares token by token, so give a teacher with the model's tokenizer"
-        )
+        raise InputError("methods.training_teacher_knows_tokens", sizes=sizes[0], sizes_2=sizes[1])
 
 
 def _vocabulary_size(folder: Path) -> object:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from infrastructure.config.deployment_config import DeploymentConfig
 from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.user_text import note_user_values
 from infrastructure.training.data.encoding.chat_format import (
@@ -133,7 +134,7 @@ def sample(files: Sequence[DataFile]) -> list[Row]:
     readable = (row for file in files for row in file.rows() if isinstance(row, Row))
     rows = list(islice(readable, SAMPLE_ROWS))
     if not rows:
-        raise ValueError(f"{files[0].name}: no row can be read")
+        raise InputError("methods.row_read", files=files[0].name)
     return rows
 
 
@@ -148,7 +149,7 @@ def understand(files: Sequence[DataFile], config: DataConfig, method: str) -> Me
         return recognise(rows, config, method)
     except ValueError as error:
         note_user_values(row.values for row in rows)
-        raise ValueError(f"{files[0].name}: {error}") from error
+        raise InputError("methods.message", files=files[0].name, error=error) from error
 
 
 def read_data(
@@ -172,9 +173,11 @@ def read_data(
     if held_out_files:
         other = understand(held_out_files, data, method)
         if other.kind is not shape.kind:
-            raise ValueError(
-                f"{held_out_files[0].name}: held-out rows are {other.kind.value}, and those to"
-                f" train on {shape.kind.value}: bring them into one shape"
+            raise InputError(
+                "methods.held_out_rows_those_train",
+                held_out_files=held_out_files[0].name,
+                kind=other.kind.value,
+                kind_2=shape.kind.value,
             )
         held_out, more = _written(held_out_files, other, writer, quarantine)
         train, num_read = places, num_read + more

@@ -18,6 +18,7 @@ from itertools import takewhile
 from typing import Any
 
 from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import unknown_name
 from infrastructure.training.data.encoding.column_names import PREFERENCE_PAIRS
 from infrastructure.training.data.encoding.row_schema import (
@@ -135,7 +136,9 @@ def recognise(rows: Sequence[Row], config: DataConfig, method: str) -> MethodSha
     for key in ("prompt_column", "answer_column"):
         name = getattr(config, key)
         if name is not None and all(value_of(row.values, name) is None for row in rows):
-            raise ValueError(f"data.{key}: {unknown_name('column', name, columns)}")
+            raise InputError(
+                "methods.data", key=key, unknown_name=unknown_name("column", name, columns)
+            )
     wanted = METHODS[method].rows
     pair = _pair_in(columns)
     if wanted is RowKind.PAIRS:
@@ -160,29 +163,16 @@ def _pairs(
     pair: tuple[str, str] | None,
 ) -> MethodShape:
     if config.answer_column is not None:
-        raise ValueError(
-            f"data.answer_column has no effect with training.method = {method}, which reads two"
-            " answers: call them chosen and rejected"
-        )
+        raise InputError("methods.data_answer_column_effect", method=method)
     if pair is not None:
         return _pair_shape(rows, config, *pair)
     for names in PREFERENCE_PAIRS:
         if len(two := matching(names, columns)) == len(names):
-            raise ValueError(
-                f"columns {two[0]!r} and {two[1]!r} hold two answers, and nothing says which is"
-                " better: call the better one chosen and the worse one rejected"
-            )
+            raise InputError("methods.columns_hold_two_answers", two=two[0], two_2=two[1])
     labels = _labels(rows, columns)
     if labels:
-        raise ValueError(
-            f"column {labels[0]!r} says which answers are good, and training.method = {method}"
-            " compares two answers to one prompt: training.method = kto learns from such labels"
-        )
-    raise ValueError(
-        f"training.method = {method} learns from a better and a worse answer, and there are no"
-        f" columns chosen and rejected (there are: {shown(columns)}): training.method = sft learns"
-        " from answers alone"
-    )
+        raise InputError("methods.column_says_answers_good", labels=labels[0], method=method)
+    raise InputError("methods.training_method_learns_better", method=method, columns=shown(columns))
 
 
 def _pair_shape(rows: Sequence[Row], config: DataConfig, chosen: str, rejected: str) -> MethodShape:
@@ -191,9 +181,8 @@ def _pair_shape(rows: Sequence[Row], config: DataConfig, chosen: str, rejected: 
     are_texts = all(isinstance(value_of(row.values, chosen), str) for row in rows)
     if not has_prompt and are_texts and schema.columns:
         named = ", ".join(map(repr, schema.columns.values()))
-        raise ValueError(
-            f"{chosen!r} and {rejected!r} are texts that hold their prompt themselves, and column"
-            f" {named} belongs before them, where nothing can be written: give a column prompt"
+        raise InputError(
+            "methods.texts_hold_their_prompt", chosen=chosen, rejected=rejected, named=named
         )
 
     def convert(values: RowValues) -> MethodRow:
@@ -328,10 +317,7 @@ def _of_conversation(
 ) -> Callable[[RowValues, str, dict[str, Any]], MethodRow]:
     """Rows of any shape that `temper train` knows, as a prompt and an answer of some name."""
     if schema.name == TEXT:
-        raise ValueError(
-            f"{what} answers prompts, and {schema.reason}: name the columns with data.prompt_column"
-            " and data.answer_column"
-        )
+        raise InputError("methods.answers_prompts_name_columns", what=what, reason=schema.reason)
 
     def convert(values: RowValues, name: str, others: dict[str, Any]) -> MethodRow:
         conversation = schema.conversation(Row(values, "", 0))
@@ -353,10 +339,8 @@ def _prompts(
     pair: tuple[str, str] | None,
 ) -> MethodShape:
     if pair is not None and config.prompt_column is None:
-        raise ValueError(
-            f"columns {pair[0]!r} and {pair[1]!r} hold a better and a worse answer, and"
-            f" training.method = {method} writes answers itself: training.method = dpo learns from"
-            " such pairs, and data.prompt_column takes the prompts alone"
+        raise InputError(
+            "methods.columns_hold_better_worse", pair=pair[0], pair_2=pair[1], method=method
         )
     schema = _with_answers(rows, config)
     if schema is None:
@@ -384,9 +368,8 @@ def _prompts_alone(
 ) -> MethodShape:
     schema = recognise_question(rows, _request(config))
     if "prompt" not in schema.columns or config.answer_column is not None:
-        raise ValueError(
-            f"training.method = {method} answers prompts, and no column of prompts is known"
-            f" (there are: {shown(columns)}): name it with data.prompt_column"
+        raise InputError(
+            "methods.training_method_answers_prompts", method=method, columns=shown(columns)
         )
 
     def convert(values: RowValues) -> MethodRow:

@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.optional import refuse_missing
 
 
@@ -127,10 +128,12 @@ def installed_method(name: str) -> TrlMethod:
             if (folder / f"{files}_trainer.py").is_file():
                 return TrlMethod(method, module, folder / f"{files}_config.py")
     there = ", ".join(other for other in METHODS if other != name and _is_there(other, folders))
-    raise ValueError(
-        f"training.method = {name}: the installed TRL {version('trl')} has no"
-        f" {method.class_name}Trainer; it has {there}: install another one, pip install --upgrade"
-        " trl"
+    raise InputError(
+        "methods.training_method_installed_trl",
+        name=name,
+        version=version("trl"),
+        class_name=method.class_name,
+        there=there,
     )
 
 

@@ -12,6 +12,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.lookup import unknown_name
 from infrastructure.core.named_object import is_address, load_object
@@ -32,10 +33,7 @@ def reward_functions(names: Sequence[str]) -> list[Reward]:
         ValueError: there is no such reward, or it cannot be loaded; says what to do.
     """
     if not names:
-        raise ValueError(
-            "training.rewards is empty, and GRPO and RLOO learn from rewards alone: give one or"
-            f" more of {', '.join(BUILT_IN)} or module:function"
-        )
+        raise InputError("methods.training_rewards_empty_grpo", built_in=", ".join(BUILT_IN))
     return [reward_function(name) for name in names]
 
 
@@ -49,16 +47,15 @@ def reward_function(name: str) -> Reward:
     if kind == SCHEMA and value:
         return fits_schema(Path(value))
     if kind in (FORMAT, SCHEMA):
-        raise ValueError(f"training.rewards: {kind} needs what to compare with: {kind}=…")
+        raise InputError("methods.training_rewards_needs_compare", kind=kind)
     if not is_address(name):
         known = [EXACT, FORMAT, SCHEMA]
-        raise ValueError(
-            f"training.rewards: {unknown_name('reward', name, known)}, or one's own as"
-            " module:function; one with a comma stands in double quotes"
+        raise InputError(
+            "methods.training_rewards_own_module", unknown_name=unknown_name("reward", name, known)
         )
     function = load_object("reward", name)
     if not callable(function):
-        raise ValueError(f"training.rewards: {name} is no function: name one that gives numbers")
+        raise InputError("methods.training_rewards_function_name", name=name)
     return function
 
 
@@ -89,8 +86,11 @@ def matches(pattern: str) -> Reward:
     try:
         compiled = re.compile(pattern, re.DOTALL)
     except re.error as error:
-        raise ValueError(
-            f"training.rewards: {FORMAT}={pattern} is no regular expression ({error})"
+        raise InputError(
+            "methods.training_rewards_regular_expression",
+            format=FORMAT,
+            pattern=pattern,
+            error=error,
         ) from error
 
     def format_matches(completions: Sequence[Any], **_: Any) -> list[float]:
@@ -106,7 +106,7 @@ def fits_schema(file: Path) -> Reward:
         ValueError: the file is not there, or holds no JSON schema.
     """
     if not file.is_file():
-        raise ValueError(f"training.rewards: there is no JSON schema at {str(file)!r}")
+        raise InputError("methods.training_rewards_json_schema", file=str(file))
     jsonschema = require("jsonschema", f"the reward {SCHEMA}")
     try:
         schema = parse_json(file.read_text())
@@ -114,7 +114,9 @@ def fits_schema(file: Path) -> Reward:
         validator_class.check_schema(schema)
     except (ValueError, jsonschema.SchemaError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"training.rewards: {file} is no JSON schema ({reason})") from error
+        raise InputError(
+            "methods.training_rewards_json_schema_2", file=file, reason=reason
+        ) from error
 
     def json_fits(completions: Sequence[Any], **_: Any) -> list[float]:
         validator = validator_class(schema)
@@ -172,31 +174,33 @@ def _try(names: Sequence[str], functions: Sequence[Reward], rows: list[Any]) -> 
         try:
             rewards = function(**given, **columns, trainer_state=None)
         except Exception as error:  # whatever somebody's own code does
-            raise ValueError(
-                f"training.rewards: {name} fails on the first rows with {type(error).__name__}:"
-                f" {error}; it is called with prompts, completions and the columns"
-                f" {', '.join(columns) or 'of no other name'}, and **kwargs takes the rest"
+            raise InputError(
+                "methods.training_rewards_fails_first",
+                name=name,
+                name_2=type(error).__name__,
+                error=error,
+                columns=", ".join(columns) or "of no other name",
             ) from error
         _check_numbers(name, rewards, len(rows))
         silent += [name] if all(reward is None for reward in rewards) else []
     if "answer" in columns and len(rows) > NUM_ALONE and silent == list(names):
-        raise ValueError(
-            f"training.rewards: {' and '.join(silent)} gave None for the answers of all {len(rows)}"
-            " rows that were tried, and nothing is learned from None: return a number for what is"
-            " right and another one for what is not"
+        raise InputError(
+            "methods.training_rewards_gave_none", silent=" and ".join(silent), num_rows=len(rows)
         )
 
 
 def _check_numbers(name: str, rewards: Any, count: int) -> None:
     if not isinstance(rewards, Sequence) or len(rewards) != count:
-        raise ValueError(
-            f"training.rewards: {name} gives {_length_of(rewards)}, not a list with a number for"
-            f" each of {count} completions"
+        raise InputError(
+            "methods.training_rewards_gives_list",
+            name=name,
+            rewards=_length_of(rewards),
+            count=count,
         )
     for reward in rewards:
         is_number = isinstance(reward, Real) and math.isfinite(reward)
         if reward is not None and not is_number:
-            raise ValueError(f"training.rewards: {name} gives {reward!r}, which is no number")
+            raise InputError("methods.training_rewards_gives_number", name=name, reward=reward)
 
 
 def _length_of(rewards: Any) -> str:

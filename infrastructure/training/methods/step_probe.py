@@ -91,9 +91,7 @@ class StepProbe:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            raise DoesNotFitError(
-                f"this training does not fit into the memory: a step of it does not: {REMEDIES}"
-            ) from error
+            raise DoesNotFitError("methods.training_does_fit_into_2", remedies=REMEDIES) from error
 
     def _costs(self, steps_left: int, idle_bytes: int) -> ProbedCosts:
         loader = self.trainer.get_train_dataloader()
@@ -239,8 +237,7 @@ class StepProbe:
         if self.device.type == "cpu" and peak_bytes > self.limit_bytes:
             needed, there = peak_bytes / 2**30, self.limit_bytes / 2**30
             raise DoesNotFitError(
-                f"this training does not fit into the memory: a micro-batch takes {needed:.2f} GiB,"
-                f" and there are {there:.2f} GiB: {REMEDIES}"
+                "methods.training_does_fit_into", needed=needed, there=there, remedies=REMEDIES
             )
 
     def _now(self) -> float:

@@ -20,6 +20,7 @@ from infrastructure.config.sections.training_config import BY_REWARD
 from infrastructure.core.cache_folder import cache_directory
 from infrastructure.core.callbacks import do_nothing
 from infrastructure.core.console_log import quiet_libraries
+from infrastructure.core.errors import InputError
 from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import PIP_LINES, require
@@ -107,9 +108,10 @@ class TrlTraining:
         self._hashed: Future[str | None] | None = None  # of the base's weights, once they are read
         self.device = training_device(self.config.device)
         if self.device.type == "cuda" and torch.cuda.device_count() > 1:
-            raise ValueError(
-                f"training.method = {training.method} trains on one GPU, and"
-                f" {torch.cuda.device_count()} are visible: give cuda_visible_devices = 0"
+            raise InputError(
+                "methods.training_method_trains_gpu",
+                method=training.method,
+                device_count=torch.cuda.device_count(),
             )
         self.installed: TrlMethod = installed_method(training.method)
         quiet_libraries()
@@ -140,10 +142,7 @@ class TrlTraining:
     def _find(self, name: str) -> ModelSource:
         source = find_source(name)
         if source.kind not in (SourceKind.FOLDER, SourceKind.HUB, SourceKind.LORA_FOLDER):
-            raise ValueError(
-                f"model {name}: is a {source.kind.value} model, and a method of TRL begins with a"
-                " language model"
-            )
+            raise InputError("methods.model_model_method_trl", name=name, kind=source.kind.value)
         check_saved(source)
         return source
 
@@ -198,9 +197,10 @@ class TrlTraining:
             return
         teacher = self._find(self.config.training.teacher)
         if self._load_tokenizer(teacher).get_vocab() != self.tokenizer.get_vocab():
-            raise ValueError(
-                f"training.teacher: {self.config.training.teacher} has another tokenizer than model"
-                f" {self.config.model.name}: distillation compares token by token"
+            raise InputError(
+                "methods.training_teacher_another_tokenizer",
+                teacher=self.config.training.teacher,
+                model=self.config.model.name,
             )
 
     def _read(self) -> MethodData:
@@ -208,10 +208,11 @@ class TrlTraining:
         data = read_data(self.config, self.tokenizer, place / "quarantine.jsonl")
         needed = self._rows_of_a_step()
         if len(data.train) < needed:
-            raise ValueError(
-                f"{self.config.data.path}: {len(data.train)} prompts are fewer than the {needed}"
-                " that one step takes: lower training.batch_size or raise"
-                " training.num_generations"
+            raise InputError(
+                "methods.prompts_fewer_step_takes",
+                data=self.config.data.path,
+                num_train=len(data.train),
+                needed=needed,
             )
         return data
 
@@ -229,18 +230,17 @@ class TrlTraining:
         arguments = arguments_of(self.config, self.device, self.defaults, self.folder)
         known = self.config_class.__dataclass_fields__
         if missing := sorted(set(arguments) - set(known)):
-            raise ValueError(
-                f"training.method = {self.config.training.method}: the installed TRL's"
-                f" {self.config_class.__name__} has no {', '.join(missing)}: install another one,"
-                f" {PIP_LINES['trl']}"
+            raise InputError(
+                "methods.training_method_installed_trl_2",
+                method=self.config.training.method,
+                config_class=self.config_class.__name__,
+                missing=", ".join(missing),
+                pip_lines=PIP_LINES["trl"],
             )
         answers = num_generations(self.config, self.defaults)
         batch = int(self.config.training.batch_size) * self.config.training.gradient_accumulation
         if answers is not None and batch % answers:
-            raise ValueError(
-                f"the {batch} answers of a step are no whole groups of {answers}, which is TRL's"
-                " number of answers to a prompt: give training.num_generations"
-            )
+            raise InputError("methods.answers_step_whole_groups", batch=batch, answers=answers)
         return arguments
 
     def make_trainer(self, *, is_new: bool, say: Callable[[str], None] = do_nothing) -> Any:
@@ -379,10 +379,7 @@ class TrlTraining:
         ]
         if (table := _table(datasets, carried)) is not None:
             return table
-        raise ValueError(
-            "the rows differ in what their messages, tools or options hold, and the installed"
-            f" datasets {version('datasets')} would add empty ones: pip install 'datasets>=4.7'"
-        )
+        raise InputError("methods.rows_differ_their_messages", version=version("datasets"))
 
     def _loading(self) -> dict[str, object]:
         """How transformers loads the model, and the reference, for TRL."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 
 from infrastructure.core.best_effort import BestEffort
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonValue
 from infrastructure.monitoring.drawing.metrics_file import plain_record
 from infrastructure.training.metrics.sinks import ConsoleSink, Sink
@@ -38,7 +39,7 @@ class MetricsLogger:
             ValueError: the record has no `step`; without it nothing could be resumed.
         """
         if "step" not in record:
-            raise ValueError(f"a metrics record needs a step; this has {', '.join(record)}")
+            raise InputError("metrics.metrics_record_needs_step", record=", ".join(record))
         plain = plain_record(record)
         for sink in self.sinks:
             self._best_effort.attempt(sink.name, partial(sink.write, plain))

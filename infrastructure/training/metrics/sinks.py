@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from infrastructure.config import registries
 from infrastructure.core.console import show
+from infrastructure.core.errors import InputError
 from infrastructure.core.line_file import LineFile
 from infrastructure.core.optional import refuse_missing, require
 from infrastructure.core.registry import Registry
@@ -501,7 +502,7 @@ def make_sinks(names: Iterable[str], run_directory: Path, loss: str | None = Non
     names = list(names)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"metrics_sinks names {', '.join(twice)} twice; give each sink once")
+        raise InputError("metrics.metrics_sinks_names_twice", twice=", ".join(twice))
     sinks: list[Sink] = [SINKS.make(name, run_directory) for name in names]
     for sink in sinks:
         if isinstance(sink, ConsoleSink):

@@ -14,6 +14,7 @@ from infrastructure.config.field_help import format_value
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.errors import InputError
 from infrastructure.core.registry import Registry
 from infrastructure.training.data.preparation.plan import pictures_in
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter as ModelAdapter
@@ -59,18 +60,17 @@ def adapter_name(model_config: ModelConfig, data_config: DataConfig | None = Non
     registered, wanted = registered_name(model_config.name), model_config.adapter
     name = MODELS[registered].adapter if registered in MODELS else wanted
     if wanted not in ("auto", "standard", name):  # "standard" was once the default of every run
-        raise ValueError(
-            f"model.adapter={wanted}: model {model_config.name!r} has an adapter of its own"
-            f" ({name}); leave model.adapter out"
+        raise InputError(
+            "model_adapters.model_adapter_model_adapter",
+            wanted=wanted,
+            model_config=model_config.name,
+            name=name,
         )
     if name not in ("auto", *TEXT_ADAPTERS) or registered in MODELS:
         return name
     shown = pictures_in(data_config or DataConfig())
     if shown and name != "auto":
-        raise ValueError(
-            f"model.adapter={name} reads text only, and the rows hold pictures ({shown}): leave"
-            " model.adapter out, or set data.image_column=none where a column of texts is enough"
-        )
+        raise InputError("model_adapters.model_adapter_reads_text", name=name, shown=shown)
     if name != "auto":
         return name
     return "multimodal" if shown else "standard"
@@ -112,6 +112,8 @@ def check_token_functions(adapter: ModelAdapter, training_config: TrainingConfig
     for name, is_given in own.items():
         if is_given and not adapter.takes_token_functions:
             raise ConfigurationError(
-                f"training.{name} = {format_value(getattr(training_config, name))} has no effect,"
-                f" because {type(adapter).__name__} computes its own: leave it out"
+                "model_adapters.training_effect_because_computes",
+                name=name,
+                training_config=format_value(getattr(training_config, name)),
+                name_2=type(adapter).__name__,
             )

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from infrastructure.core.errors import InputError
 from infrastructure.training.data.data_pipeline import chat_template_of, first_rows
 from infrastructure.training.data.encoding.chat_format import FormatError, special_tokens
 from infrastructure.training.data.encoding.row_schema import (
@@ -84,7 +85,12 @@ class DialogueModelAdapter(StandardModelAdapter):
         """
         (encoded,) = self.encoder.encode([_conversation(messages, tools, options)])
         if not isinstance(encoded, Encoded):
-            raise ValueError(f"{IN_PYTHON}: {encoded.reason} ({encoded.detail})")
+            raise InputError(
+                "model_adapters.message",
+                in_python=IN_PYTHON,
+                reason=encoded.reason,
+                detail=encoded.detail,
+            )
         return encoded.example
 
     def prompt_ids(
@@ -97,7 +103,9 @@ class DialogueModelAdapter(StandardModelAdapter):
         try:
             return self.encoder.prompt_ids(whole.turns[:-1], whole.inputs)
         except FormatError as error:
-            raise ValueError(f"{IN_PYTHON}: {error.sentence}") from error
+            raise InputError(
+                "model_adapters.message_3", in_python=IN_PYTHON, sentence=error.sentence
+            ) from error
 
     @cached_property
     def encoder(self) -> ConversationEncoder:
@@ -177,11 +185,7 @@ class DialogueModelAdapter(StandardModelAdapter):
             return []
         rows, schema = first_rows(self.data_config)
         if schema.name == TEXT:
-            raise ValueError(
-                "model.adapter=dialogue trains on conversations, and these rows are plain text"
-                f" ({schema.reason}): give messages with role and content, or leave model.adapter"
-                " out"
-            )
+            raise InputError("model_adapters.model_adapter_dialogue_trains", reason=schema.reason)
         conversations, first_error = [], None
         for row in rows:
             try:
@@ -242,7 +246,9 @@ def _conversation(
     try:
         return CHAT.conversation(Row(values, IN_PYTHON, 1))
     except ShapeError as error:
-        raise ValueError(f"{IN_PYTHON}: {error.reason} ({error})") from error
+        raise InputError(
+            "model_adapters.message_2", in_python=IN_PYTHON, reason=error.reason, error=error
+        ) from error
 
 
 class _Kept:

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Tenso
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.errors import InputError
 from infrastructure.training.data.serving.example_order import epoch_order
 from infrastructure.training.model_adapters.base_adapter import (
     Batch,
@@ -85,7 +86,7 @@ class LoaderSource:
         count = len(self.items)
         self.num_examples = count - count % self.batch_size if _drops_last(loader) else count
         if self.num_examples == 0:
-            raise ValueError("the data loader gives no batch: there is nothing to train on")
+            raise InputError("model_adapters.data_loader_gives_batch")
 
     def first_batch(self) -> object:
         """One batch, to look at."""
@@ -155,10 +156,7 @@ class LayersAdapter(ModelAdapter):
         mean = self._loss(output, targets)
         if not isinstance(mean, torch.Tensor) or mean.ndim:
             shape = f"a tensor {list(mean.shape)}" if isinstance(mean, torch.Tensor) else mean
-            raise ValueError(
-                f"the loss gives {shape}: let it give a tensor with one number, the mean over the"
-                " batch"
-            )
+            raise InputError("model_adapters.loss_gives_let_give", shape=shape)
         return LossOutput(mean * num_items, num_items)
 
     def count_items(self, examples: Sequence[object]) -> int:
@@ -197,10 +195,7 @@ def inputs_and_targets(batch: object) -> tuple[torch.Tensor, object]:
             return inputs, targets
     elif _is_pair(batch):
         return batch[0], batch[-1]
-    raise ValueError(
-        "a batch of the data loader is a tensor, a pair of inputs and targets, or a mapping with"
-        f" input_ids and labels; this one is {_described(batch)}"
-    )
+    raise InputError("model_adapters.batch_data_loader_tensor", batch=_described(batch))
 
 
 def _described(batch: object) -> str:
@@ -226,7 +221,7 @@ def default_loss(output: torch.Tensor, targets: object) -> torch.Tensor:
         ValueError: their shapes do not fit together; names both.
     """
     if not isinstance(targets, torch.Tensor):
-        raise ValueError("the targets of a batch are no tensor: give train_all_layers a loss")
+        raise InputError("model_adapters.targets_batch_tensor_give")
     if output.dtype in (torch.bfloat16, torch.float16):
         output = output.float()
     if _is_whole(targets) and targets.shape == output.shape[:-1]:
@@ -234,9 +229,10 @@ def default_loss(output: torch.Tensor, targets: object) -> torch.Tensor:
         return F.cross_entropy(rows, classes, ignore_index=IGNORED, reduction="sum")
     if targets.is_floating_point() and targets.shape == output.shape:
         return F.mse_loss(output, targets) * len(output)
-    raise ValueError(
-        f"targets of shape {tuple(targets.shape)} do not fit what the last layer gives,"
-        f" {tuple(output.shape)}: give train_all_layers a head, or a loss"
+    raise InputError(
+        "model_adapters.targets_shape_do_fit",
+        shape=tuple(targets.shape),
+        shape_2=tuple(output.shape),
     )
 
 
@@ -263,9 +259,7 @@ def _drops_last(loader: object) -> bool:
 def _kept(loader: Iterable[object], seed: int) -> list[object]:
     """All batches; what they draw from PyTorch's random numbers is the same each time."""
     if not isinstance(loader, Iterable) and not hasattr(loader, "__getitem__"):
-        raise ValueError(
-            f"the data loader is {_described(loader)}: give a DataLoader, or any list of batches"
-        )
+        raise InputError("model_adapters.data_loader_give_dataloader", loader=_described(loader))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return list(loader)

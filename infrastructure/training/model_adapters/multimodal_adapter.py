@@ -45,10 +45,7 @@ class MultimodalModelAdapter(StandardModelAdapter):
 
     def _manager(self) -> ModelManager:
         if self.training_config.time_step_masking:
-            raise ConfigurationError(
-                "training.time_step_masking hides tokens of text, and the rows hold pictures: leave"
-                " it out"
-            )
+            raise ConfigurationError("model_adapters.training_time_step_masking")
         manager = super()._manager()
         manager.sees = True
         if self.training_config.enables(MULTIMODAL):

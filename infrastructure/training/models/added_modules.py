@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch.utils.hooks import RemovableHandle
 
 from infrastructure.config import registries
+from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_json
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.lookup import unknown_name
@@ -83,7 +84,7 @@ def register_added_module(kind: type[AddedModule]) -> type[AddedModule]:
         ValueError: its kind is no plain name.
     """
     if not kind.kind.isidentifier():
-        raise ValueError(f'{kind.__name__}.kind {kind.kind!r}: use letters, digits and "_"')
+        raise InputError("models.kind_use_letters_digits", kind=kind.__name__, kind_2=kind.kind)
     KINDS[kind.kind] = kind
     return kind
 
@@ -100,7 +101,7 @@ def attach(model: torch.nn.Module, module: AddedModule) -> None:
         modules = AddedModules()
         setattr(inner, ATTRIBUTE, modules)
     if module.kind in modules:
-        raise ValueError(f"this model has weights of the extension {module.kind!r} already")
+        raise InputError("models.model_weights_extension_already", kind=module.kind)
     module.to(device=next(inner.parameters()).device, dtype=torch.float32)
     module.train(inner.training)
     modules[module.kind] = module
@@ -137,9 +138,7 @@ def train_added_alone(model: torch.nn.Module) -> None:
     """
     modules: AddedModules | None = getattr(inner_model(model), ATTRIBUTE, None)
     if modules is None:
-        raise ValueError(
-            "training.train_extensions_only: no extension that is enabled has weights; leave it out"
-        )
+        raise InputError("models.training_train_extensions_extension")
     for name, parameter in model.named_parameters():
         if not is_added(name):
             parameter.requires_grad_(False)
@@ -200,7 +199,7 @@ def load_added(model: torch.nn.Module, folder: Path) -> None:
         return
     described = read_json(manifest).get("extensions")
     if not isinstance(described, dict):
-        raise ValueError(f'{manifest} should hold "extensions"; copy it again')
+        raise InputError("models.should_hold_extensions_copy", manifest=manifest)
     tensors = _read(folder / ADDED_WEIGHTS)
     for kind, facts in described.items():
         module = _kind_of(kind, manifest).build(model, cast(JsonObject, facts))
@@ -211,9 +210,11 @@ def load_added(model: torch.nn.Module, folder: Path) -> None:
             module.load_state_dict(own)
         except RuntimeError as error:
             reason = " ".join(str(error).split())
-            raise ValueError(
-                f"{folder / ADDED_WEIGHTS} does not belong to {manifest} ({reason}); copy both"
-                " again"
+            raise InputError(
+                "models.does_belong_copy_both",
+                folder=folder / ADDED_WEIGHTS,
+                manifest=manifest,
+                reason=reason,
             ) from error
         attach(model, module)
 
@@ -222,9 +223,8 @@ def _read(file: Path) -> Mapping[str, torch.Tensor]:
     try:
         return load_file(file)
     except (OSError, SafetensorError) as error:
-        raise ValueError(
-            f"the weights of extensions in {file} are missing or damaged ({error}); download or"
-            " copy them again"
+        raise InputError(
+            "models.weights_extensions_missing_damaged", file=file, error=error
         ) from error
 
 
@@ -232,9 +232,10 @@ def _kind_of(kind: str, place: object) -> type[AddedModule]:
     if kind not in KINDS and ":" not in kind and registries.EXTENSIONS.is_here(kind):
         registries.EXTENSIONS.get(kind)  # registers its module when it is imported
     if kind not in KINDS:
-        raise ValueError(
-            f"{place}: {unknown_name('extension', kind, KINDS)}; import the module that has it"
-            " first, which calls register_added_module"
+        raise InputError(
+            "models.import_module_first_calls",
+            place=place,
+            unknown_name=unknown_name("extension", kind, KINDS),
         )
     return KINDS[kind]
 
@@ -252,11 +253,7 @@ def decoder_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
     lists = [m for m in decoder(model).children() if isinstance(m, torch.nn.ModuleList)]
     fitting = [one for one in lists if len(one) == count]
     if len(fitting) != 1:
-        raise ValueError(
-            f"which parts of {type(inner).__name__} are its layers cannot be told, so extensions"
-            " with weights of their own cannot be attached: leave them out of"
-            " training.enabled_extensions"
-        )
+        raise InputError("models.parts_layers_cannot_told", name=type(inner).__name__)
     return fitting[0]
 
 

@@ -9,6 +9,7 @@ what a model has besides attention (convolutions, states) stays as it is.
 
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.training.models.model_inputs import (
     PROBE_ERRORS,
     attention_implementation,
@@ -40,16 +41,17 @@ def check_bidirectional(model: torch.nn.Module) -> None:
         late, padding = late_influence(model)
     except PROBE_ERRORS as error:
         reason = " ".join(str(error).split())
-        raise ValueError(
-            f"{who} cannot attend in both directions ({type(error).__name__}: {reason});"
-            f" {_remedy(model)}"
+        raise InputError(
+            "models.cannot_attend_both_directions",
+            who=who,
+            name=type(error).__name__,
+            reason=reason,
+            model=_remedy(model),
         ) from error
     if padding > limit:
-        raise ValueError(f"{who} lets tokens see padding; {_remedy(model)}")
+        raise InputError("models.lets_tokens_see_padding", who=who, model=_remedy(model))
     if not late > limit:
-        raise ValueError(
-            f"{who} attends to earlier tokens only, whatever mask it is given; {_remedy(model)}"
-        )
+        raise InputError("models.attends_earlier_tokens_whatever", who=who, model=_remedy(model))
 
 
 def _remedy(model: torch.nn.Module) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject, JsonValue
 from infrastructure.training.models.added_modules import (
     added_modules,
@@ -44,10 +45,7 @@ def choose_dtype(name: str, *, trains_all: bool, device: torch.device) -> torch.
             return torch.float32
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
     if trains_all and name == "fp16":
-        raise ValueError(
-            "model.dtype='fp16' cannot be trained in full: use model.dtype='fp32' with"
-            " training.mixed_precision='fp16', or give model.lora_config"
-        )
+        raise InputError("models.model_dtype_fp_cannot")
     if trains_all and name == "bf16":
         logger.warning(
             "model.dtype=bf16: updates smaller than 0.4 % of a weight are rounded away;"
@@ -71,10 +69,8 @@ def check_vocabulary(num_tokens: int, tokenizer: "PreTrainedTokenizerBase", name
     """
     largest = max(tokenizer.get_vocab().values())
     if largest >= num_tokens:
-        raise ValueError(
-            f"model {name!r}: its tokenizer has token {largest}, but the model knows only"
-            f" {num_tokens} tokens; they do not belong together, put the model's own tokenizer"
-            " beside it"
+        raise InputError(
+            "models.model_tokenizer_token_but", name=name, largest=largest, num_tokens=num_tokens
         )
 
 
@@ -102,9 +98,8 @@ def check_same_lora(
     if targets != adapted_paths(base):
         differing.append(f"target_modules={wanted.target_modules} (there {_leaves(has)})")
     if differing:
-        raise ValueError(
-            f"model {folder}: is a LoRA, and goes on training as it is; model.lora_config asks for"
-            f" another one: {', '.join(differing)}; leave model.lora_config out"
+        raise InputError(
+            "models.model_lora_goes_training", folder=folder, differing=", ".join(differing)
         )
 
 

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.hooks import RemovableHandle
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.training.models.added_modules import (
     AddedModule,
@@ -84,15 +85,11 @@ class KeyValueMemory(AddedModule):
         numbers = {name: cast(int, value) for name, value in facts.items()}
         heads, width = numbers["heads"], numbers["width"]
         if width % heads:
-            raise ValueError(
-                f"training.memory.heads = {heads} does not divide the memory's width, {width}: give"
-                " another number of heads, or training.memory.width"
-            )
+            raise InputError("models.training_memory_heads_does", heads=heads, width=width)
         count = len(decoder_layers(model))
         if numbers["layer"] >= count:
-            raise ValueError(
-                f"training.memory.layer = {numbers['layer']}: the layers of this model are 0 to"
-                f" {count - 1}"
+            raise InputError(
+                "models.training_memory_layer_layers", numbers=numbers["layer"], count=count - 1
             )
         return cls(
             hidden_size(model),

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from infrastructure.config.sections.model_config import LoraConfig
+from infrastructure.core.errors import InputError
 from infrastructure.core.optional import require
 from infrastructure.training.core.flops import num_weights
 from infrastructure.training.models.model_inputs import inner_model, language_model
@@ -137,10 +138,7 @@ def _paths_within(model: torch.nn.Module, lora_config: LoraConfig, within: str |
     targets, experts = lora_config.target_modules, lora_config.experts
     paths = target_paths(model, targets, experts=experts, within=within)
     if within is not None and not paths:
-        raise ValueError(
-            f"model.lora_config.target_modules: {targets} are no layers of the language part; give"
-            " its layers, or set model.train_vision=true"
-        )
+        raise InputError("models.model_lora_config_target", targets=targets)
     return paths
 
 
@@ -161,10 +159,7 @@ def _targets_for_peft(
     experts = set(expert_parameters(model))
     if not experts:
         if lora_config.router:
-            raise ValueError(
-                f"model.lora_config.router: {type(model).__name__} is no mixture of experts, and"
-                " has no router; leave it out"
-            )
+            raise InputError("models.model_lora_config_router", name=type(model).__name__)
         if within is None and not in_full:
             return {"target_modules": lora_config.target_modules}
         paths = _paths_within(model, lora_config, within)
@@ -180,10 +175,11 @@ def _targets_for_peft(
     ):
         if value and as_parameters:
             names = sorted({_leaf(path.removesuffix(".weight")) for path in as_parameters})
-            raise ValueError(
-                f"model.lora_config.{name}: PEFT has none for {', '.join(names)} of"
-                f" {type(model).__name__}; leave it out, or set model.lora_config.experts to false"
-                " and name other layers in target_modules"
+            raise InputError(
+                "models.model_lora_config_peft",
+                name=name,
+                names=", ".join(names),
+                name_2=type(model).__name__,
             )
     return {
         "target_modules": sorted(as_modules),
@@ -214,9 +210,11 @@ def check_target_modules(model: torch.nn.Module, names: list[str]) -> None:
     wrong = [name for name in names if not any(_is_called(path, name) for path in there)]
     if wrong or not names:
         what = f"{wrong[0]!r} is no linear layer" if wrong else "the list is empty; it needs a name"
-        raise ValueError(
-            f"model.lora_config.target_modules: {what} of {type(model).__name__}"
-            f' (there are: {", ".join(known)}; or "all-linear")'
+        raise InputError(
+            "models.model_lora_config_target_2",
+            what=what,
+            name=type(model).__name__,
+            known=", ".join(known),
         )
 
 
@@ -238,9 +236,8 @@ def check_rank_pattern(model: torch.nn.Module, lora_config: LoraConfig) -> None:
         if not any(re.match(rf"(.*\.)?({pattern})$", path) for path in paths):
             blocks = {int(match[1]) for path in paths if (match := _BLOCK.search(path))}
             last = f"; its blocks are 0 to {max(blocks)}" if blocks else ""
-            raise ValueError(
-                f"model.lora_config.rank_pattern: {given!r} means no layer of"
-                f" {type(model).__name__} that gets LoRA matrices{last}"
+            raise InputError(
+                "models.model_lora_config_rank", given=given, name=type(model).__name__, last=last
             )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.training.models.model_inputs import LanguageModel, language_model
 
 if TYPE_CHECKING:
@@ -40,11 +41,7 @@ def ensure_mask_row(
     if tokenizer.mask_token_id < rows:
         return False
     if not may_grow:
-        raise ValueError(
-            f"model {name!r}: its tokenizer has no mask token, and its embedding has no spare row"
-            " for one, which LoRA could neither train nor save; name one of its unused tokens as"
-            ' "mask_token" in tokenizer_config.json, or train without model.lora_config'
-        )
+        raise InputError("models.model_tokenizer_mask_token", name=name)
     add_row(model, tokenizer.mask_token_id)
     return True
 

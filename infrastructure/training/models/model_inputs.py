@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import torch
 
-from infrastructure.core.errors import TemperError
+from infrastructure.core.errors import InputError, TemperError
 from infrastructure.training.core.preserve import preserve
 
 if TYPE_CHECKING:
@@ -83,10 +83,7 @@ def language_part(model: torch.nn.Module) -> str:
     decoder = inner.get_decoder() if hasattr(inner, "get_decoder") else None
     name = next((name for name, module in inner.named_modules() if module is decoder), "")
     if not name:
-        raise ValueError(
-            f"which part of {type(inner).__name__} is its language model cannot be told: set"
-            " model.train_vision=true, so that all of it is trained"
-        )
+        raise InputError("models.part_language_model_cannot", name=type(inner).__name__)
     return name
 
 
@@ -164,10 +161,7 @@ def logits_of(output: object) -> torch.Tensor:
         candidates: Iterable[object] = output if isinstance(output, tuple) else ()
         logits = next((t for t in candidates if isinstance(t, torch.Tensor) and t.ndim == 3), None)
     if not isinstance(logits, torch.Tensor) or logits.ndim != 3:
-        raise ValueError(
-            "the model's forward gives no logits of shape (batch, length, vocabulary);"
-            " return them as a tensor, as the first of a tuple, or under 'logits'"
-        )
+        raise InputError("models.model_forward_gives_logits")
     return logits
 
 

@@ -16,6 +16,7 @@ import torch
 
 from infrastructure.config.sections.model_config import ModelConfig
 from infrastructure.config.sections.multimodal_config import MultimodalConfig
+from infrastructure.core.errors import InputError
 from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import JsonObject
 from infrastructure.optimization.checkpointing import checkpoint_gradients
@@ -316,10 +317,7 @@ class ModelManager:
         if self.sees and config.backend == "unsloth":
             refuse_pictures_by_unsloth()
         if self.needs_mask_token and not is_text:
-            raise ValueError(
-                f"training.time_step_masking: model {config.name!r} is no language model; leave it"
-                " out"
-            )
+            raise InputError("models.training_time_step_masking", config=config.name)
         for key, (is_set, has_effect, reason) in refusals.items():
             if is_set and not has_effect:
                 refuse_without_effect(key, config.name, reason)
@@ -333,9 +331,10 @@ class ModelManager:
         if source.kind not in (SourceKind.FOLDER, SourceKind.HUB):
             is_lora = source.kind is SourceKind.LORA_FOLDER
             reason = "is a LoRA: merge it first (temper export)" if is_lora else "is none"
-            raise ValueError(
-                "training.enabled_extensions multimodal puts a vision tower on a trained model of"
-                f" text, and model {self.config.name!r} {reason}"
+            raise InputError(
+                "models.training_enabled_extensions_multimodal",
+                config=self.config.name,
+                reason=reason,
             )
         tower_source(self.vision)
 
@@ -343,10 +342,7 @@ class ModelManager:
         config = self.config
         lora = config.lora_config
         if lora is not None and lora.init_lora_weights == "loftq" and self.device.type == "cpu":
-            raise ValueError(
-                "model.lora_config.init_lora_weights loftq: PEFT computes it on a GPU, and this"
-                " training is on a CPU; leave it out"
-            )
+            raise InputError("models.model_lora_config_init")
         trains_lora = config.lora_config is not None or source.kind is SourceKind.LORA_FOLDER
         refuse_quantized_weights_that_train(config, trains_lora=trains_lora)
 
@@ -362,9 +358,12 @@ class ModelManager:
             ("quantization_aware", config.quantization_aware, "saves a second, rounded model"),
         ):
             if is_set:
-                raise ValueError(
-                    f"model.{key} {why}, and {config.name!r} has weights of extensions"
-                    f" ({EXTENSIONS_MANIFEST}): leave it out"
+                raise InputError(
+                    "models.model_weights_extensions_leave",
+                    key=key,
+                    why=why,
+                    config=config.name,
+                    extensions_manifest=EXTENSIONS_MANIFEST,
                 )
 
     def _build_embedded(self, source: ModelSource) -> ModelAndTokenizer:
@@ -383,10 +382,7 @@ class ModelManager:
             saved = ModelSource(SourceKind.FOLDER, str(self.tokenizer_directory))
             return load_tokenizer(saved, self._options(trains_all=self._is_full))
         if self.tokenizer_texts is None:
-            raise ValueError(
-                "model 'embedded' makes its tokenizer from the training texts: give data, or the"
-                " final/ folder of a finished run as model.name"
-            )
+            raise InputError("models.model_embedded_makes_tokenizer")
         if self.known_tokenizer is not None:
             return read_tokenizer(self.known_tokenizer)
         return train_tokenizer(self.tokenizer_texts(), self.config.embedded.vocab_size)
@@ -468,10 +464,8 @@ class ModelManager:
         """Full training leaves the part that sees as it is; what joins the two is trained."""
         tower = vision_tower(model)
         if tower is None:
-            raise ValueError(
-                f"model {self.config.name!r}: which part of {type(model).__name__} sees cannot be"
-                " told, so it cannot be frozen: set model.train_vision=true, or give"
-                " model.lora_config"
+            raise InputError(
+                "models.model_part_sees_cannot", config=self.config.name, name=type(model).__name__
             )
         tower.requires_grad_(False)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from infrastructure.config.elsewhere import GGUF
 from infrastructure.config.registries import REGISTERED_MODELS
+from infrastructure.core.errors import InputError
 from infrastructure.core.hub import NotOnHubError, hub_file, reads_like_path
 from infrastructure.core.lookup import nearest
 
@@ -24,12 +25,9 @@ def refuse_file(path: Path) -> None:
         ValueError: `path` is a file, or would be one of llama.cpp's.
     """
     if path.suffix.lower() == GGUF_SUFFIX and not path.is_dir():
-        raise ValueError(
-            f"model {path}: is a GGUF file, which cannot be trained: give the folder or the hub"
-            f" name of the model that it was made from; {GGUF}"
-        )
+        raise InputError("models.model_gguf_file_cannot", path=path, gguf=GGUF)
     if path.is_file():
-        raise ValueError(f"model {path}: is a file; give the folder that holds config.json")
+        raise InputError("models.model_file_give_folder", path=path)
 
 
 def refuse_missing(name: str) -> None:
@@ -44,7 +42,7 @@ def refuse_missing(name: str) -> None:
         )
         if meant := _near_run(Path(name)) if is_final else _near(name):
             hint = f"; did you mean {meant!r}?"
-        raise ValueError(f"model {name!r}: there is no such folder{hint}")
+        raise InputError("models.model_such_folder", name=name, hint=hint)
 
 
 def refuse_missing_on_hub(name: str, revision: str | None = None, files: str = MODEL_FILES) -> None:

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from infrastructure.core.errors import TemperError
+from infrastructure.core.errors import InputError, TemperError
 from infrastructure.core.integers import ceil_div
 from infrastructure.training.models.model_inputs import (
     attention_implementation,
@@ -258,12 +258,14 @@ def refuse_unsupported(
     """Raise `PackingUnsupportedError` for everything that `by_segment` would leave out."""
     unsupported = [name for name in UNSUPPORTED_ARGUMENTS if arguments.get(name) is not None]
     if unsupported:
-        raise PackingUnsupportedError(f"packed attention cannot do {', '.join(unsupported)}")
+        raise PackingUnsupportedError(
+            "models.packed_attention_cannot_do", unsupported=", ".join(unsupported)
+        )
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
     if not causal or arguments.get("output_attentions"):
-        raise PackingUnsupportedError("packed attention is causal and gives no weights")
+        raise PackingUnsupportedError("models.packed_attention_causal_gives")
     if query.shape[0] != 1 or query.shape[2] != key.shape[2]:
-        raise PackingUnsupportedError("packed attention takes one row and no cache")
+        raise PackingUnsupportedError("models.packed_attention_takes_row")
 
 
 def sliding_window(
@@ -283,8 +285,7 @@ def sliding_window(
         limit = getattr(config, name, None)
         if isinstance(limit, int) and limit < max_length:
             raise PackingUnsupportedError(
-                f"an example of {max_length} tokens is longer than the model's {name} of {limit},"
-                " and its layers do not say which of them it is for"
+                "models.example_tokens_longer_model", max_length=max_length, name=name, limit=limit
             )
     return None
 
@@ -432,7 +433,7 @@ def packed_arguments(model: torch.nn.Module, batch: Mapping[str, Any]) -> dict[s
     """
     names, takes_any = forward_parameters(model)
     if "position_ids" not in names and not takes_any:
-        raise ValueError("the model's forward takes no position_ids: set packing=false")
+        raise InputError("models.model_forward_takes_position")
     arguments: dict[str, object] = {"position_ids": batch["position_ids"]}
     if text_part(model) is not inner_model(model):  # a cache would turn transformers' masks off
         arguments["use_cache"] = False

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from infrastructure.core.error_place import named
+from infrastructure.core.errors import InputError
 from infrastructure.training.models.model_inputs import (
     PROBE_ERRORS,
     attention_implementation,
@@ -189,7 +190,7 @@ def token_embeddings(model: torch.nn.Module) -> torch.nn.Embedding:
         return language_model(model).get_input_embeddings()
     embedding = next((m for m in inner.modules() if isinstance(m, torch.nn.Embedding)), None)
     if embedding is None:
-        raise ValueError(f"{type(inner).__name__} has no token embedding")
+        raise InputError("models.token_embedding", name=type(inner).__name__)
     return embedding
 
 

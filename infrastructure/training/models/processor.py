@@ -6,7 +6,7 @@ as they were trained.
 
 from typing import Any
 
-from infrastructure.core.errors import MissingPackageError
+from infrastructure.core.errors import InputError, MissingPackageError
 from infrastructure.core.optional import is_installed, require
 from infrastructure.training.models.saved_model import check_tokenizer, read_json
 from infrastructure.training.models.source import ModelSource, SourceKind
@@ -41,11 +41,7 @@ def load_processor(source: ModelSource, options: LoadOptions) -> Any:
     if source.kind is not SourceKind.HUB:
         check_tokenizer(source.folder)
         if not has_processor(source.folder):
-            raise ValueError(
-                f"model {source.location}: has no processor (processor_config.json is missing), so"
-                " its pictures cannot be prepared; save the model's own there with"
-                " processor.save_pretrained"
-            )
+            raise InputError("models.model_processor_processor_config", location=source.location)
     try:
         processor = transformers.AutoProcessor.from_pretrained(
             source.location, **hub_arguments(source, options)
@@ -54,18 +50,17 @@ def load_processor(source: ModelSource, options: LoadOptions) -> Any:
         reason = shortened(" ".join(str(error).split()))
         if "torchvision" in reason.lower() and not is_installed("torchvision"):
             raise MissingPackageError(
-                f"model {source.location}: its processor needs the package torchvision: pip install"
-                " torchvision, from where torch was installed"
+                "models.model_processor_needs_package", location=source.location
             ) from error
-        raise ValueError(
-            f"model {source.location}: its processor cannot be loaded ({reason}); save it there"
-            " again"
+        raise InputError(
+            "models.model_processor_cannot_loaded", location=source.location, reason=reason
         ) from error
     tokenizer = getattr(processor, "tokenizer", None)
     if tokenizer is None or getattr(processor, "image_processor", None) is None:
-        raise ValueError(
-            f"model {source.location}: its {type(processor).__name__} makes no pixels and tokens of"
-            " pictures; give a model of image and text"
+        raise InputError(
+            "models.model_makes_pixels_tokens",
+            location=source.location,
+            name=type(processor).__name__,
         )
     ensure_special_tokens(tokenizer, source.location)
     tokenizer.chat_template = tokenizer.chat_template or processor.chat_template

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from infrastructure.core.checksums import write_sums
+from infrastructure.core.errors import InputError
 from infrastructure.core.files import whole_directory
 from infrastructure.core.optional import require
 from infrastructure.training.models.model_inputs import language_model
@@ -35,15 +36,18 @@ def check(model: torch.nn.Module) -> None:
         ValueError: says which layers.
     """
     if hasattr(getattr(model, "config", None), "vision_config"):
-        raise ValueError(f"{_NEEDED_FOR}: is for models of text alone; leave it out")
+        raise InputError("models.models_text_alone_leave", needed_for=_NEEDED_FOR)
     head = language_model(model).get_output_embeddings()
     num_rounded, kept = 0, Counter[str]()
     for name, module in model.named_modules():
         is_rounded = _is_rounded(module, head)
         if is_rounded and module.in_features % GROUP_SIZE:
-            raise ValueError(
-                f"{_NEEDED_FOR}: {name} has rows of {module.in_features}, which is no multiple of"
-                f" {GROUP_SIZE}; leave it out"
+            raise InputError(
+                "models.rows_multiple_leave_out",
+                needed_for=_NEEDED_FOR,
+                name=name,
+                in_features=module.in_features,
+                group_size=GROUP_SIZE,
             )
         if module is head or isinstance(module, torch.nn.Embedding):
             continue
@@ -54,10 +58,12 @@ def check(model: torch.nn.Module) -> None:
             kept[type(module).__name__] += size
     share = kept.total() / max(1, num_rounded + kept.total())
     if share > MOST_KEPT:
-        raise ValueError(
-            f"{_NEEDED_FOR}: torchao rounds linear layers, and {share:.0%} of the weights of"
-            f" {type(model).__name__} lie in {kept.most_common(1)[0][0]}, which stays as it is;"
-            " leave it out"
+        raise InputError(
+            "models.torchao_rounds_linear_layers",
+            needed_for=_NEEDED_FOR,
+            share=share,
+            name=type(model).__name__,
+            most_common=kept.most_common(1)[0][0],
         )
 
 

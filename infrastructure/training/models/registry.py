@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from infrastructure.config.registries import REGISTERED_MODELS
+from infrastructure.core.errors import InputError
 from infrastructure.training.models.tactical_mappo import EnvironmentSeeds, build_tactical_mappo
 
 
@@ -43,8 +44,8 @@ def register_model(name: str, entry: ModelEntry) -> None:
         ValueError: the name is taken, or would read as a path or a hub name.
     """
     if name in MODELS or name == "embedded":
-        raise ValueError(f"model name {name!r} is taken; choose another")
+        raise InputError("models.model_name_taken_choose", name=name)
     if not name.replace("-", "_").isidentifier():
-        raise ValueError(f"model name {name!r}: use letters, digits, '_' and '-'")
+        raise InputError("models.model_name_use_letters", name=name)
     MODELS[name] = entry
     REGISTERED_MODELS.add(name)

@@ -13,7 +13,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from infrastructure.core.checksums import SUMS, damaged_files
-from infrastructure.core.errors import DamagedFileError
+from infrastructure.core.errors import DamagedFileError, InputError
 from infrastructure.core.files import file_sha256, recover_directory
 from infrastructure.core.json_text import JsonObject, parse_json
 from infrastructure.monitoring.records.run_list import FINAL, ROUNDED
@@ -80,15 +80,10 @@ def look_into(path: Path) -> ModelSource:
     if is_there(path / FINAL):
         return look_into(path / FINAL)
     if (path / "run.json").is_file():
-        raise ValueError(
-            f"model {path}: this run has no final/ yet; finish it with `temper train-resume` first"
-        )
+        raise InputError("models.model_run_final_yet", path=path)
     for file in sorted(path.glob(f"*{GGUF_SUFFIX}")):
         refuse_file(file)
-    raise ValueError(
-        f"model {path}: holds no model (no config.json, no adapter_config.json);"
-        " give a folder that save_pretrained wrote, or a finished run"
-    )
+    raise InputError("models.model_holds_model_config", path=path)
 
 
 def is_there(path: Path) -> bool:
@@ -120,7 +115,9 @@ def _check_tokenizer_file(file: Path) -> None:
         if file.is_file():
             read_json(file)
     except ValueError as error:
-        raise ValueError(f"model {file.parent}: its tokenizer cannot be loaded: {error}") from error
+        raise InputError(
+            "models.model_tokenizer_cannot_loaded", parent=file.parent, error=error
+        ) from error
 
 
 def weight_files(folder: Path, stem: str = "model") -> list[Path]:
@@ -154,15 +151,12 @@ def _named_weight_files(folder: Path, stem: str) -> list[Path]:
                 if missing
                 else "names no shard in its index"
             )
-            raise ValueError(f"model {folder}: {what}; download or copy it again")
+            raise InputError("models.model_download_copy_again", folder=folder, what=what)
         return [folder / shard for shard in shards]
     pickled = sorted(p.name for p in folder.iterdir() if p.suffix in PICKLED_SUFFIXES)
     if pickled:
-        raise ValueError(
-            f"model {folder}: has only pickled weights ({pickled[0]}), which can run code when"
-            " they are read; save it again with save_pretrained(safe_serialization=True)"
-        )
-    raise ValueError(f"model {folder}: has no weights ({single.name} is missing)")
+        raise InputError("models.model_pickled_weights_run", folder=folder, pickled=pickled[0])
+    raise InputError("models.model_weights_missing", folder=folder, single=single.name)
 
 
 def _check_safetensors(file: Path) -> None:
@@ -172,9 +166,7 @@ def _check_safetensors(file: Path) -> None:
         with safe_open(file, framework="np") as tensors:
             tensors.keys()
     except SafetensorError as error:
-        raise ValueError(
-            f"model weights {file} are damaged ({error}); download or copy them again"
-        ) from error
+        raise InputError("models.model_weights_damaged_download", file=file, error=error) from error
 
 
 def refuse_unknown_layers(folder: Path, names: Sequence[str]) -> None:
@@ -203,9 +195,8 @@ def refuse_unknown_layers(folder: Path, names: Sequence[str]) -> None:
         return
     kinds = read_json(folder / "config.json").get("architectures")
     kind = kinds[0] if isinstance(kinds, list) and kinds else "this model"
-    raise ValueError(
-        f"model.lora_config.target_modules: {wrong[0]!r} is no linear layer of {kind}"
-        f' (there are: {", ".join(layers)}; or "all-linear")'
+    raise InputError(
+        "models.model_lora_config_target_3", wrong=wrong[0], kind=kind, layers=", ".join(layers)
     )
 
 
@@ -231,20 +222,22 @@ def refuse_odd_rows(folder: Path, group: int) -> None:
         return
     key, config = "model.quantization_aware", read_json(folder / "config.json")
     if "vision_config" in config:
-        raise ValueError(f"{key}: is for models of text alone; leave it out")
+        raise InputError("models.models_text_alone_leave_2", key=key)
     if config.get("model_type") in CONV1D_MODELS:
-        raise ValueError(
-            f"{key}: torchao rounds linear layers, and those of {config['model_type']} are Conv1D,"
-            " which stay as they are; leave it out"
+        raise InputError(
+            "models.torchao_rounds_linear_layers_2", key=key, config=config["model_type"]
         )
     for name, shape in _shapes(folder).items():
         layer, _, last = name.rpartition(".")
         own_name = layer.rpartition(".")[2]
         is_layer = last == "weight" and len(shape) == 2 and own_name not in NOT_ROUNDED
         if is_layer and not re.search("emb|bias", own_name) and shape[1] % group:
-            raise ValueError(
-                f"{key}: {layer} has rows of {shape[1]}, which is no multiple of {group}; leave it"
-                " out"
+            raise InputError(
+                "models.rows_multiple_leave_out_2",
+                key=key,
+                layer=layer,
+                shape=shape[1],
+                group=group,
             )
 
 
@@ -284,18 +277,14 @@ def check_sums(folder: Path) -> None:
     """
     if damaged := damaged_files(folder):
         raise DamagedFileError(
-            f"model {folder}: {', '.join(damaged)} is not what {SUMS} in this folder says: bring it"
-            f" back; whoever changed it on purpose removes {SUMS}"
+            "models.model_folder_says_bring", folder=folder, damaged=", ".join(damaged), sums=SUMS
         )
 
 
 def check_tokenizer(folder: Path) -> None:
     """Raise ValueError when `folder` holds no tokenizer."""
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
-        raise ValueError(
-            f"model {folder}: has no tokenizer (tokenizer.json is missing);"
-            " save the model's own tokenizer there with tokenizer.save_pretrained"
-        )
+        raise InputError("models.model_tokenizer_tokenizer_json", folder=folder)
 
 
 def weights_sha256(files: list[Path]) -> str:
@@ -315,7 +304,7 @@ def read_json(path: Path) -> JsonObject:
     try:
         value = parse_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error})") from error
+        raise InputError("models.valid_json", path=path, error=error) from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path} should hold a JSON object")
+        raise InputError("models.should_hold_json_object", path=path)
     return value

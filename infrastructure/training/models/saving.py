@@ -20,6 +20,7 @@ from safetensors.torch import load_model, save_file
 from safetensors.torch import save_model as save_module
 
 from infrastructure.core.checksums import write_sums
+from infrastructure.core.errors import InputError
 from infrastructure.core.files import whole_directory, write_json, write_text
 from infrastructure.core.lookup import look_up
 from infrastructure.training.models.added_modules import added_modules, is_added, save_added
@@ -105,10 +106,7 @@ def write_model(
     elif hasattr(model, "save_pretrained"):
         _save_pretrained(model, part)
     else:
-        raise ValueError(
-            f"{type(model).__name__} is no transformers model: save it with the name that it"
-            " is registered under"
-        )
+        raise InputError("models.transformers_model_save_name", name=type(model).__name__)
     save_added(model, part)
     if tokenizer is not None:
         save_tokenizer(tokenizer, part, processor)
@@ -291,7 +289,7 @@ def load_registered(directory: Path) -> tuple[str, torch.nn.Module]:
         load_model(model, file)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise ValueError(
-            f"model {directory}: does not fit the code of {name!r} ({reason})"
+        raise InputError(
+            "models.model_does_fit_code", directory=directory, name=name, reason=reason
         ) from error
     return name, model

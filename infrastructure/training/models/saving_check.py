@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.optional import require
 from infrastructure.training.models.answer_end import GENERATION_FILE, teach_ends
 from infrastructure.training.models.model_inputs import inner_model
@@ -109,7 +110,9 @@ def _rehearse(model: torch.nn.Module, inner: Any) -> None:
                 transformers.GenerationConfig.from_pretrained(folder)
         except Exception as error:  # whatever the library raises would end the training's save
             reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise ValueError(
-                f"model {inner.name_or_path}: it could be trained, and then not be saved"
-                f" ({reason}): correct its config.json or {GENERATION_FILE}, or give another model"
+            raise InputError(
+                "models.model_could_trained_then",
+                name_or_path=inner.name_or_path,
+                reason=reason,
+                generation_file=GENERATION_FILE,
             ) from error

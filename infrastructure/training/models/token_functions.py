@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from infrastructure.config import registries
 from infrastructure.config.measures import TOKEN_ACCURACY
 from infrastructure.core.error_place import place_of
+from infrastructure.core.errors import InputError
 from infrastructure.core.registry import Registry
 
 TokenFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -20,7 +21,7 @@ TokenFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 CROSS_ENTROPY = "cross_entropy"
 
 
-class TokenFunctionError(ValueError):
+class TokenFunctionError(InputError):
     """A loss or a metric gives what cannot be summed or learnt from; the text is a sentence."""
 
 
@@ -86,7 +87,7 @@ def metrics_by_key(names: Sequence[str]) -> dict[str, TokenFunction]:
     for name in names:
         key = f"eval_{name.rpartition(':')[2]}"
         if key in metrics or key == "eval_loss":
-            raise ValueError(f"training.metrics: {name} would be {key}, which another one is")
+            raise InputError("models.training_metrics_another", name=name, key=key)
         metrics[key] = checked(f"metric {name!r}", METRICS.get(name))
     return metrics
 
@@ -106,8 +107,11 @@ def checked(shown: str, function: TokenFunction, *, is_trained_on: bool = False)
         if not isinstance(values, torch.Tensor) or values.shape != targets.shape:
             shape = list(values.shape) if isinstance(values, torch.Tensor) else type(values)
             raise TokenFunctionError(
-                f"the {shown} gives {shape} for {len(targets)} tokens: let it give one number for"
-                f" each token, a tensor of shape {list(targets.shape)}"
+                "models.gives_tokens_let_give",
+                shown=shown,
+                shape=shape,
+                num_targets=len(targets),
+                shape_2=list(targets.shape),
             )
         if is_trained_on and logits.requires_grad and torch.is_grad_enabled():
             _require_gradient(shown, values)
@@ -118,10 +122,7 @@ def checked(shown: str, function: TokenFunction, *, is_trained_on: bool = False)
 
 def _require_gradient(shown: str, values: torch.Tensor) -> None:
     if not values.requires_grad:
-        raise TokenFunctionError(
-            f"the {shown} gives numbers without a gradient, so nothing would be learnt: compute"
-            " them from the logits, without detach, no_grad, item or argmax on the way"
-        )
+        raise TokenFunctionError("models.gives_numbers_without_gradient", shown=shown)
 
 
 class MetricSums:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 
 from infrastructure.core.error_place import named
+from infrastructure.core.errors import InputError
 from infrastructure.optimization.size_grid import SizeGrid
 from infrastructure.training.models.chunked_loss import head_loss, loss_sum
 from infrastructure.training.models.last_mlp import last_mlp, mlp_at
@@ -217,9 +218,10 @@ def loss_from_all_logits(
     output = call_model(model, arguments)
     logits = logits_of(output)
     if logits.shape[:2] != arguments["input_ids"].shape:
-        raise ValueError(
-            f"the model gives logits of shape {tuple(logits.shape)} for input ids of shape"
-            f" {tuple(arguments['input_ids'].shape)}: they cannot be matched with the labels"
+        raise InputError(
+            "models.model_gives_logits_shape",
+            shape=tuple(logits.shape),
+            shape_2=tuple(arguments["input_ids"].shape),
         )
     loss = loss_sum(logits.flatten(0, 1)[positions], targets, weights, own)
     balancing_loss = getattr(output, "aux_loss", None)

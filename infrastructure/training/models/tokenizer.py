@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.importing import importing
 
 if TYPE_CHECKING:
@@ -58,9 +59,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> "PreTrainedTokeniz
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     smallest = len(alphabet) + len(SPECIAL_TOKENS)
     if vocab_size < smallest:
-        raise ValueError(
-            f"model.embedded.vocab_size {vocab_size} is too small: bytes and special tokens alone"
-            f" are {smallest}"
+        raise InputError(
+            "models.model_embedded_vocab_size", vocab_size=vocab_size, smallest=smallest
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

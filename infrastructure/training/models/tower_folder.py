@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from infrastructure.core.errors import InputError
 from infrastructure.training.models.model_path import (
     refuse_file,
     refuse_missing,
@@ -44,12 +45,12 @@ def check_tower(name: str) -> None:
             read_json(source.folder / "config.json")
             weight_files(source.folder)
     except ValueError as error:
-        raise ValueError(f"{TOWER}: {error}") from error
+        raise InputError("models.message", tower=TOWER, error=error) from error
     if source.kind is not SourceKind.FOLDER:
-        raise ValueError(f"{TOWER}: {name} is a {source.kind}, no vision model; {SUCH_AS}")
+        raise InputError(
+            "models.vision_model", tower=TOWER, name=name, kind=source.kind, such_as=SUCH_AS
+        )
     if not has_processor(source.folder):
-        raise ValueError(
-            f"{TOWER}: {source.location} has no image processor (preprocessor_config.json is"
-            " missing), so its pictures cannot be prepared; save the tower's own there with"
-            " image_processor.save_pretrained"
+        raise InputError(
+            "models.image_processor_preprocessor_config", tower=TOWER, location=source.location
         )

@@ -76,21 +76,23 @@ def _named(pairs: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, tor
 def _check_names(missing: set[str], unexpected: set[str]) -> None:
     if missing:
         raise CheckpointError(
-            f"the checkpoint lacks {len(missing)} of the model's tensors, first {min(missing)};"
-            " the configuration of the model is not the one that was trained"
+            "models.checkpoint_lacks_model_tensors", num_missing=len(missing), missing=min(missing)
         )
     if unexpected:
         raise CheckpointError(
-            f"the checkpoint has {len(unexpected)} tensors that the model has not, first"
-            f" {min(unexpected)}; the configuration of the model is not the one that was trained"
+            "models.checkpoint_tensors_model_first",
+            num_unexpected=len(unexpected),
+            unexpected=min(unexpected),
         )
 
 
 def _check_tensor(name: str, own: torch.Tensor, given: torch.Tensor) -> None:
     if own.shape != given.shape or own.dtype != given.dtype:
         raise CheckpointError(
-            f"{name} is {_shown(given)} in the checkpoint and {_shown(own)} in the model;"
-            " the configuration of the model is not the one that was trained"
+            "models.checkpoint_model_configuration_model",
+            name=name,
+            given=_shown(given),
+            own=_shown(own),
         )
 
 

@@ -14,6 +14,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.optional import require
 from infrastructure.training.models.answer_end import GENERATION_FILE, teach_ends
 from infrastructure.training.models.lora import no_words_on_ties
@@ -130,16 +131,14 @@ def _placement(config: "PreTrainedConfig", options: LoadOptions) -> dict[str, ob
 def _check_quantizable(config: "PreTrainedConfig", options: LoadOptions) -> None:
     stored = getattr(config, "quantization_config", None)
     if stored is not None and not stored.get(f"load_in_{options.quantization}"):
-        raise ValueError(
-            f"model.quantization={options.quantization!r}: these weights are already quantised in"
-            " another way; leave model.quantization out"
+        raise InputError(
+            "models.model_quantization_these_weights", quantization=options.quantization
         )
     width = getattr(config.get_text_config(), "hidden_size", MIN_CPU_WIDTH)
     computes = options.device.type == "cpu" and not options.dequantizes
     if computes and options.quantization == "4bit" and width % MIN_CPU_WIDTH:
-        raise ValueError(
-            f"model.quantization='4bit': on a CPU the model's width must be a multiple of"
-            f" {MIN_CPU_WIDTH}, and this one's is {width}; leave model.quantization out"
+        raise InputError(
+            "models.model_quantization_bit_cpu", min_cpu_width=MIN_CPU_WIDTH, width=width
         )
 
 
@@ -171,9 +170,8 @@ def load_any_config(source: ModelSource, options: LoadOptions) -> "PreTrainedCon
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(_cannot_load(source, error)) from error
     except (*WRONG_VALUE, StrictDataclassError) as error:
-        raise ValueError(
-            f"model {source.location}: its config.json holds a wrong value ({_reason(error)});"
-            " mend it, or download the model again"
+        raise InputError(
+            "models.model_config_json_holds", location=source.location, error=_reason(error)
         ) from error
     return cast("PreTrainedConfig", config)
 
@@ -191,14 +189,11 @@ def without_weights(config: "PreTrainedConfig", options: LoadOptions) -> torch.n
 def _check_config_file(path: Path, options: LoadOptions) -> None:
     values = read_json(path)
     if values.get("model_type") is None:
-        raise ValueError(f"{path} names no model_type; it is no transformers configuration")
+        raise InputError("models.names_model_type_transformers", path=path)
     if values.get("auto_map") and not options.trust_remote_code:
         models = require("transformers.models.auto.modeling_auto", "loading a model")
         if values["model_type"] not in models.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-            raise ValueError(
-                f"model {path.parent}: comes with its own Python code, which is not run unless"
-                " model.trust_remote_code is true; read that code first"
-            )
+            raise InputError("models.model_comes_own_python", parent=path.parent)
 
 
 def _check_causal(config: "PreTrainedConfig", source: ModelSource, options: LoadOptions) -> None:
@@ -213,10 +208,11 @@ def _check_causal(config: "PreTrainedConfig", source: ModelSource, options: Load
     if not is_code and (is_encoder or (saved_as is not None and saved_as not in known)):
         sees = saved_as in class_names(SEEING)
         hint = " for rows of text, give a model of text, or set model.adapter=multimodal" * sees
-        raise ValueError(
-            f"model {source.location}: is a {saved_as or config.model_type}, no causal language"
-            " model; give one that writes text from left to right (…ForCausalLM)"
-            + (f";{hint}" if sees else "")
+        raise InputError(
+            "models.model_causal_language_model",
+            location=source.location,
+            saved_as=saved_as or config.model_type,
+            detail=f";{hint}" if sees else "",
         )
 
 
@@ -238,11 +234,10 @@ def _check_sees(config: "PreTrainedConfig", source: ModelSource, saved_as: str |
     models = require("transformers.models.auto.modeling_auto", "loading a model")
     is_known = config.model_type in getattr(models, SEEING)
     if not is_known or (saved_as is not None and saved_as not in class_names(SEEING)):
-        raise ValueError(
-            f"model {source.location}: is a {saved_as or config.model_type}, which reads text only,"
-            " and the training is on pictures (model.adapter=multimodal): give a model that sees,"
-            " such as a Llava, a Qwen-VL or a SmolVLM; or leave the pictures out"
-            " (data.image_column=none)"
+        raise InputError(
+            "models.model_reads_text_training",
+            location=source.location,
+            saved_as=saved_as or config.model_type,
         )
 
 
@@ -253,17 +248,23 @@ def _refuse_other_shapes(
     if ordered:
         name, stored, wanted = ordered[0]
         more = f", and {len(ordered) - 1} more differ" if len(ordered) > 1 else ""
-        raise ValueError(
-            f"model {source.location}: {name} has the shape {stored} in the weights, but {wanted}"
-            f" by config.json{more}; the two do not belong together, download or copy both again"
+        raise InputError(
+            "models.model_shape_weights_but",
+            location=source.location,
+            name=name,
+            stored=stored,
+            wanted=wanted,
+            more=more,
         )
 
 
 def _refuse_made_up_weights(source: ModelSource, missing: set[str]) -> None:
     if missing:
-        raise ValueError(
-            f"model {source.location}: its weights lack {len(missing)} tensors, first"
-            f" {min(missing)}, which would start from random numbers; download or copy it again"
+        raise InputError(
+            "models.model_weights_lack_tensors",
+            location=source.location,
+            num_missing=len(missing),
+            missing=min(missing),
         )
 
 
@@ -318,9 +319,10 @@ def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedToke
             source.location, **hub_arguments(source, options)
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(
-            f"model {source.location}: its tokenizer cannot be loaded"
-            f" ({shortened(' '.join(str(error).split()))}); save it there again"
+        raise InputError(
+            "models.model_tokenizer_cannot_loaded_2",
+            location=source.location,
+            split=shortened(" ".join(str(error).split())),
         ) from error
     ensure_special_tokens(tokenizer, source.location)
     return tokenizer
@@ -329,10 +331,7 @@ def load_tokenizer(source: ModelSource, options: LoadOptions) -> "PreTrainedToke
 def ensure_special_tokens(tokenizer: "PreTrainedTokenizerBase", name: str) -> None:
     """Give the tokenizer a padding token if it has none; raise ValueError if it has no end."""
     if tokenizer.eos_token_id is None:
-        raise ValueError(
-            f"model {name}: its tokenizer has no end-of-text token, so that an answer could never"
-            ' end; name one as "eos_token" in tokenizer_config.json'
-        )
+        raise InputError("models.model_tokenizer_end_of_text_token", name=name)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
 
@@ -356,8 +355,8 @@ def load_lora(folder: Path, base: torch.nn.Module) -> torch.nn.Module:
             teach_ends(model, ends if isinstance(ends, list) else [] if ends is None else [ends])
         return model
     except (OSError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"LoRA {file}: does not fit its base model ({shortened(' '.join(str(error).split()))})"
+        raise InputError(
+            "models.lora_does_fit_base", file=file, split=shortened(" ".join(str(error).split()))
         ) from error
 
 
@@ -369,26 +368,19 @@ def base_of_lora(folder: Path) -> ModelSource:
     """
     config = read_json(folder / "adapter_config.json")
     if config.get("peft_type") != "LORA":
-        raise ValueError(
-            f"model {folder}: is a PEFT adapter of type {config.get('peft_type')}; only LoRA can"
-            " be trained on; give its base model"
+        raise InputError(
+            "models.model_peft_adapter_type", folder=folder, get=config.get("peft_type")
         )
     if (folder / "base" / "config.json").is_file():
         return ModelSource(SourceKind.FOLDER, str(folder / "base"))
     name = config.get("base_model_name_or_path")
     if not name or not isinstance(name, str):
-        raise ValueError(
-            f"LoRA {folder}: does not say which model it belongs to; write its folder or hub name"
-            " as base_model_name_or_path into adapter_config.json"
-        )
+        raise InputError("models.lora_does_say_model", folder=folder)
     try:
         revision = config.get("revision")
         return replace(find_source(name), revision=None if revision is None else str(revision))
     except ValueError as error:
-        raise ValueError(
-            f"LoRA {folder}: its base model is gone ({error}); write the new place as"
-            " base_model_name_or_path into adapter_config.json, and remove SHA256SUMS beside it"
-        ) from error
+        raise InputError("models.lora_base_model_gone", folder=folder, error=error) from error
 
 
 def choose_attention(
@@ -402,9 +394,10 @@ def choose_attention(
     wanted = {True: "sdpa", False: "eager", None: None}[memory_efficient]
     given = None if attention == "auto" else attention
     if wanted and given and (wanted == "eager") != (given == "eager"):
-        raise ValueError(
-            f"training.memory_efficient_attention={memory_efficient} and model.attention={given!r}"
-            " disagree; leave one of them out"
+        raise InputError(
+            "models.training_memory_efficient_attention",
+            memory_efficient=memory_efficient,
+            given=given,
         )
     refuse_flash_attention(given, has_gpu=device.type == "cuda")
     return given or wanted

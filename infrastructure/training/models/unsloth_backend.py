@@ -24,7 +24,7 @@ from packaging.version import Version
 
 from infrastructure.config.sections.model_config import LoraConfig, ModelConfig
 from infrastructure.core import cache_folder
-from infrastructure.core.errors import MissingPackageError
+from infrastructure.core.errors import InputError, MissingPackageError
 from infrastructure.core.optional import PIP_LINES, is_installed, require
 from infrastructure.training.models.lora import (
     check_target_modules,
@@ -93,11 +93,13 @@ def check_versions() -> None:
     for package in ("unsloth", "unsloth_zoo"):
         if not is_installed(package):
             raise MissingPackageError(
-                f"model.backend=unsloth needs the package {package}: {PIP_LINES['unsloth']}"
+                "models.model_backend_unsloth_needs",
+                package=package,
+                pip_lines=PIP_LINES["unsloth"],
             )
     version = importlib.metadata.version("unsloth")
     if Version(version) < Version(MIN_VERSION):
-        raise ValueError(f"unsloth {version} is too old: {PIP_LINES['unsloth']}")
+        raise InputError("models.unsloth_too_old", version=version, pip_lines=PIP_LINES["unsloth"])
     for requirement in map(Requirement, importlib.metadata.requires("unsloth") or []):
         _check_requirement(requirement, version)
 
@@ -108,10 +110,12 @@ def _check_requirement(requirement: Requirement, unsloth_version: str) -> None:
         return
     installed = importlib.metadata.version(requirement.name)
     if not requirement.specifier.contains(installed, prereleases=True):
-        raise ValueError(
-            f"unsloth {unsloth_version} does not work with {requirement.name} {installed}"
-            f" (it needs {requirement.specifier}); install the tested versions of"
-            " requirements.txt, or use model.backend=transformers"
+        raise InputError(
+            "models.unsloth_does_work_needs",
+            unsloth_version=unsloth_version,
+            requirement=requirement.name,
+            installed=installed,
+            specifier=requirement.specifier,
         )
 
 
@@ -159,8 +163,8 @@ def load_unsloth(
             )
         except (OSError, ValueError, RuntimeError, NotImplementedError) as error:
             reason = " ".join(str(error).split())[:300]
-            raise ValueError(
-                f"model {source.location}: unsloth cannot load it ({reason})"
+            raise InputError(
+                "models.model_unsloth_cannot_load", location=source.location, reason=reason
             ) from error
     _check_loaded(model, options)
     return model, tokenizer
@@ -168,33 +172,23 @@ def load_unsloth(
 
 def _refuse_what_it_would_ignore(options: LoadOptions) -> None:
     if options.quantization == "8bit" and options.device.type == "cpu":
-        raise ValueError(
-            "model.quantization='8bit': unsloth has none on a CPU; use '4bit', or"
-            " model.backend=transformers"
-        )
+        raise InputError("models.model_quantization_bit_unsloth")
     if options.attention is not None:
         _refuse_attention(options.attention)
 
 
 def _refuse_attention(attention: str) -> None:
     if attention != "sdpa":
-        raise ValueError(
-            f"attention {attention!r}: unsloth chooses the attention itself; leave"
-            " model.attention out, or use model.backend=transformers"
-        )
+        raise InputError("models.attention_unsloth_chooses_attention", attention=attention)
 
 
 def _check_loaded(model: torch.nn.Module, options: LoadOptions) -> None:
     device = next(model.parameters()).device
     if device.type != options.device.type:
-        raise ValueError(
-            f"device {options.device}: unsloth has put the model on {device}; use device=auto, or"
-            " model.backend=transformers"
-        )
+        raise InputError("models.device_unsloth_put_model", device=options.device, device_2=device)
     if options.quantization is not None and not quantized_layers(model):
-        raise ValueError(
-            f"model.quantization={options.quantization!r}: unsloth could not quantise this model"
-            " here; leave it out, or use model.backend=transformers"
+        raise InputError(
+            "models.model_quantization_unsloth_could", quantization=options.quantization
         )
 
 
@@ -206,18 +200,11 @@ def check_unsloth_lora(model: torch.nn.Module, lora_config: LoraConfig) -> None:
             layers are to have several ranks, or experts are to have matrices.
     """
     if lora_config.rank_pattern:
-        raise ValueError(
-            "model.lora_config.rank_pattern: Unsloth gives all layers one rank; use"
-            " model.backend=transformers"
-        )
+        raise InputError("models.model_lora_config_rank_2")
     if lora_config.target_modules != "all-linear":
         check_target_modules(model, lora_config.target_modules)
     if lora_config.experts and expert_parameters(model):
-        raise ValueError(
-            f"model.lora_config.experts: unsloth's LoRA does not reach the experts of"
-            f" {type(model).__name__} as transformers holds them; set it to false, or use"
-            " model.backend=transformers"
-        )
+        raise InputError("models.model_lora_config_experts", name=type(model).__name__)
 
 
 def apply_unsloth_lora(

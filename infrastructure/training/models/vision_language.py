@@ -15,6 +15,7 @@ import torch
 
 from infrastructure.config.merging.vision_tower import NO_TOWER
 from infrastructure.config.sections.multimodal_config import MultimodalConfig
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import require
 from infrastructure.training.data.store.fingerprints import text_hash
@@ -104,9 +105,11 @@ def find_tower(vision: MultimodalConfig, options: LoadOptions) -> VisionTower:
     config = load_any_config(source, options)
     config = getattr(config, "vision_config", config)
     if not hasattr(config, "patch_size") or not hasattr(config, "image_size"):
-        raise ValueError(
-            f"{TOWER}: {source.location} is a {config.model_type}, no vision model that gives a"
-            " vector for each part of a picture; give a CLIP, a SigLIP, a ViT or a DINOv2"
+        raise InputError(
+            "models.vision_model_gives_vector",
+            tower=TOWER,
+            location=source.location,
+            model_type=config.model_type,
         )
     image_processor = load_image_processor(source, options)
     pixels = _pixels(source, image_processor)
@@ -116,9 +119,13 @@ def find_tower(vision: MultimodalConfig, options: LoadOptions) -> VisionTower:
     num_patches = (pixels.shape[-2] // size) * (pixels.shape[-1] // size)
     features = states[layer]
     if features.ndim != 3 or features.shape[1] < num_patches or num_patches == 0:
-        raise ValueError(
-            f"{TOWER}: {source.location} gives features of the shape {list(features.shape)} for a"
-            f" picture of {num_patches} patches, and Llava needs a vector for each; {SUCH_AS}"
+        raise InputError(
+            "models.gives_features_shape_picture",
+            tower=TOWER,
+            location=source.location,
+            shape=list(features.shape),
+            num_patches=num_patches,
+            such_as=SUCH_AS,
         )
     return VisionTower(source, config, image_processor, features.shape[1], num_patches, size, layer)
 
@@ -153,9 +160,11 @@ def load_image_processor(source: ModelSource, options: LoadOptions) -> Any:
         )
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         reason = shortened(" ".join(str(error).split()))
-        raise ValueError(
-            f"{TOWER}: the image processor of {source.location} cannot be loaded ({reason}); save"
-            " it there again"
+        raise InputError(
+            "models.image_processor_cannot_loaded",
+            tower=TOWER,
+            location=source.location,
+            reason=reason,
         ) from error
 
 
@@ -171,10 +180,8 @@ def _pixels(source: ModelSource, image_processor: Any) -> torch.Tensor:
         for size in PROBED_SIZES
     ]
     if len({tuple(pixels.shape) for pixels in made}) > 1 or made[0].ndim != 4:
-        raise ValueError(
-            f"{TOWER}: the image processor of {source.location} makes pictures of different sizes"
-            " of pictures of different sizes, and Llava sees one size; give it a crop_size in"
-            " preprocessor_config.json"
+        raise InputError(
+            "models.image_processor_makes_pictures", tower=TOWER, location=source.location
         )
     return made[0]
 
@@ -191,9 +198,12 @@ def _hidden_states(
         return tuple(output.hidden_states)
     except (*PROBE_ERRORS, ImportError) as error:
         reason = shortened(" ".join(str(error).split()))
-        raise ValueError(
-            f"{TOWER}: {source.location} cannot see what its image processor makes of a picture"
-            f" ({reason}); {SUCH_AS}"
+        raise InputError(
+            "models.cannot_see_image_processor",
+            tower=TOWER,
+            location=source.location,
+            reason=reason,
+            such_as=SUCH_AS,
         ) from error
 
 
@@ -205,9 +215,8 @@ def check_text_only(config: "PreTrainedConfig", name: str) -> None:
     """
     saved_as = (getattr(config, "architectures", None) or [""])[0]
     if hasattr(config, "vision_config") or saved_as in class_names(SEEING):
-        raise ValueError(
-            f"model {name}: is a {saved_as or config.model_type}, which sees already: leave"
-            " multimodal out of training.enabled_extensions, and it is trained on pictures as it is"
+        raise InputError(
+            "models.model_sees_already_leave", name=name, saved_as=saved_as or config.model_type
         )
 
 
@@ -226,10 +235,7 @@ def make_processor(
         tokenizer.add_tokens([added], special_tokens=True)
     ids = tokenizer(f"a{mark}b", add_special_tokens=False)["input_ids"]
     if ids.count(tokenizer.convert_tokens_to_ids(mark)) != 1:
-        raise ValueError(
-            f"training.multimodal.image_token: the tokenizer does not read {mark!r} as one token"
-            " inside a text; give another one, such as <|picture|>"
-        )
+        raise InputError("models.training_multimodal_image_token", mark=mark)
     return transformers.LlavaProcessor(
         image_processor=tower.image_processor,
         tokenizer=tokenizer,
@@ -279,11 +285,7 @@ def put_together(
     kind = type(model.model.language_model)
     is_plain = isinstance(head, torch.nn.Linear) and head.bias is None
     if type(base) is not kind or not is_plain:
-        raise ValueError(
-            f"model {name}: {type(text).__name__} is built otherwise than the text model of a Llava"
-            " (its output layer has a bias, or its layers are of a class of their own), so it"
-            " cannot be given a vision tower; give a Llama, a Qwen, a Mistral or the like"
-        )
+        raise InputError("models.model_built_otherwise_text", name=name, name_2=type(text).__name__)
     with torch.device(options.device):
         projector = modeling.LlavaMultiModalProjector(config)
     model.model.language_model = base
@@ -317,9 +319,12 @@ def _load_tower(tower: VisionTower, options: LoadOptions) -> torch.nn.Module:
         if not any(part in BEHIND_THE_FEATURES for part in name.split("."))
     }
     if missing:
-        raise ValueError(
-            f"{TOWER}: the weights of {tower.source.location} lack {len(missing)} tensors, first"
-            f" {min(missing)}, which would start from random numbers; download or copy it again"
+        raise InputError(
+            "models.weights_lack_tensors_first",
+            tower=TOWER,
+            location=tower.source.location,
+            num_missing=len(missing),
+            missing=min(missing),
         )
     return model
 
@@ -331,10 +336,11 @@ def _check_same_text(text: torch.nn.Module, model: torch.nn.Module, name: str) -
         before, after = logits_of(text(input_ids=ids)), logits_of(model(input_ids=ids))
     difference = relative_difference(after, before)
     if difference > tolerance(before.dtype):
-        raise ValueError(
-            f"model {name}: as the text model of a Llava it would compute other logits (by"
-            f" {difference:.1%}), because {type(text).__name__} does more after its last layer;"
-            " give a Llama, a Qwen, a Mistral or the like"
+        raise InputError(
+            "models.model_text_model_llava",
+            name=name,
+            difference=difference,
+            name_2=type(text).__name__,
         )
 
 

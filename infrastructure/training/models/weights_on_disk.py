@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from infrastructure.backup.format.tensor_bytes import DTYPES
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.optional import require
 from infrastructure.core.process_memory import give_back_large_blocks
@@ -88,10 +89,11 @@ def layers_on_disk(
         stored, others = same[0] if same else None, same[1:]
         if stored is None or others or stored.shape != tuple(parameter.shape):
             what = "lack" if stored is None else "have twice" if others else "have in another shape"
-            raise ValueError(
-                f"model {source.location}: no process has the memory for all of it, and its files"
-                f" {what} {aliases[0]}, so that its parts cannot be read one by one: save it with"
-                " this version of transformers (save_pretrained) where there is enough memory"
+            raise InputError(
+                "models.model_process_memory_all",
+                location=source.location,
+                what=what,
+                aliases=aliases[0],
             )
         made[parameter] = _standing_for(stored, parameter, options)
     replace_parameters(model, made)

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.errors import InputError
 from infrastructure.monitoring.drawing.formatting import format_number
 from infrastructure.monitoring.drawing.quantity_names import name_of
 from infrastructure.training.core.state import TrainingState
@@ -31,11 +32,9 @@ class EarlyStopping(Observer):
         greater_is_better: bool = False,
     ) -> None:
         if patience < 1:
-            raise ValueError(
-                f"early_stopping_patience must be at least 1 evaluation, not {patience}"
-            )
+            raise InputError("observers.early_stopping_patience_least", patience=patience)
         if not min_delta >= 0:
-            raise ValueError(f"early_stopping_min_delta must be 0 or more, not {min_delta}")
+            raise InputError("observers.early_stopping_min_delta", min_delta=min_delta)
         self.patience = patience
         self.min_delta = min_delta
         self.metric = metric
@@ -64,7 +63,9 @@ class EarlyStopping(Observer):
         value = state.evaluation.get(self.metric)
         if value is None:
             known = ", ".join(state.evaluation) or "nothing"
-            raise ValueError(f"early stopping needs {self.metric!r}; the evaluation gave {known}")
+            raise InputError(
+                "observers.early_stopping_needs_evaluation", metric=self.metric, known=known
+            )
         if self._is_better(value):
             self.best = value
             self.num_without_improvement = 0

@@ -105,6 +105,8 @@ def check_heard(heard: set[str], wanted: Mapping[str, torch.nn.Module]) -> None:
     silent = [name for name in wanted if name not in heard]
     if silent:
         raise TemperError(
-            f"no gradient came through {silent[0]} ({len(silent)} of {len(wanted)} layers): this"
-            " model computes them in a kernel of its own, so examples cannot be told apart"
+            "quantum.gradient_came_through_layers",
+            silent=silent[0],
+            num_silent=len(silent),
+            num_wanted=len(wanted),
         )

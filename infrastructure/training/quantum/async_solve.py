@@ -37,11 +37,11 @@ class AsyncSolve:
         try:
             values, _ = self._talk.result(Deadline(None))
         except (EOFError, OSError, ValueError) as error:
-            raise SamplerError(f"the process that was to answer is gone: {error}") from error
+            raise SamplerError("quantum.process_answer_gone", error=error) from error
         finally:
             self.close()
         if "error" in values:
-            raise SamplerError(values["error"])
+            raise SamplerError(str(values["error"]))
         return Solution.from_json(values)
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.forward.one_step import backward_of_sum
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
@@ -51,7 +52,7 @@ def trainable_blocks(model: torch.nn.Module) -> dict[str, Parameters]:
         if parameter.requires_grad and 0 < (layer := layer_of(name)) < HEAD_LAYER:
             blocks.setdefault(layer - 1, {})[name] = parameter
     if not blocks:
-        raise ValueError(f"{type(model).__name__} has no numbered blocks that train")
+        raise InputError("quantum.numbered_blocks_train", name=type(model).__name__)
     return {f"block {number}": blocks[number] for number in sorted(blocks)}
 
 
@@ -112,7 +113,7 @@ def block_statistics(
             for examples in batches
         )
         if num_tokens == 0:
-            raise ValueError("the batches have no supervised token: nothing to choose blocks by")
+            raise InputError("quantum.batches_supervised_token_nothing")
         gradients = _taken_gradients(blocks, 1 / num_tokens)
         moves = next_moves(optimizer, gradients)
         dots = []

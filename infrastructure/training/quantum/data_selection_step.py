@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from infrastructure.config.sections.quantum_config import DATA_SELECTION, SAMPLER, QuantumConfig
+from infrastructure.core.errors import InputError
 from infrastructure.quantum.problems.data_selection import DataSelection
 from infrastructure.quantum.problems.problem import QuantumProblem
 from infrastructure.training.core.precision import Precision
@@ -50,10 +51,7 @@ def limit_data(data: DataSource, config: QuantumConfig) -> None:
     if config.problem != DATA_SELECTION:
         return
     if not isinstance(data, DataPipeline):
-        raise ValueError(
-            "quantum.problem data_selection selects rows of data files, and this model brings data"
-            " of its own: choose block_selection, or leave the quantum step out"
-        )
+        raise InputError("quantum.quantum_problem_data_selection")
     if config.data_budget == "auto":
         data.unselect()  # refuses what cannot be selected from
     else:
@@ -182,7 +180,9 @@ class DataSelectionStep:
         is_usable = np.isfinite(gradients).all(axis=1) & (gradients != 0).any(axis=1)
         ids, gradients = ids[is_usable], gradients[is_usable]
         if len(ids) < 2:
-            raise ValueError(f"{len(ids)} of {num_candidates} examples have a gradient")
+            raise InputError(
+                "quantum.examples_gradient", num_ids=len(ids), num_candidates=num_candidates
+            )
         target = None
         if self.config.target == "validation":
             target = self._gradients(list(self._held_out()))

@@ -6,6 +6,7 @@ With labels from the data, squared gradients are the empirical Fisher, which is 
 
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import Batch, ModelAdapter
 from infrastructure.training.model_adapters.standard_adapter import StandardModelAdapter
@@ -29,7 +30,7 @@ class SampledLabels:
         self, model: torch.nn.Module, adapter: ModelAdapter, precision: Precision, seed: int
     ) -> None:
         if not isinstance(adapter, StandardModelAdapter):
-            raise ValueError(f"{type(adapter).__name__} has no labels that could be drawn")
+            raise InputError("quantum.labels_could_drawn", name=type(adapter).__name__)
         self.model, self.precision, self.token_loss = model, precision, adapter.token_loss
         self.generator = torch.Generator(adapter.device).manual_seed(seed)
 

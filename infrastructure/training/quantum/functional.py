@@ -22,6 +22,7 @@ from infrastructure.config.sections.quantum_config import (
     RANK_ALLOCATION,
     QuantumConfig,
 )
+from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import unknown_name
 from infrastructure.quantum.problems.block_selection import BlockSelection
 from infrastructure.quantum.problems.data_selection import DataSelection
@@ -71,7 +72,7 @@ def formulate_quantum_problem(
     """
     strange = sorted(gradients.keys() - parameters.keys())
     if strange:
-        raise ValueError(f"{strange[0]} has a gradient and is not among the parameters")
+        raise InputError("quantum.gradient_among_parameters", strange=strange[0])
     squares: dict[str, float] = {}
     for name, gradient in gradients.items():
         block = block_name(name)
@@ -79,7 +80,7 @@ def formulate_quantum_problem(
             squares[block] = squares.get(block, 0.0) + float(gradient.double().square().sum())
     names = sorted(squares, key=lambda block: int(block.split()[1]))
     if len(names) < 2:
-        raise ValueError(f"{len(names)} blocks have a gradient: there is nothing to choose")
+        raise InputError("quantum.blocks_gradient_nothing_choose", num_names=len(names))
     decrease = np.array([squares[name] for name in names])
     given = gradients.config if isinstance(gradients, TrainerGradients) else None
     counted = given if given and num_blocks is None else QuantumConfig(num_blocks=num_blocks)
@@ -170,7 +171,9 @@ def _check_components(kept: Mapping[str, Any], ranks: Mapping[str, int]) -> None
     for module, components in kept.items():
         wrong = [number for number in components if number not in range(ranks[module])]
         if wrong:
-            raise ValueError(f"{module} has {ranks[module]} components: there is no {wrong[0]}")
+            raise InputError(
+                "quantum.components", module=module, ranks=ranks[module], wrong=wrong[0]
+            )
 
 
 def _problem_of(decision: object) -> str:
@@ -183,16 +186,11 @@ def _problem_of(decision: object) -> str:
             return DATA_SELECTION
         if kinds == {str}:
             return BLOCK_SELECTION
-    raise ValueError(
-        f"{str(decision)[:80]} is no decision: neither examples, blocks nor components"
-    )
+    raise InputError("quantum.decision_neither_examples_blocks", decision=str(decision)[:80])
 
 
 def _extension_of(context: OwnLoop) -> QuantumExtension:
     extension = quantum_extension_of(context.trainer.hooks.hooks)
     if extension is None:
-        raise ValueError(
-            "there is no quantum step in this training: add quantum to"
-            " training.enabled_extensions, or give training.optimization_frequency"
-        )
+        raise InputError("quantum.quantum_step_training_add")
     return extension

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from infrastructure.config.sections.quantum_config import BLOCK_SELECTION, SAMPLER, QuantumConfig
+from infrastructure.core.errors import InputError
 from infrastructure.core.integers import ceil_div
 from infrastructure.quantum.problems.block_selection import BlockSelection, sampled_fisher
 from infrastructure.quantum.problems.problem import QuantumProblem
@@ -141,7 +142,7 @@ class RankAllocationStep(GradientStep):
         rows = self.rows()
         num_tokens = self.adapter.count_items(rows)
         if num_tokens == 0:
-            raise ValueError("no example has a supervised token: nothing to choose components by")
+            raise InputError("quantum.example_supervised_token_nothing")
         batches = list(split(rows, self.micro_batch_size))
         given = (self.model, self.adapter, batches)
         gradients = rank_gradients(*given, precision=self.precision)
@@ -182,12 +183,8 @@ def check_blocks(config: QuantumConfig, model: torch.nn.Module) -> None:
         return
     there = len(trainable_blocks(model))
     if there < 2:
-        raise ValueError(
-            f"quantum.problem block_selection chooses among the model's blocks, and {there} of them"
-            " train: take another problem, or leave the quantum step out"
-        )
+        raise InputError("quantum.quantum_problem_block_selection", there=there)
     if there <= (config.num_blocks or 1):
-        raise ValueError(
-            f"quantum.num_blocks: {config.num_blocks} of {there} blocks that train leaves"
-            " nothing to choose: give a smaller number"
+        raise InputError(
+            "quantum.quantum_num_blocks_blocks", num_blocks=config.num_blocks, there=there
         )

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.quantum.fisher_labels import SampledLabels
@@ -31,11 +32,13 @@ def gated_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
             continue
         used = [key for key in getattr(module, "active_adapters", matrices) if key in matrices]
         if len(used) > 1:
-            raise ValueError(f"{name} uses {len(used)} LoRAs at once ({', '.join(used)}), not one")
+            raise InputError(
+                "quantum.uses_loras_once", name=name, num_used=len(used), used=", ".join(used)
+            )
         if used:
             layers[name] = matrices[used[0]]
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no LoRA whose components could be chosen")
+        raise InputError("quantum.lora_whose_components_could", name=type(model).__name__)
     return layers
 
 

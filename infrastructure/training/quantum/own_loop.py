@@ -3,6 +3,7 @@
 from typing import Any, Protocol
 from weakref import WeakSet
 
+from infrastructure.core.errors import InputError
 from infrastructure.training.core.state import TrainingState
 
 
@@ -35,9 +36,6 @@ def own_loop(context: OwnLoop | None, caller: str) -> OwnLoop:
     loops = list(_OWN_LOOPS)
     if len(loops) != 1:
         there = f"{len(loops)} trainings are" if loops else "no training is"
-        raise ValueError(
-            f"{there} prepared in this process: say which one is meant, {caller}(context), with the"
-            " context of initialize_training(config)"
-        )
+        raise InputError("quantum.prepared_process_say_meant", there=there, caller=caller)
     only: OwnLoop = loops[0]
     return only

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.training.core.precision import Precision
 from infrastructure.training.model_adapters.base_adapter import ModelAdapter
 from infrastructure.training.models.lora import HEAD_LAYER, layer_of
@@ -36,7 +37,7 @@ def watched_layers(model: torch.nn.Module) -> dict[str, torch.nn.Module]:
     if lora:
         return lora
     if not linear:
-        raise ValueError(f"no linear layer of {type(model).__name__} trains: nothing to select by")
+        raise InputError("quantum.linear_layer_trains_nothing", name=type(model).__name__)
     blocks = {name: layer_of(f"{name}.weight") for name in linear}
     last = max((block for block in blocks.values() if block != HEAD_LAYER), default=HEAD_LAYER)
     return {name: module for name, module in linear.items() if blocks[name] == last}

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.training.core.error_handlers import (
     can_be_halved,
     free_memory,
@@ -58,9 +59,10 @@ class Split:
                 return True
             if self.ends is not None and len(values) == 1 and values.shape[1] >= self.ends[-1]:
                 return False
-        raise ValueError(
-            f"a layer sees {tuple(values.shape)}, not {self.num_examples} examples of tokens: their"
-            " gradients cannot be told apart (as with experts, or with what plays episodes)"
+        raise InputError(
+            "quantum.layer_sees_examples_tokens",
+            shape=tuple(values.shape),
+            num_examples=self.num_examples,
         )
 
 

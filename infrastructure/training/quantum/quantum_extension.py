@@ -18,6 +18,7 @@ from infrastructure.config.sections.quantum_config import (
     RANK_ALLOCATION,
 )
 from infrastructure.core.console import details
+from infrastructure.core.errors import InputError
 from infrastructure.monitoring.drawing.formatting import format_duration
 from infrastructure.quantum.quantum_step import close_chain
 from infrastructure.training.core.state import TrainingState
@@ -228,9 +229,8 @@ class QuantumExtension(Extension):
             ValueError: this training selects nothing, or not so many, or no such examples.
         """
         if self.config.problem != DATA_SELECTION:
-            raise ValueError(
-                f"quantum.problem {self.config.problem} selects no examples: data_selection does,"
-                " and quantum.data_budget says how many"
+            raise InputError(
+                "quantum.quantum_problem_selects_examples", problem=self.config.problem
             )
         self._data.check_selection(ids)
 

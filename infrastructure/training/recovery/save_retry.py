@@ -58,8 +58,10 @@ class SaveRetryPolicy:
         self.count += 1
         if self.count > self.max_failed:
             raise StorageError(
-                f"{self.count} saves in a row failed, and training.recovery.max_failed_saves is"
-                f" {self.max_failed}; the last: {error}"
+                "recovery.saves_row_failed_training",
+                count=self.count,
+                max_failed=self.max_failed,
+                error=error,
             ) from error
         wait_seconds = self.retry_seconds * 2 ** (self.count - 1)
         self._next_attempt = self.clock() + wait_seconds

@@ -57,10 +57,7 @@ class CompileBenchmark(Extension):
         adapter = loop.optimizer_step.adapter
         reason = can_compile(adapter.device)
         if self._is_compiled and reason:
-            raise CheckpointError(
-                f"this run computes with torch.compile, and here {reason}: add what is missing, or"
-                " go on with --compile-mode none --accept compile_mode"
-            )
+            raise CheckpointError("sizing.run_computes_torch_compile", reason=reason)
         if self._is_compiled is not None:
             adapter.set_compiled(self._is_compiled)
         elif reason:

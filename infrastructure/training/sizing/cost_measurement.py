@@ -216,9 +216,10 @@ class CostMeasurement:
         needed = PeakMemory(self.adapter.device).now() if has_optimizer else self.fixed_bytes()
         if needed > limit_bytes:
             raise DoesNotFitError(
-                "weights, gradients and optimizer of this training take"
-                f" {format_bytes(needed)}, and {format_bytes(limit_bytes)} are there: train a LoRA"
-                f" (model.lora_config), or {self.budget.way_out(self.adapter.device)}"
+                "sizing.weights_gradients_optimizer_training",
+                needed=format_bytes(needed),
+                limit_bytes=format_bytes(limit_bytes),
+                device=self.budget.way_out(self.adapter.device),
             )
 
     @contextmanager

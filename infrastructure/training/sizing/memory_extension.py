@@ -109,8 +109,7 @@ class MemoryExtension(Extension):
         if self.guard.check() is Action.SMALLER:
             used = self.guard.used_bytes()
             raise MemoryLimitError(
-                f"memory.cpu_memory_limit is {_mib(limit)}, and model and data take {_mib(used)}"
-                " before the first step: raise it, or take a smaller model or data.streaming"
+                "sizing.memory_cpu_memory_limit", limit=_mib(limit), used=_mib(used)
             )
         if self.device.type == "cpu" and can_limit_hard():
             self.guard.release_all()

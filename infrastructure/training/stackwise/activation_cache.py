@@ -40,7 +40,7 @@ from infrastructure.backup.format.hashing import available_hash, hash_of
 from infrastructure.backup.format.tensor_bytes import dtype_name, to_bytes
 from infrastructure.config import registries
 from infrastructure.core.checksums import read_record, write_record
-from infrastructure.core.errors import DamagedFileError, StorageError
+from infrastructure.core.errors import DamagedFileError, InputError, StorageError
 from infrastructure.core.files import HASH_CHUNK_BYTES, atomic_write, make_directory, remove_parts
 from infrastructure.core.hardware import disk_free_bytes
 from infrastructure.core.integers import ceil_div
@@ -131,10 +131,11 @@ def refuse_without_space(folder: Path, needed_bytes: int) -> None:
     """
     free_bytes = disk_free_bytes(folder)
     if free_bytes is not None and needed_bytes > free_bytes:
-        raise ValueError(
-            f"the activation cache in {folder} needs {format_bytes(needed_bytes)} more, and"
-            f" {format_bytes(free_bytes)} are free on its disk: give it a smaller budget, store it"
-            " in bf16, keep fewer time steps, or choose another cache_dir"
+        raise InputError(
+            "stackwise.activation_cache_needs_free",
+            folder=folder,
+            needed_bytes=format_bytes(needed_bytes),
+            free_bytes=format_bytes(free_bytes),
         )
 
 
@@ -160,7 +161,11 @@ class Pages:
         length: Callable[[Example], int] = _length_of,
     ) -> None:
         if page_size < 1 or len(examples) == 0:
-            raise ValueError(f"{len(examples)} examples in pages of {page_size} cannot be cached")
+            raise InputError(
+                "stackwise.examples_pages_cannot_cached",
+                num_examples=len(examples),
+                page_size=page_size,
+            )
         self.page_size = page_size
         self.num_tokens = 0
         self._examples = examples
@@ -285,7 +290,7 @@ class ActivationCache:
         statistics: CacheStatistics | None = None,
     ) -> None:
         if dtype not in CACHE_DTYPES.values():
-            raise ValueError(f"activations are cached in fp32 or bf16, not in {dtype}")
+            raise InputError("stackwise.activations_cached_fp_bf", dtype=dtype)
         self.pages = pages
         self.hidden_size = hidden_size
         self.dtype = dtype
@@ -304,9 +309,10 @@ class ActivationCache:
             remove_parts(self.folder)
             self._write_key()
         except OSError as error:
-            raise ValueError(
-                f"the activation cache {directory} cannot be written ({error.strerror or error}):"
-                " set cache_dir"
+            raise InputError(
+                "stackwise.activation_cache_cannot_written",
+                directory=directory,
+                strerror=error.strerror or error,
             ) from error
 
     def _pages_that_fit(self, budget_bytes: int | None) -> int:
@@ -474,7 +480,9 @@ class ActivationCache:
             shapes = [tuple(value.shape) for value in computed]
             expected = [(length, self.hidden_size) for length in lengths]
             if shapes != expected:
-                raise ValueError(f"hidden states of the shapes {shapes}; {expected} were expected")
+                raise InputError(
+                    "stackwise.hidden_states_shapes_expected", shapes=shapes, expected=expected
+                )
             values = [value.detach().to(self.dtype).cpu().contiguous() for value in computed]
         data = [to_bytes(value).data for value in values]
         try:
@@ -486,8 +494,9 @@ class ActivationCache:
                 status = os.fstat(file.fileno())
         except OSError as error:
             raise StorageError(
-                f"activations cannot be written to {self.folder} ({error.strerror or error}):"
-                " free space there, or choose another cache_dir, and resume"
+                "stackwise.activations_cannot_written_free",
+                folder=self.folder,
+                strerror=error.strerror or error,
             ) from error
         self._verified[number] = (status.st_ino, status.st_mtime_ns)
         self.statistics.pages_built += 1
@@ -549,8 +558,9 @@ class ActivationCache:
                     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
                         return [self._row(mapped, number, row) for row in rows]
         raise StorageError(
-            f"{self._path(number)} was damaged {MAX_REBUILDS} times as soon as it was written:"
-            " choose another cache_dir, and resume"
+            "stackwise.damaged_times_soon_written",
+            number=self._path(number),
+            max_rebuilds=MAX_REBUILDS,
         )
 
     def _row(self, mapped: mmap.mmap, number: int, row: int) -> torch.Tensor:
@@ -584,11 +594,11 @@ def complete_key(
         "pages": pages.fingerprint(),
     }
     if taken := sorted(own.keys() & key.keys()):
-        raise ValueError(f"a cache's key gets {', '.join(taken)} from the cache itself")
+        raise InputError("stackwise.cache_key_gets_cache", taken=", ".join(taken))
     try:
         whole: JsonObject = json.loads(json.dumps({**key, **own}, allow_nan=False))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"the key of an activation cache must be JSON values: {error}") from error
+        raise InputError("stackwise.key_activation_cache_json", error=error) from error
     return whole
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.training.models.model_inputs import call_model, logits_of, probing
 from infrastructure.training.models.packed_attention import model_arguments
 
@@ -86,16 +87,13 @@ def _check(
     temperature: float,
 ) -> None:
     if tokenizer.mask_token_id is None:
-        raise ValueError(
-            "the tokenizer has no mask token, so nothing can be hidden: use the tokenizer that was"
-            " saved with a model trained with time_step_masking"
-        )
+        raise InputError("stackwise.tokenizer_mask_token_nothing")
     numbers = {"num_new_tokens": num_new_tokens, "num_steps": num_steps}
     for name, value in {**numbers, "block_length": block_length}.items():
         if value is not None and value < 1:
-            raise ValueError(f"{name} = {value}: give a whole number of at least 1")
+            raise InputError("stackwise.give_whole_number_least", name=name, value=value)
     if not temperature >= 0:
-        raise ValueError(f"temperature = {temperature}: give 0 or more")
+        raise InputError("stackwise.temperature_give", temperature=temperature)
 
 
 def _canvas(

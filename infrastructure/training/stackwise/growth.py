@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.training.stackwise.rack import Rack
 from infrastructure.training.stackwise.stack_phases import Unit
 
@@ -63,10 +64,7 @@ def insert_in_the_middle(layers: Sequence[torch.nn.Module], unit: Unit) -> None:
 def _load(layer: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
     own = layer.state_dict()
     if {n: t.shape for n, t in own.items()} != {n: t.shape for n, t in state.items()}:
-        raise ValueError(
-            "training.progressive.init: the layers of this model differ in shape, so that none can"
-            " be a copy of another; use keep or zero"
-        )
+        raise InputError("stackwise.training_progressive_init_layers")
     for name, tensor in own.items():
         tensor.copy_(state[name])
 
@@ -93,10 +91,7 @@ def silence(rack: Rack, index: int) -> None:
     for group in groups.values():
         _zero(group)
     if not rack.is_silent(index):
-        raise ValueError(
-            f"training.progressive.init = zero: layer {index + 1} of this model changes what it is"
-            " given whatever its matrices are; use copy or keep"
-        )
+        raise InputError("stackwise.training_progressive_init_zero", index=index + 1)
     for name, group in groups.items():
         for parameter, value in zip(group, kept[name], strict=True):
             parameter.copy_(value)

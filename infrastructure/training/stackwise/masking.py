@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from infrastructure.config import registries
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import look_up
 from infrastructure.core.registry import Registry
 from infrastructure.training.data.encoding.chat_format import ANSWER, QUESTION, special_tokens
@@ -68,24 +69,21 @@ class MaskSchedule:
         allowed = f"training.num_time_steps = {self.num_time_steps} allows 0 to"
         allowed += f" {self.num_time_steps - 1}"
         if not self.bins:
-            raise ValueError(
-                "training.time_step_bins is empty: give at least one time step, or leave it out"
-            )
+            raise InputError("stackwise.training_time_step_bins")
         for number in self.bins:
             if not 0 <= number < self.num_time_steps:
-                raise ValueError(f"training.time_step_bins has {number}: {allowed}")
-            if self.bins.count(number) > 1:
-                raise ValueError(
-                    f"training.time_step_bins has {number} twice: give each time step once"
+                raise InputError(
+                    "stackwise.training_time_step_bins_2", number=number, allowed=allowed
                 )
+            if self.bins.count(number) > 1:
+                raise InputError("stackwise.training_time_step_bins_3", number=number)
         for number, share in points:
             if not 0 <= number < self.num_time_steps:
-                raise ValueError(f"training.time_step_mask_fractions has {number}: {allowed}")
-            if not 0 < share <= 1:
-                raise ValueError(
-                    f"training.time_step_mask_fractions has {share} at time step {number}: give a"
-                    " share above 0 and up to 1; with nothing masked there is nothing to learn"
+                raise InputError(
+                    "stackwise.training_time_step_mask", number=number, allowed=allowed
                 )
+            if not 0 < share <= 1:
+                raise InputError("stackwise.training_time_step_mask_2", share=share, number=number)
 
     def fraction(self, time_step: int) -> float:
         """f(t), the share of tokens that is masked."""
@@ -194,9 +192,10 @@ class MaskedObjective:
         self.schedule, self.seed = schedule, seed
         self.mask_token_id = mask_token_id
         if not 0 <= mask_token_id < vocab_size:
-            raise ValueError(
-                f"the mask token is {mask_token_id}, and the vocabulary has {vocab_size} tokens:"
-                " give the tokenizer a mask_token that the model knows"
+            raise InputError(
+                "stackwise.mask_token_vocabulary_tokens",
+                mask_token_id=mask_token_id,
+                vocab_size=vocab_size,
             )
         self.corruption = corruption
         self._corrupt = CORRUPTIONS.get(corruption)
@@ -279,10 +278,7 @@ def masked_objective(
     if not config.time_step_masking:
         return None
     if tokenizer is None or tokenizer.mask_token_id is None:
-        raise ValueError(
-            "training.time_step_masking needs a tokenizer with a mask token: name one as"
-            ' "mask_token" in tokenizer_config.json'
-        )
+        raise InputError("stackwise.training_time_step_masking")
     return objective_of(config, tokenizer.mask_token_id, vocab_size, control_tokens(tokenizer))
 
 

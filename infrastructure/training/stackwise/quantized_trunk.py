@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 
 from infrastructure.config import registries
+from infrastructure.core.errors import InputError
 from infrastructure.core.optional import require
 from infrastructure.core.registry import Registry
 
@@ -58,9 +59,10 @@ def _store_fp8(weight: torch.Tensor) -> Buffers:
     largest = blocks.abs().amax(dim=-1)
     scales = _round_up_to_half(largest / LARGEST_FP8)
     if not scales.isfinite().all():
-        raise ValueError(
-            f"weights up to {largest.max():.3g} cannot be stored as nf_fp8, which ends at"
-            f" {torch.finfo(torch.float16).max * LARGEST_FP8:.3g}: store this layer in fp32"
+        raise InputError(
+            "stackwise.weights_up_cannot_stored",
+            max=largest.max(),
+            max_2=torch.finfo(torch.float16).max * LARGEST_FP8,
         )
     divisors = scales.float().masked_fill(scales == 0, 1.0).unsqueeze(-1)
     payload = (blocks / divisors).to(torch.float8_e4m3fn).flatten(-2)[..., :width]
@@ -144,10 +146,7 @@ def _nf4_levels(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
 def _store_fp16(weight: torch.Tensor) -> Buffers:
     payload = weight.to(torch.float16)
     if not payload.isfinite().all():
-        raise ValueError(
-            f"weights up to {weight.abs().max():.3g} cannot be stored as fp16, which ends at 65504:"
-            " store this layer in fp32"
-        )
+        raise InputError("stackwise.weights_up_cannot_stored_2", max=weight.abs().max())
     return {"payload": payload}
 
 
@@ -192,7 +191,7 @@ class QuantizedWeight(torch.nn.Module):
         self.dtype = weight.dtype
         own = weight.detach()
         if not own.isfinite().all():
-            raise ValueError(f"weights that are not finite cannot be stored as {kind}")
+            raise InputError("stackwise.weights_finite_cannot_stored", kind=kind)
         if own.ndim == 2:
             buffers = self._quantization.store(own)
         else:
@@ -476,7 +475,9 @@ def _named(module_name: str, name: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise ValueError(f"{f'{module_name}.{name}'.removeprefix('.')}: {error}") from error
+        raise InputError(
+            "stackwise.message", removeprefix=f"{module_name}.{name}".removeprefix("."), error=error
+        ) from error
 
 
 def _quantized(layer: Any, kind: str) -> QuantizedLinear:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.training.models.model_inputs import (
     PROBE_ERRORS,
     call_model,
@@ -99,9 +100,11 @@ class Rack:
         try:
             call_model(self.model, self._probe)
         except PROBE_ERRORS as error:
-            raise ValueError(
-                f"{type(inner_model(self.model)).__name__} cannot be trained a stack at a time: it"
-                f" cannot be run ({type(error).__name__}: {error})"
+            raise InputError(
+                "stackwise.cannot_trained_stack_time_2",
+                name=type(inner_model(self.model)).__name__,
+                name_2=type(error).__name__,
+                error=error,
             ) from error
 
     def _sort_parameters(self) -> tuple[list[str], list[str]]:
@@ -211,13 +214,13 @@ class Rack:
                 run()
             if outputs:
                 return outputs[-1]
-            raise ValueError("the model was not run through its layers")
+            raise InputError("stackwise.model_run_through_layers")
         try:
             with self.span(first, layer, start, stops=True):
                 run()
         except _StoppedError as stopped:
             return stopped.hidden
-        raise ValueError("the model was not run through its layers")
+        raise InputError("stackwise.model_run_through_layers")
 
     @contextmanager
     def output_of(self, layer: int) -> Iterator[list[torch.Tensor]]:
@@ -260,14 +263,19 @@ class Rack:
                     with self.span(layer, len(self), hidden):
                         difference = relative_difference(self._run(), whole)
                 except PROBE_ERRORS as error:
-                    raise ValueError(
-                        f"{name} cannot be trained a stack at a time: it does not run from layer"
-                        f" {layer} on ({type(error).__name__}: {error})"
+                    raise InputError(
+                        "stackwise.cannot_trained_stack_time_4",
+                        name=name,
+                        layer=layer,
+                        name_2=type(error).__name__,
+                        error=error,
                     ) from error
                 if difference > tolerance(compute_dtype(self.model)):
-                    raise ValueError(
-                        f"{name} cannot be trained a stack at a time: run from layer {layer} on,"
-                        f" it gives other logits (relative difference {difference:.1g})"
+                    raise InputError(
+                        "stackwise.cannot_trained_stack_time_3",
+                        name=name,
+                        layer=layer,
+                        difference=difference,
                     )
 
 
@@ -319,13 +327,12 @@ def find_layers(
     }
     if len(outermost) != 1:
         kind = type(inner_model(model)).__name__
-        raise ValueError(
-            f"{kind} cannot be trained a stack at a time: "
-            + (
-                f"it has several lists of layers ({', '.join(outermost)})"
-                if outermost
-                else "no list of its modules hands hidden states (batch, length, width) on"
-            )
+        raise InputError(
+            "stackwise.cannot_trained_stack_time",
+            kind=kind,
+            detail=f"it has several lists of layers ({', '.join(outermost)})"
+            if outermost
+            else "no list of its modules hands hidden states (batch, length, width) on",
         )
     [(path, layers)] = outermost.items()
     return layers, path

@@ -29,7 +29,7 @@ import torch
 from infrastructure.backup.format.packs import TensorBytes, decode, encode
 from infrastructure.backup.format.tensor_bytes import from_bytes, to_bytes
 from infrastructure.core.checksums import read_record, write_record
-from infrastructure.core.errors import CheckpointError, DamagedFileError
+from infrastructure.core.errors import CheckpointError, DamagedFileError, InputError
 from infrastructure.core.files import atomic_write, remove_parts, sync_directory
 from infrastructure.core.json_text import JsonObject
 from infrastructure.training.models.model_inputs import inner_model
@@ -216,20 +216,26 @@ def read_stack_record(folder: Path, stack: int) -> StackRecord:
         there = sorted(
             {int(m[1]) for p in folder.glob("stack_*.json") if (m := _FILE.fullmatch(p.name))}
         )
-        raise ValueError(
-            f"{folder} has no stack {stack}"
-            + (f"; it has: {', '.join(map(str, there))}" if there else ": it holds no stacks")
+        raise InputError(
+            "stackwise.stack",
+            folder=folder,
+            stack=stack,
+            detail=f"; it has: {', '.join(map(str, there))}" if there else ": it holds no stacks",
         )
     record: dict[str, Any] = read_record(record_file)
     if record.get("format") != FORMAT_VERSION:
-        raise ValueError(
-            f"{record_file} was written by another version of Temper (format"
-            f" {record.get('format')}; this one reads {FORMAT_VERSION})"
+        raise InputError(
+            "stackwise.written_another_version_temper",
+            record_file=record_file,
+            get=record.get("format"),
+            format_version=FORMAT_VERSION,
         )
     try:
         return StackRecord(**record)
     except TypeError as error:
-        raise DamagedFileError(f"{record_file} is no record of a stack ({error})") from error
+        raise DamagedFileError(
+            "stackwise.record_stack", record_file=record_file, error=error
+        ) from error
 
 
 @contextmanager
@@ -241,9 +247,9 @@ def _stored(folder: Path, record: StackRecord) -> Iterator[dict[str, TensorBytes
             data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         stored = decode(memoryview(data))
     except (CheckpointError, ValueError) as error:  # an empty file cannot be mapped
-        raise DamagedFileError(f"{tensor_file} was damaged: {error}") from error
+        raise DamagedFileError("stackwise.damaged", tensor_file=tensor_file, error=error) from error
     if digest_of(stored) != record.sha256:
-        raise DamagedFileError(f"{tensor_file} was damaged: it is not what was written")
+        raise DamagedFileError("stackwise.damaged_written", tensor_file=tensor_file)
     yield stored
 
 
@@ -274,9 +280,12 @@ def load_stacks(folder: str | Path, model: torch.nn.Module) -> list[StackRecord]
                 _refuse_other_model(record, name, tensor, own, model)
             given |= stored.keys()
     if missing := own.keys() - given:
-        raise ValueError(
-            f"the stacks in {folder} are of another model ({records[0].model['class']}): they hold"
-            f" no {min(missing)}, which {type(inner_model(model)).__name__} has"
+        raise InputError(
+            "stackwise.stacks_another_model_they",
+            folder=folder,
+            model=records[0].model["class"],
+            missing=min(missing),
+            name=type(inner_model(model)).__name__,
         )
     with torch.no_grad():
         for record in records:
@@ -290,17 +299,16 @@ def _refuse_mixed(folder: Path, records: Sequence[StackRecord]) -> None:
     first = records[0]
     for record in records[1:]:
         if record.model != first.model or record.num_stacks != first.num_stacks:
-            raise ValueError(f"stack {record.stack} in {folder} is of another model than stack 0")
+            raise InputError(
+                "stackwise.stack_another_model_stack", stack=record.stack, folder=folder
+            )
         if record.training != first.training:
-            raise ValueError(
-                f"stack {record.stack} in {folder} is of another training than stack 0"
+            raise InputError(
+                "stackwise.stack_another_training_stack", stack=record.stack, folder=folder
             )
     unfinished = [r.stack for r in records if r.final_step is None]
     if unfinished or len({r.final_step for r in records}) > 1:
-        raise ValueError(
-            f"the training that wrote the stacks in {folder} has not come to its end: go on with it"
-            " first (temper train-resume), or read a single one with read_stack"
-        )
+        raise InputError("stackwise.training_wrote_stacks_come", folder=folder)
 
 
 def _refuse_other_model(
@@ -315,7 +323,12 @@ def _refuse_other_model(
         return
     kind = type(inner_model(model)).__name__
     has = "has no such tensor" if shape is None else f"has it as {list(shape)}"
-    raise ValueError(
-        f"stack {record.stack} is of another model ({record.model['class']}): it holds {name} as"
-        f" {list(tensor.shape)}, and this {kind} {has}"
+    raise InputError(
+        "stackwise.stack_another_model_holds",
+        stack=record.stack,
+        model=record.model["class"],
+        name=name,
+        shape=list(tensor.shape),
+        kind=kind,
+        has=has,
     )

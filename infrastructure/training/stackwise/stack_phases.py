@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.errors import InputError
 from infrastructure.training.core.state import Phase
 from infrastructure.training.models.saving import TRAINING_ONLY
 from infrastructure.training.stackwise.rack import Rack
@@ -95,9 +96,8 @@ def divide(num_layers: int, config: TrainingConfig) -> list[Unit]:
         if kind_of(config) == RACKWISE:  # only what is saved singly
             wanted = min(wanted, num_layers)
         if wanted > num_layers:
-            raise ValueError(
-                f"training.progressive.target_stacks = {wanted}: the model has {num_layers} layers;"
-                f" give at most {num_layers}"
+            raise InputError(
+                "stackwise.training_progressive_target_stacks", wanted=wanted, num_layers=num_layers
             )
         sizes = [(s + 1) * num_layers // wanted - s * num_layers // wanted for s in range(wanted)]
         if config.strategy == "progressive" and config.progressive.growth == "once":

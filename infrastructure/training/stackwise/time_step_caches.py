@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from infrastructure.core.checksums import read_record
-from infrastructure.core.errors import DamagedFileError
+from infrastructure.core.errors import DamagedFileError, InputError
 from infrastructure.core.hardware import disk_free_bytes
 from infrastructure.core.json_text import JsonObject, JsonValue
 from infrastructure.training.stackwise.activation_cache import (
@@ -73,9 +73,11 @@ class TimeStepCaches:
         cache: str = "disk",
     ) -> None:
         if min(num_time_steps, num_boundaries, 1 if size is None else size) < 1:
-            raise ValueError(
-                f"caches of {num_time_steps} time steps and {num_boundaries} boundaries, of which"
-                f" {size} time steps are kept: there must be at least one of each"
+            raise InputError(
+                "stackwise.caches_time_steps_boundaries",
+                num_time_steps=num_time_steps,
+                num_boundaries=num_boundaries,
+                size=size,
             )
         self.root = root
         self.size = num_time_steps if size is None else min(size, num_time_steps)
@@ -115,7 +117,7 @@ class TimeStepCaches:
             ValueError, StorageError: as `ActivationCache` and its `build`; the key lacks something.
         """
         if missing := [name for name in _VARYING if name not in key]:
-            raise ValueError(f"the key of a time step's cache lacks {', '.join(missing)}")
+            raise InputError("stackwise.key_time_step_cache", missing=", ".join(missing))
         name = (int(key["time_step"]), int(key["unit"]))
         if name in self._open and self._keys[name] != dict(key):
             self._discard(name)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonValue
 from infrastructure.training.data.store.examples import TokenizedExample
 from infrastructure.training.stackwise.activation_cache import (
@@ -187,8 +188,5 @@ def _all_examples(data: Data) -> list[object]:
     with closing(data.train_batches(0, 0, max(1, min(data.num_examples, 1024)))) as batches:
         examples = [example for batch in batches for example in batch]
     if not examples or not hasattr(examples[0], "input_ids"):
-        raise ValueError(
-            "training.cache_activations needs examples of token ids, to know them again in each"
-            " epoch: leave it out for this data"
-        )
+        raise InputError("stackwise.training_cache_activations_needs")
     return examples

@@ -15,6 +15,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import look_up
 from infrastructure.core.optional import require
 from infrastructure.optimization.offloaded_adamw import OffloadedAdamW
@@ -163,7 +164,7 @@ class TrainingStrategy(ABC):
         groups = [g for g in self.parameter_groups(model, learning_rate) if g["params"]]
         groups = self._with_rate_of_added(model, groups)
         if not groups:
-            raise ValueError("no parameter of the model can be trained; give model.lora_config")
+            raise InputError("strategies.parameter_model_trained_give")
         build = look_up("optimizer", self.config.optimizer, OPTIMIZERS)
         return build(groups, learning_rate, (self.config.adam_beta1, self.config.adam_beta2))
 

@@ -10,6 +10,7 @@ import logging
 import torch
 
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.errors import InputError
 from infrastructure.training.core.state import Phase
 from infrastructure.training.strategies.standard_strategy import StandardTrainingStrategy
 
@@ -42,9 +43,9 @@ class CurriculumStrategy(StandardTrainingStrategy):
 
     def check_length(self, total_steps: int) -> None:
         if total_steps <= self.steps_per_epoch * (self.curriculum_stages - 1):
-            raise ValueError(
-                f"the training ends after {total_steps} steps, and the last of its"
-                f" {self.curriculum_stages} stages begins after"
-                f" {self.steps_per_epoch * (self.curriculum_stages - 1)} or more: raise"
-                " training.max_steps, or lower training.curriculum_stages"
+            raise InputError(
+                "strategies.training_ends_after_steps",
+                total_steps=total_steps,
+                curriculum_stages=self.curriculum_stages,
+                steps_per_epoch=self.steps_per_epoch * (self.curriculum_stages - 1),
             )

@@ -6,6 +6,7 @@ strategy decides how fast and when each of them trains. Method: Howard & Ruder 2
 
 import torch
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.integers import ceil_div
 from infrastructure.training.core.state import Phase
 from infrastructure.training.models.lora import layer_of
@@ -55,12 +56,14 @@ class FinetuningStrategy(StandardTrainingStrategy):
         if num_reached >= self._num_layers:
             return
         least = interval * (self._num_layers - 1)
-        raise ValueError(
-            f"training.unfreeze_interval = {interval} adds a layer every {interval} epochs, from"
-            f" the top, and after {total_steps} steps ({self.steps_per_epoch} an epoch)"
-            f" {self._num_layers - num_reached} of {self._num_layers} groups of layers have never"
-            f" trained: train for more than {least} epochs (training.num_epochs), lower"
-            " training.unfreeze_interval, or leave it out"
+        raise InputError(
+            "strategies.training_unfreeze_interval_adds",
+            interval=interval,
+            total_steps=total_steps,
+            steps_per_epoch=self.steps_per_epoch,
+            num_layers=self._num_layers - num_reached,
+            num_layers_2=self._num_layers,
+            least=least,
         )
 
 

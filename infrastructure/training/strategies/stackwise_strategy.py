@@ -24,6 +24,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from infrastructure.config.sections.training_config import TrainingConfig
+from infrastructure.core.errors import InputError
 from infrastructure.training.core.state import Phase, StepOutput
 from infrastructure.training.models.model_inputs import probing
 from infrastructure.training.stackwise.growth import initialize_unit
@@ -132,11 +133,13 @@ class StackwiseStrategy(TrainingStrategy):
         before = sum(phase.num_epochs for phase in self.plan.phases[:-1]) * self.steps_per_epoch
         if total_steps <= before:
             epochs = f"fewer epochs than {last.num_epochs} in each phase (--epochs), "
-            raise ValueError(
-                f"training.max_steps = {total_steps} is over before {last.name} trains, from step"
-                f" {before + 1} on: the model would be finished with layers that never trained;"
-                f" give more than {before} steps (--max-steps),"
-                f" {epochs if last.num_epochs > 1 else ''}fewer stacks or larger blocks"
+            raise InputError(
+                "strategies.training_max_steps_over",
+                total_steps=total_steps,
+                last=last.name,
+                before=before + 1,
+                before_2=before,
+                detail=epochs if last.num_epochs > 1 else "",
             )
 
     # The form of the model
@@ -339,7 +342,7 @@ class StackwiseStrategy(TrainingStrategy):
         update_gradients: bool = True,
     ) -> StepOutput:
         if self.compute_loss is None:
-            raise ValueError("the strategy has no loss: set strategy.compute_loss first")
+            raise InputError("strategies.strategy_loss_set_strategy")
         self.prepare_model(model)
         assert self.plan is not None
         inputs = {key: value for key, value in batch.items() if key != "total_items"}

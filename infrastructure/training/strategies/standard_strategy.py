@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LambdaLR
 
+from infrastructure.core.errors import InputError
 from infrastructure.training.core.state import StepOutput
 from infrastructure.training.strategies.base_strategy import TrainingStrategy
 
@@ -22,7 +23,7 @@ class StandardTrainingStrategy(TrainingStrategy):
         update_gradients: bool = True,
     ) -> StepOutput:
         if self.compute_loss is None:
-            raise ValueError("the strategy has no loss: set strategy.compute_loss first")
+            raise InputError("strategies.strategy_loss_set_strategy")
         inputs = {key: value for key, value in batch.items() if key != "total_items"}
         with self.precision.autocast():
             output = self.compute_loss(model, inputs)

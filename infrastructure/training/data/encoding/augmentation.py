@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from infrastructure.config import registries
+from infrastructure.core.errors import InputError
 from infrastructure.core.registry import Registry
 from infrastructure.training.data.readers.rows import Conversation
 
@@ -46,4 +47,4 @@ def get_augmentation(name: str) -> Augmentation:
     try:
         return AUGMENTATIONS.get(name)
     except ValueError as error:
-        raise ValueError(f"data.augmentation: {error}") from error
+        raise InputError("data.data_augmentation", error=error) from error

@@ -23,6 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.optional import is_installed
 from infrastructure.training.data.readers.rows import PICTURE_PART, Conversation, Turn
@@ -578,13 +579,7 @@ def end_of_text(tokenizer: "PreTrainedTokenizerBase") -> str:
     """
     eos = tokenizer.eos_token
     if eos is None:
-        raise ValueError(
-            "the tokenizer has no EOS token, so a model could never learn to stop: set"
-            " tokenizer.eos_token, or use a tokenizer with a chat template"
-        )
+        raise InputError("data.tokenizer_eos_token_model")
     if tokenizer(eos, add_special_tokens=False)["input_ids"] != [tokenizer.eos_token_id]:
-        raise ValueError(
-            f"the tokenizer does not read its EOS token {eos!r} as one token: add it as a special"
-            " token"
-        )
+        raise InputError("data.tokenizer_does_read_eos", eos=eos)
     return str(eos)

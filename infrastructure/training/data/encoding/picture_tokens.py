@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from infrastructure.core.errors import InputError
 from infrastructure.training.data.readers.pictures import (
     RULE_VERSION,
     WHITE,
@@ -63,9 +64,8 @@ class PictureTokens:
         self.has_text_template = has_text_template
         mark = getattr(processor, "image_token", None)
         if not isinstance(mark, str):
-            raise ValueError(
-                f"model {name}: its {type(processor).__name__} names no image_token, so where its"
-                " pictures stand in a text cannot be known: take a model of another family"
+            raise InputError(
+                "data.model_names_image_token", name=name, name_2=type(processor).__name__
             )
         self.mark: str = mark
         self.mark_id = int(processor.tokenizer.convert_tokens_to_ids(self.mark))
@@ -112,9 +112,10 @@ class PictureTokens:
         places = [n for n, token in enumerate(ids) if token == self.mark_id]
         if len(places) != len(images):
             raise PictureError(
-                f"the text has {len(places)} marks of pictures ({self.mark}), and the row has"
-                f" {len(images)} pictures: chat template and text are to say {self.mark} once for"
-                " each, and nowhere else"
+                "data.text_marks_pictures_row",
+                num_places=len(places),
+                mark=self.mark,
+                num_images=len(images),
             )
         whole: list[int] = []
         masks, start = [], 0
@@ -141,10 +142,10 @@ class PictureTokens:
         if tokenizer(text, add_special_tokens=False)["input_ids"] != list(before):
             return  # its answers are tokenised apart, or something was put before it
         if self._written(text, images) != list(after):
-            raise ValueError(
-                f"model {self.name}: its {type(self.processor).__name__} writes a picture otherwise"
-                " among text than alone, which cannot be trained here: take a model of another"
-                " family"
+            raise InputError(
+                "data.model_writes_picture_otherwise",
+                name=self.name,
+                name_2=type(self.processor).__name__,
             )
 
     def _written(self, text: str, images: Sequence["Image"]) -> list[int]:
@@ -154,7 +155,7 @@ class PictureTokens:
             sizes = ", ".join(f"{image.width} x {image.height}" for image in images)
             reason = " ".join(str(error).split())
             raise PictureError(
-                f"the model's processor refuses a picture of {sizes} pixels ({reason})"
+                "data.model_processor_refuses_picture", sizes=sizes, reason=reason
             ) from error
         return [int(token) for token in written["input_ids"][0]]
 

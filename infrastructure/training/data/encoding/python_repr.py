@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterator
 from io import StringIO
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import MAX_DEPTH, JsonValue, is_too_deep, too_deep
 
 MAX_CHARACTERS = 1 << 18  # the tree of a text takes a hundred times its length
@@ -26,7 +27,7 @@ def parse_python(text: str) -> JsonValue:
         ValueError: it is none, or holds what JSON does not have.
     """
     if len(text) > MAX_CHARACTERS:
-        raise ValueError(f"more than {MAX_CHARACTERS:,} characters that are no JSON")
+        raise InputError("data.characters_json", max_characters=MAX_CHARACTERS)
     text = text.strip()
     if _depth(text) > MAX_DEPTH:
         raise ValueError(too_deep())
@@ -35,9 +36,9 @@ def parse_python(text: str) -> JsonValue:
             warnings.simplefilter("ignore")  # of escapes that Python does not have
             value = ast.literal_eval(text)
         if _has_neighbours(text):
-            raise ValueError("texts without a comma between them, as NumPy prints lists")
+            raise InputError("data.texts_without_comma_between")
     except (SyntaxError, TypeError, RecursionError, MemoryError, tokenize.TokenError) as error:
-        raise ValueError(f"no list that Python prints ({type(error).__name__})") from error
+        raise InputError("data.list_python_prints", name=type(error).__name__) from error
     read = _as_json(value)
     if is_too_deep(read):  # tuples have become lists
         raise ValueError(too_deep())
@@ -67,4 +68,4 @@ def _as_json(value: object) -> JsonValue:
         return [_as_json(one) for one in value]
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         return {str(key): _as_json(one) for key, one in value.items()}
-    raise ValueError(f"{type(value).__name__} is nothing that JSON has")
+    raise InputError("data.nothing_json", name=type(value).__name__)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from infrastructure.config.elsewhere import PREFERENCES
+from infrastructure.core.errors import InputError
 from infrastructure.core.lookup import nearest, unknown_name
 from infrastructure.training.data.encoding.column_names import (
     PREFERENCE_PAIRS,
@@ -95,25 +96,18 @@ class ShapeRequest:
             ValueError: says which settings do not go together.
         """
         if self.shape not in ("auto", *SHAPES):
-            raise ValueError(f"data.shape: {unknown_name('shape', self.shape, ['auto', *SHAPES])}")
+            raise InputError(
+                "data.data_shape", unknown_name=unknown_name("shape", self.shape, ["auto", *SHAPES])
+            )
         pair = self.prompt_column or self.answer_column or self.context_column
         if self.prompt_column and self.prompt_column == self.answer_column:
-            raise ValueError(
-                f"data.prompt_column and data.answer_column are both {self.prompt_column}: a model"
-                " would learn to repeat its question; for plain text set data.text_column"
-            )
+            raise InputError("data.data_prompt_column_data", prompt_column=self.prompt_column)
         if self.text_column and pair:
-            raise ValueError(
-                "data.text_column is for plain text and data.prompt_column, data.answer_column and"
-                " data.context_column for pairs: set one of the two kinds"
-            )
+            raise InputError("data.data_text_column_plain")
         if self.text_column and self.shape not in ("auto", TEXT):
-            raise ValueError(f"data.text_column does not go with data.shape={self.shape!r}")
+            raise InputError("data.data_text_column_does", shape=self.shape)
         if pair and self.shape not in ("auto", *PAIR_COLUMNS):
-            raise ValueError(
-                "data.prompt_column, data.answer_column and data.context_column do not go with"
-                f" data.shape={self.shape!r}"
-            )
+            raise InputError("data.data_prompt_column_data_2", shape=self.shape)
 
 
 def recognise_question(
@@ -152,7 +146,7 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
     request.check()
     columns = common_columns(rows)
     if not columns:
-        raise ValueError(f"the rows share no columns: {_seen(rows, request)}")
+        raise InputError("data.rows_share_columns", rows=_seen(rows, request))
     for setting in ("prompt_column", "answer_column", "context_column", "text_column"):
         _check_exists(getattr(request, setting), f"data.{setting}", rows, columns)
     if request.image_column not in ("auto", "none"):
@@ -167,7 +161,7 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
         _refuse_known(rows, columns)
     if len(candidates) != 1:
         if _is_mixed(rows, request):
-            raise ValueError(f"the rows are of different shapes: {_seen(rows, request)}")
+            raise InputError("data.rows_different_shapes", rows=_seen(rows, request))
         raise ValueError(_unclear(rows, columns, candidates, request))
     name, parts, reason = candidates[0]
     _refuse_labels(rows, candidates[0], columns, request)
@@ -175,11 +169,7 @@ def recognise_shape(rows: Sequence[Row], request: ShapeRequest) -> RowSchema:
     reason += _add_rare(parts, rows, columns, request) if name != TEXT else ""
     if column := _picture_column(rows, columns, parts, request):
         if name == TEXT:
-            raise ValueError(
-                f"column {column!r} has pictures and column {parts['text']!r} a text for each, and"
-                " nothing asks for it: add a column 'prompt', such as \"Describe the picture.\","
-                f" and set data.answer_column={parts['text']}"
-            )
+            raise InputError("data.column_pictures_column_text", column=column, parts=parts["text"])
         parts[PICTURES] = column
         reason += f", column {column!r} holds pictures"
     return RowSchema(name, parts, reason, request.task_column, request.group_column)
@@ -233,27 +223,14 @@ def _refuse_known(rows: Sequence[Row], columns: list[str]) -> None:
     """
     first = rows[0].values
     if set(columns) >= MESSAGE_ROW:
-        raise ValueError(
-            "the rows hold one message a row (parent_id, role, text): join each path from a first"
-            " message to an answer into one row with a column 'messages', or take a version of the"
-            " data that has done so"
-        )
+        raise InputError("data.rows_hold_message_row")
     inner = {key for value in first.values() if isinstance(value, dict) for key in value}
     if any(name in columns or name in inner for name in TREE_COLUMNS):
-        raise ValueError(
-            "each row is a tree of messages, which can be read in many ways: write each path that"
-            " is to be learnt as one row with a column 'messages' of role and content"
-        )
+        raise InputError("data.each_row_tree_messages")
     if TOKENISED in columns:
-        raise ValueError(
-            "the rows hold token ids of one tokenizer (input_ids): give the texts that they were"
-            " made from, which are tokenised for your model here"
-        )
+        raise InputError("data.rows_hold_token_ids")
     if set(columns) >= LABEL_STUDIO:
-        raise ValueError(
-            "the rows are tasks of Label Studio with their annotations inside: export them as"
-            " JSON-MIN or CSV, and name the columns with data.prompt_column and data.answer_column"
-        )
+        raise InputError("data.rows_tasks_label_studio")
 
 
 def _refuse_truth_values(rows: Sequence[Row], parts: dict[str, str]) -> None:
@@ -265,10 +242,7 @@ def _refuse_truth_values(rows: Sequence[Row], parts: dict[str, str]) -> None:
     answer = parts.get("answer")
     values = [value_of(row.values, answer) for row in rows]
     if answer and all(isinstance(value, bool) for value in values):
-        raise ValueError(
-            f"column {answer!r} is true or false: write the words that the model is to answer, such"
-            " as yes and no"
-        )
+        raise InputError("data.column_true_false_write", answer=answer)
 
 
 def _refuse_labels(
@@ -289,18 +263,15 @@ def _refuse_labels(
         if name == TEXT:
             text = parts["text"]
             named = _typed(text)
-            raise ValueError(
-                f"column {text!r} is text and column {label!r} its label, which a training on text"
-                f" would leave out: set data.prompt_column={named} and"
-                f" data.answer_column={_typed(label)} to learn to answer with the label, or"
-                f" data.text_column={named} to learn the texts alone"
+            raise InputError(
+                "data.column_text_column_label",
+                text=text,
+                label=label,
+                named=named,
+                label_2=_typed(label),
             )
         if all(isinstance(value, bool) for value in values):
-            raise ValueError(
-                f"column {label!r} says which answers are good and which are bad, as for KTO; this"
-                " training would learn all of them: leave the bad ones out, or set"
-                f" data.shape={name} to learn all"
-            )
+            raise InputError("data.column_says_answers_good", label=label, name=name)
 
 
 def _preference_pair(columns: list[str], request: ShapeRequest) -> tuple[str, str] | None:
@@ -347,7 +318,9 @@ def _check_exists(
         return
     if not any(value_of(row.values, column) is not None for row in rows):
         known = [*columns, *(name for name in _leaves(rows, columns) if name not in columns)]
-        raise ValueError(f"{setting}: {unknown_name('column', column, known)}")
+        raise InputError(
+            "data.message", setting=setting, unknown_name=unknown_name("column", column, known)
+        )
 
 
 def _leaves(rows: Sequence[Row], columns: list[str]) -> list[str]:

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.training.data.encoding.chat_format import Written
 
@@ -269,11 +270,13 @@ class Survivals:
         """
         percent = 100 * self.num_equal / max(1, num_rows)
         if percent > max_percent:
-            raise ValueError(
-                f"{self.num_equal} of {num_rows} rows ({percent:.1f} %) have answers that differ"
-                " in the data and are the same to the tokenizer, so the model could not tell them"
-                f" apart: {self.equal_example}: take a model whose tokenizer keeps them apart, or"
-                f" accept it with data.max_bad_rows_percent (now {max_percent:g})"
+            raise InputError(
+                "data.rows_answers_differ_data",
+                num_equal=self.num_equal,
+                num_rows=num_rows,
+                percent=percent,
+                equal_example=self.equal_example,
+                max_percent=max_percent,
             )
 
     def lines(self) -> list[str]:

@@ -244,7 +244,7 @@ class ConversationEncoder:
         """The pictures, and the tokens with theirs among them; raises `PictureError`."""
         if self.pictures is None:
             if conversation.num_pictures:
-                raise PictureError("this model reads text only")
+                raise PictureError("data.model_reads_text")
             return (), ids, mask
         images: list[Image]
         read, images = self.pictures.read(conversation.pictures, folder)

@@ -4,6 +4,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.core.errors import InputError
 from infrastructure.training.data.readers.rows import Row
 from infrastructure.training.data.readers.sources import HUGGINGFACE, DataFile, discover
 from infrastructure.training.data.readers.splits import DOCUMENTS
@@ -11,7 +12,7 @@ from infrastructure.training.data.readers.splits import DOCUMENTS
 REMEDY = "give the data that was meant, or set data.accept_small_data to train on this"
 
 
-class UnconfirmedDataError(ValueError):
+class UnconfirmedDataError(InputError):
     """Data that is trained on only where somebody says that it is meant.
 
     Attributes:

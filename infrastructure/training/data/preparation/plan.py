@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from infrastructure.config.sections.data_config import DataConfig
 from infrastructure.config.types import amount_bytes
+from infrastructure.core.errors import InputError
 from infrastructure.core.hardware import memory, processor
 from infrastructure.core.user_text import note_user_values
 from infrastructure.training.data.encoding.chat_format import (
@@ -106,10 +107,7 @@ def _check_pictures(shown: str, config: DataConfig, pictures: PictureTokens | No
         raise ValueError(TEXT_ONLY.format(shown=shown))
     for name in ("streaming", "augmentation"):
         if getattr(config, name):
-            raise ValueError(
-                f"data.{name} changes or reads texts, and these rows hold pictures ({shown}): leave"
-                " it out"
-            )
+            raise InputError("data.data_changes_reads_texts", name=name, shown=shown)
 
 
 def pictures_in(config: DataConfig) -> str:
@@ -145,9 +143,8 @@ def look_at_pictures(files: list[DataFile], config: DataConfig) -> None:
             faults.append(f"{converted.place}: {error}")
     if faults:
         count = f"the first {len(faults)} rows" if len(faults) > 1 else "the only row"
-        raise ValueError(
-            f"{config.path}: the pictures of {count} cannot be used; {faults[0]}; a path counts"
-            " from the data's folder"
+        raise InputError(
+            "data.pictures_cannot_used_path", config=config.path, count=count, faults=faults[0]
         )
 
 
@@ -161,12 +158,9 @@ def no_pictures(path: str) -> str:
 
 def _check(config: DataConfig) -> None:
     if config.path is None:
-        raise ValueError("there is no training data: set data.path to a file, a folder or a name")
+        raise InputError("data.training_data_set_data")
     if config.streaming and config.balance_by:
-        raise ValueError(
-            "data.balance_by draws from all rows at once, which data.streaming cannot: set one of"
-            " the two"
-        )
+        raise InputError("data.data_balance_draws_all")
 
 
 def memory_bytes(config: DataConfig) -> int | None:
@@ -249,7 +243,9 @@ def understand(files: list[DataFile], config: DataConfig) -> tuple[RowSchema, li
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
         hint = _missing_header(files[0], sample[0])
         note_user_values(row.values for row in sample)
-        raise ValueError(f"{files[0].name}{more}: {hint or error}") from error
+        raise InputError(
+            "data.message_2", files=files[0].name, more=more, hint=hint or error
+        ) from error
     return schema, advice(sample, schema)
 
 
@@ -273,10 +269,7 @@ def chat_template_of(
     if config.chat_template is not None:
         return read_chat_template(config.chat_template)
     if not tokenizer.chat_template:
-        raise ValueError(
-            "model.adapter=dialogue needs a chat template, and the tokenizer has none: set"
-            " data.chat_template to one, or leave model.adapter out"
-        )
+        raise InputError("data.model_adapter_dialogue_needs")
     return tokenizer.chat_template
 
 
@@ -306,7 +299,7 @@ def _first_good_rows(files: list[DataFile]) -> list[Row]:
 
     sample = next(in_chunks(good_rows(), SAMPLE_ROWS), [])
     if not sample:
-        raise ValueError(f"{files[0].name}: no row can be read: {_why_none(bad)}")
+        raise InputError("data.row_read", files=files[0].name, bad=_why_none(bad))
     return sample
 
 
@@ -364,10 +357,7 @@ def read_chat_template(setting: str) -> str:
         ready = f"the name of one that TRL ships ({', '.join(shipped)})" if shipped else ""
         lack = "is older and keeps none by name" if find_spec("trl") else "is not installed"
         ready = ready or f"the name of one that TRL ships, which {lack}"
-        raise ValueError(
-            f"data.chat_template: {setting!r} is no file and no Jinja template; give either, or"
-            f" {ready}"
-        )
+        raise InputError("data.data_chat_template_file", setting=setting, ready=ready)
     return path.read_text("utf-8")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.files import write_text
 from infrastructure.training.data.readers.rows import OVER_LONG, UNLEARNABLE, BadRow, excerpt
 
@@ -104,9 +105,15 @@ class Quarantine:
         some = f", or leave them out with data.max_bad_rows_percent (now {now:g})"
         some = some if self.total < num_rows else ""  # nothing would be left
         where = f" (all are listed in {listed})" if listed else ""
-        raise ValueError(
-            f"{self.total} of {num_rows} rows ({percent:.1f} %) cannot be used: {self._shown()}:"
-            f" {remedy}{some}{where}"
+        raise InputError(
+            "data.rows_cannot_used",
+            total=self.total,
+            num_rows=num_rows,
+            percent=percent,
+            shown=self._shown(),
+            remedy=remedy,
+            some=some,
+            where=where,
         )
 
     def none_left(self, path: str) -> ValueError:

@@ -328,7 +328,7 @@ class CarefulWorker:
         self.num_deadly += 1
         bad = _deadly(one.rows[0])
         if self.num_deadly > self.max_deadly:
-            raise DataError(f"too many rows kill the process that prepares them; the last: {bad}")
+            raise DataError("data.too_many_rows_kill", bad=bad)
         return PreparedChunk(one.file, one.shape, [bad])
 
     def _lives(self, one: Chunk) -> bool:

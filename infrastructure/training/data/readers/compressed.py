@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Protocol, cast
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.optional import require
 
 ZIP = ".zip"
@@ -83,18 +84,17 @@ def member_of(path: Path) -> str:
     with _listed(path) as archive:
         infos = [info for info in archive.infolist() if _may_be_data(info.filename)]
         if (what := document_kind(path)) is not None:
-            raise ValueError(f"{path.name} is no data, it is {what}: export it as CSV or text")
+            raise InputError("data.data_export_csv_text", path=path.name, what=what)
     tables = [info for info in infos if not _is_text(info.filename)] or infos
     if len(tables) != 1:
         names = ", ".join(info.filename for info in tables[:3]) or "nothing"
-        raise ValueError(
-            f"{path} is a zip archive with {len(tables)} files ({names[:80]}): unpack it and give"
-            " a file or the folder"
+        raise InputError(
+            "data.zip_archive_files_unpack", path=path, num_tables=len(tables), names=names[:80]
         )
     info = tables[0]
     if info.flag_bits & IS_ENCRYPTED or info.compress_type not in READABLE_METHODS:
         why = "has a password" if info.flag_bits & IS_ENCRYPTED else "is packed in a rare way"
-        raise ValueError(f"{path}: {info.filename[:80]} {why}: unpack it")
+        raise InputError("data.unpack", path=path, filename=info.filename[:80], why=why)
     return info.filename
 
 
@@ -123,15 +123,15 @@ def _listed(path: Path) -> zipfile.ZipFile:
         tail = file.read()
     at = tail.rfind(END_RECORD)
     if at < 0 or len(tail) - at < END_BYTES:
-        raise ValueError(f"{path} is no whole zip archive: it is damaged or cut off")
+        raise InputError("data.whole_zip_archive_damaged", path=path)
     (listing_bytes,) = struct.unpack_from("<I", tail, at + 12)
     is_large = tail[max(0, at - LARGE_END_BYTES) : at].startswith(LARGE_END)
     if is_large or listing_bytes > MAX_LISTING_BYTES:
-        raise ValueError(f"{path} is a zip archive that is too large to be read: unpack it")
+        raise InputError("data.zip_archive_too_large", path=path)
     try:
         return zipfile.ZipFile(path)
     except (zipfile.BadZipFile, RuntimeError, OSError, ValueError) as error:
-        raise ValueError(f"{path} is no whole zip archive: {error}") from error
+        raise InputError("data.whole_zip_archive", path=path, error=error) from error
 
 
 def _is_noise(name: str) -> bool:
@@ -154,7 +154,7 @@ def _open_member(path: Path) -> BinaryIO:
         try:
             return cast(BinaryIO, archive.open(member_of(path)))
         except (zipfile.BadZipFile, RuntimeError, OSError, EOFError) as error:
-            raise ValueError(f"{path} is no whole zip archive: {error}") from error
+            raise InputError("data.whole_zip_archive", path=path, error=error) from error
 
 
 def inflated_bytes(path: Path, limit: int) -> int:
@@ -166,7 +166,7 @@ def inflated_bytes(path: Path, limit: int) -> int:
             file.seek(info.header_offset + 26)
             header = file.read(4)
             if len(header) < 4:
-                raise ValueError(f"{path} is no whole zip archive: it is damaged or cut off")
+                raise InputError("data.whole_zip_archive_damaged", path=path)
             file.seek(sum(struct.unpack("<HH", header)), io.SEEK_CUR)
             unpack = zlib.decompressobj(-zlib.MAX_WBITS)
             left = info.compress_size
@@ -175,7 +175,7 @@ def inflated_bytes(path: Path, limit: int) -> int:
                 try:
                     total += _unpacked_bytes(unpack, packed) if info.compress_type else len(packed)
                 except zlib.error as error:
-                    raise ValueError(f"{path} is no whole zip archive: {error}") from error
+                    raise InputError("data.whole_zip_archive", path=path, error=error) from error
     return total
 
 

@@ -17,6 +17,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.optional import require
 from infrastructure.training.data.readers.compressed import inflated_bytes
 from infrastructure.training.data.readers.line_reader import BEGIN, Start
@@ -51,9 +52,7 @@ def read_excel(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | Ba
         columns: dict[int, str] = {}
         for number, cells in enumerate(_lines(book, path, name), 1):
             if number > MAX_LINES:
-                raise ValueError(
-                    f"{name}: a sheet of more than {MAX_LINES:,} lines: save it as CSV"
-                )
+                raise InputError("data.sheet_lines_save_csv", name=name, max_lines=MAX_LINES)
             if not any(cell not in (None, "") for cell in cells):
                 continue
             if not columns:
@@ -78,8 +77,8 @@ def other_sheets(path: Path) -> list[str]:
 def _opened(path: Path, name: str, *, formulas: bool = False) -> Iterator["Workbook"]:
     openpyxl = require("openpyxl", "reading Excel files")
     if inflated_bytes(path, MAX_WORKBOOK_BYTES) > MAX_WORKBOOK_BYTES:
-        raise ValueError(
-            f"{name}: a workbook of more than {MAX_WORKBOOK_BYTES >> 20} MiB: save it as CSV"
+        raise InputError(
+            "data.workbook_mib_save_csv", name=name, max_workbook_bytes=MAX_WORKBOOK_BYTES >> 20
         )
     with path.open("rb") as file, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of styles and of parts that are not read
@@ -122,7 +121,7 @@ def _sheet_of(book: "Workbook", name: str) -> Any:
     """The first sheet that Excel shows."""
     shown = [sheet for sheet in book.worksheets if sheet.sheet_state == "visible"]
     if book.worksheets and not shown:
-        raise ValueError(f"{name}: all sheets are hidden: show the one that is meant")
+        raise InputError("data.all_sheets_hidden_show", name=name)
     return shown[0] if shown else None
 
 
@@ -176,8 +175,8 @@ def _columns(cells: Sequence[Any], name: str, number: int) -> dict[int, str]:
     named = {n: str(cell).strip() for n, cell in enumerate(cells) if cell not in (None, "")}
     names = list(named.values())
     if repeated := sorted({column for column in names if names.count(column) > 1}):
-        raise ValueError(
-            f"{name}:{number}: the column {repeated[0]!r} appears twice: rename one of them"
+        raise InputError(
+            "data.column_appears_twice_rename", name=name, number=number, repeated=repeated[0]
         )
     return named
 

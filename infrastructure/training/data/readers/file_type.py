@@ -7,6 +7,7 @@ being read as thousands of broken rows.
 import json
 from pathlib import Path
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import parse_json
 from infrastructure.training.data.readers.compressed import (
     DAMAGED,
@@ -89,11 +90,11 @@ def read_head(path: Path, encoding: str = AUTO) -> tuple[bytes, str]:
     except (EOFError, OSError, *DAMAGED) as error:
         if is_damaged(error):
             kind = {".gz": "gzip", ".bz2": "bzip2", ".zst": "zstd"}.get(path.suffix.lower(), "zip")
-            raise ValueError(
-                f"{path} is no whole {kind} file although its name says so: {error}"
+            raise InputError(
+                "data.whole_file_although_name", path=path, kind=kind, error=error
             ) from error
         reason = getattr(error, "strerror", None) or error
-        raise ValueError(f"{path} cannot be read: {reason}") from error
+        raise InputError("data.cannot_read", path=path, reason=reason) from error
 
 
 def check_text(path: Path, head: bytes) -> None:
@@ -106,7 +107,7 @@ def check_text(path: Path, head: bytes) -> None:
     if what:
         known, remedy = what
         contrast = "" if known == EMPTY else ", not the text that its name says"
-        raise ValueError(f"{path} is {known}{contrast}: {remedy}")
+        raise InputError("data.message_3", path=path, known=known, contrast=contrast, remedy=remedy)
 
 
 def kind_of_file(path: Path, head: bytes) -> tuple[str, str] | None:
@@ -156,7 +157,9 @@ def check_binary(path: Path, head: bytes, data_format: str) -> None:
     if magic and not head.startswith(magic):
         kind = what_it_is(head)
         what = _but_known(kind) if kind else _but_text(head)
-        raise ValueError(f"{path} is no {NAMES.get(data_format, data_format)} file{what}")
+        raise InputError(
+            "data.file", path=path, data_format=NAMES.get(data_format, data_format), what=what
+        )
 
 
 def _but_known(kind: tuple[str, str]) -> str:

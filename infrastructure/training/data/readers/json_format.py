@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import RECORD_DECODER, is_too_deep, too_deep
 from infrastructure.training.data.readers.json_layout import (
     HELD_OUT_KEYS,
@@ -252,9 +253,11 @@ def _layout(scanner: JsonScanner) -> tuple[Layout, str, bool]:
         if len(seen) > MOST_COLUMNS or held > MAX_TABLE_BYTES:
             if all(isinstance(value, dict) for value in seen.values()):
                 return Layout.RECORDS, "", False
-            raise ValueError(
-                f"{scanner.name}: one JSON object of more than {MAX_TABLE_BYTES >> 20} MiB or"
-                f" {MOST_COLUMNS} columns: write its rows as JSON lines"
+            raise InputError(
+                "data.json_object_mib_columns",
+                scanner=scanner.name,
+                max_table_bytes=MAX_TABLE_BYTES >> 20,
+                most_columns=MOST_COLUMNS,
             )
         if scanner.peek() != "}":
             scanner.take(",")

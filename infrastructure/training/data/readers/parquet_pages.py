@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from infrastructure.core.errors import InputError
+
 if TYPE_CHECKING:
     from pyarrow.parquet import ColumnChunkMetaData, FileMetaData
 
@@ -123,9 +125,11 @@ def check_nesting(metadata: "FileMetaData", name: str) -> None:
     for index in range(metadata.num_columns):
         path = metadata.schema.column(index).path
         if path.count(".") > MAX_NESTING:
-            raise ValueError(
-                f"{name}: column {path.partition('.')[0]!r} is nested deeper than {MAX_NESTING}"
-                " levels: give a file whose columns hold texts"
+            raise InputError(
+                "data.column_nested_deeper_levels",
+                name=name,
+                partition=path.partition(".")[0],
+                max_nesting=MAX_NESTING,
             )
 
 
@@ -218,7 +222,7 @@ def _column(
     try:
         pages = list(_pages(file, chunk))
     except (ValueError, IndexError, KeyError, TypeError) as error:
-        raise ValueError(f"{name}: the Parquet file is damaged or cut off ({error})") from error
+        raise InputError("data.parquet_file_damaged_cut", name=name, error=error) from error
     width = WIDTHS.get(schema.physical_type, schema.length or 0)
     return Column(
         schema.path,
@@ -243,13 +247,13 @@ def _pages(file: BinaryIO, chunk: "ColumnChunkMetaData") -> Iterator[Page]:
         stored_bytes = header[3]
         offset += header_bytes + stored_bytes
         if stored_bytes < 0 or header[2] < 0:
-            raise ValueError("a page of a negative size")
+            raise InputError("data.page_negative_size")
         if header[1] in (DATA_PAGE, DATA_PAGE_V2):
             inner = header[5] if header[1] == DATA_PAGE else header[8]
             encoding = inner[2] if header[1] == DATA_PAGE else inner[4]
             remaining -= inner[1]
             if inner[1] < 0:
-                raise ValueError("a page of a negative number of values")
+                raise InputError("data.page_negative_number_values")
             yield Page(False, header[2], inner[1], encoding)
         elif header[1] == DICTIONARY_PAGE:
             yield Page(True, header[2], header[7][1], header[7][2])
@@ -266,7 +270,7 @@ def _header(file: BinaryIO, offset: int) -> tuple[dict[int, Any], int]:
             return reader.struct(), reader.position
         except IndexError:
             if len(data) < length or length >= MAX_HEADER_BYTES:
-                raise ValueError("a page's header is cut off") from None
+                raise InputError("data.page_header_cut_off") from None
             length *= 16
 
 
@@ -294,7 +298,7 @@ class _Thrift:
 
     def _value(self, kind: int, depth: int) -> Any:
         if depth > self.MAX_DEPTH:
-            raise ValueError("a page's header is nested too deep")
+            raise InputError("data.page_header_nested_too")
         if kind in (1, 2):
             return kind == 1
         if kind == 3:
@@ -307,7 +311,7 @@ class _Thrift:
             return self._skip(self._unsigned())
         if kind == 12:
             return self.struct(depth + 1)
-        raise ValueError("a page's header has a field of an unknown kind")
+        raise InputError("data.page_header_field_unknown")
 
     def _byte(self) -> int:
         self.position += 1
@@ -322,7 +326,7 @@ class _Thrift:
             if byte < 128:
                 return value
             if shift > 63:
-                raise ValueError("a page's header has a number that is too long")
+                raise InputError("data.page_header_number_too")
 
     def _signed(self) -> int:
         value = self._unsigned()

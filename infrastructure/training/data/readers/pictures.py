@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from infrastructure.core.errors import Problem
 from infrastructure.core.optional import require
 from infrastructure.training.data.readers.rows import PictureSource, kind_of
 from infrastructure.training.data.store.examples import Picture
@@ -51,7 +52,7 @@ ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 BASE64 = re.compile(r"[A-Za-z0-9+/\s]{64,}={0,2}\s*")
 
 
-class PictureError(Exception):
+class PictureError(Problem):
     """A picture cannot be used: says why."""
 
 
@@ -78,22 +79,22 @@ def picture_source(value: object, where: str) -> PictureSource:
     if isinstance(value, Mapping):
         given = [value[key] for key in SOURCE_KEYS if value.get(key) is not None]
         if not given:
-            raise PictureError(f"{where} has neither bytes nor a path")
+            raise PictureError("data.neither_bytes_nor_path", where=where)
         return picture_source(given[0], where)
     if isinstance(value, bytes):
         return value
     if not isinstance(value, str):
-        raise PictureError(f"{where} is {kind_of(value)}, not a picture")
+        raise PictureError("data.picture", where=where, value=kind_of(value))
     if not value.strip():
-        raise PictureError(f"{where} is empty")
+        raise PictureError("data.empty", where=where)
     if url := DATA_URL.match(value):
         if not (url.group(1) or "").lower().endswith(";base64"):
-            raise PictureError(f"{where} is a data URL that is not base64")
+            raise PictureError("data.data_url_base", where=where)
         return _decoded(value[url.end() :], where)
     if value.lower().startswith("file://"):
         return value[len("file://") :]
     if ADDRESS.match(value):
-        raise PictureError(f"{where} is an address: download the pictures, and give their paths")
+        raise PictureError("data.address_download_pictures_give", where=where)
     is_path = value.strip().lower().endswith(ENDINGS)
     return _decoded(value, where) if not is_path and BASE64.fullmatch(value) else value
 
@@ -102,7 +103,7 @@ def _decoded(text: str, where: str) -> bytes:
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise PictureError(f"{where} is no base64: {error}") from error
+        raise PictureError("data.base", where=where, error=error) from error
 
 
 def read_picture(
@@ -120,7 +121,7 @@ def read_picture(
     if isinstance(source, bytes):
         content, path = source, ""
         if len(content) > MAX_PICTURE_BYTES:
-            raise PictureError(f"a picture of more than {MAX_PICTURE_BYTES >> 20} MiB")
+            raise PictureError("data.picture_mib_2", max_picture_bytes=MAX_PICTURE_BYTES >> 20)
     else:
         file = (folder / source).absolute()
         content, path = _file_content(file, source), str(file)
@@ -132,13 +133,13 @@ def read_picture(
 def _file_content(file: Path, name: str) -> bytes:
     try:
         if not file.is_file():
-            raise PictureError(f"there is no picture {name!r} (looked for {file})")
+            raise PictureError("data.picture_looked", name=name, file=file)
         with file.open("rb") as opened:
             content = opened.read(MAX_PICTURE_BYTES + 1)
     except (OSError, ValueError) as error:
-        raise PictureError(f"the picture {name!r} cannot be read ({error})") from error
+        raise PictureError("data.picture_cannot_read", name=name, error=error) from error
     if len(content) > MAX_PICTURE_BYTES:
-        raise PictureError(f"the picture {name!r} has more than {MAX_PICTURE_BYTES >> 20} MiB")
+        raise PictureError("data.picture_mib", name=name, max_picture_bytes=MAX_PICTURE_BYTES >> 20)
     return content
 
 
@@ -164,7 +165,11 @@ def _decoded_picture(content: bytes, name: str, background: str) -> "tuple[Image
             width, height = image.size
             if width * height > MAX_PIXELS:
                 raise PictureError(
-                    f"{what} has {width} x {height} pixels, more than {MAX_PIXELS // 10**6} million"
+                    "data.pixels_million_2",
+                    what=what,
+                    width=width,
+                    height=height,
+                    max_pixels=MAX_PIXELS // 10**6,
                 )
             packing = _packing(image)
             is_inverted = _is_inverted(image)
@@ -175,11 +180,13 @@ def _decoded_picture(content: bytes, name: str, background: str) -> "tuple[Image
         raise
     except module.UnidentifiedImageError as error:
         known = ", ".join(FORMATS)
-        raise PictureError(f"{what} is none of {known}") from error
+        raise PictureError("data.none", what=what, known=known) from error
     except (module.DecompressionBombError, module.DecompressionBombWarning) as error:
-        raise PictureError(f"{what} has more pixels than {MAX_PIXELS // 10**6} million") from error
+        raise PictureError(
+            "data.pixels_million", what=what, max_pixels=MAX_PIXELS // 10**6
+        ) from error
     except Exception as error:  # its decoders raise whatever a broken file makes them
-        raise PictureError(f"{what} is broken ({error})") from error
+        raise PictureError("data.broken", what=what, error=error) from error
 
 
 def _packing(image: "Image") -> str:
@@ -201,7 +208,7 @@ def _in_rgb(
     decided = [MANY_BITS] if DEEP.search(packing) else []
     transparent = image.info.get("transparency")
     if image.mode in UNKNOWN_RANGE:
-        raise PictureError(f"{what} has {UNKNOWN_RANGE[image.mode]}")
+        raise PictureError("data.message_4", what=what, unknown_range=UNKNOWN_RANGE[image.mode])
     if image.mode == "F" or image.mode.startswith("I;16"):
         values = np.asarray(image)
         image = _grey(values, packing, is_inverted, what)
@@ -232,8 +239,7 @@ def _grey(values: "npt.NDArray[Any]", packing: str, is_inverted: bool, what: str
     if values.dtype.kind == "f":
         if not (values.min() >= 0 and values.max() <= 1):  # neither is NaN
             raise PictureError(
-                f"{what} has numbers from {values.min():g} to {values.max():g}, and which of them"
-                " is white is not known: scale them to 0..1, or to whole numbers of 8 or 16 bits"
+                "data.numbers_them_white_known", what=what, min=values.min(), max=values.max()
             )
         scaled = np.rint(values * 255)
     else:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import JsonObject
 from infrastructure.core.user_text import user_text
 
@@ -223,7 +224,7 @@ class Conversation:
         """
         answers = [i for i, turn in enumerate(self.turns) if turn.role in ANSWER_ROLES]
         if not answers:
-            raise ValueError(f"{self.place}: the conversation has no answer")
+            raise InputError("data.conversation_answer", place=self.place)
         learnt = [i for i in answers if i >= self.num_given and self.turns[i].is_learnt]
         return (learnt or answers)[-1]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from infrastructure.config import registries
 from infrastructure.config.sections.data_config import DataConfig
+from infrastructure.core.errors import InputError
 from infrastructure.core.files import file_sha256, readable_path, require_listable
 from infrastructure.core.hub import data_sets_folder, hub_is_reachable
 from infrastructure.core.lookup import nearest, unknown_name
@@ -133,7 +134,7 @@ def register_format(name: str, reader: PluginReader) -> None:
         ValueError: the name is taken.
     """
     if name in READERS:
-        raise ValueError(f"data format {name!r} is built in: choose another name")
+        raise InputError("data.data_format_built_choose", name=name)
     FORMATS.register(name, reader)
 
 
@@ -183,9 +184,7 @@ class DataFile:
                 yield row
         except Exception as error:
             if is_damaged(error):
-                raise ValueError(
-                    f"{self.name}: the compressed file is cut off or damaged"
-                ) from error
+                raise InputError("data.compressed_file_cut_off", name=self.name) from error
             raise
 
     def _rows(self, start: Start) -> Iterator[Row | BadRow]:
@@ -261,7 +260,9 @@ def discover(
     try:
         return _files_at(place, data_format, what, encoding)
     except PermissionError as error:
-        raise ValueError(f"{what}: {error.filename} cannot be read: {error.strerror}") from error
+        raise InputError(
+            "data.cannot_read_2", what=what, filename=error.filename, strerror=error.strerror
+        ) from error
 
 
 def _files_at(place: str, data_format: str, what: str, encoding: str) -> list[DataFile]:
@@ -284,10 +285,7 @@ def refuse_unreachable(place: str) -> None:
     the Hub does not answer; reads none of it."""
     owner = place.partition("/")[0]
     if not any(data_sets_folder().glob(f"{owner}___*")) and not hub_is_reachable():
-        raise ValueError(
-            f"{place} is no file or folder here, and the Hugging Face Hub, where it could be a data"
-            " set, cannot be reached"
-        )
+        raise InputError("data.file_folder_hugging_face", place=place)
 
 
 def files_of(config: DataConfig) -> tuple[list[DataFile], list[DataFile]]:
@@ -382,7 +380,7 @@ def refuse_no_data(path: Path, advice: str) -> None:
         return
     kind, remedy = what
     remedy = advice if kind in NOT_WHAT_WAS_MEANT else remedy
-    raise ValueError(f"{path.name} is no data, it is {kind}: {remedy}")
+    raise InputError("data.data", path=path.name, kind=kind, remedy=remedy)
 
 
 def _is_plugin(name: str) -> bool:
@@ -394,7 +392,9 @@ def _check_format(data_format: str) -> None:
         FORMATS.get(data_format)
     elif data_format != "auto" and not FORMATS.is_here(data_format):
         known = ["auto", *FORMATS.names()]
-        raise ValueError(f"data.format: {unknown_name('data format', data_format, known)}")
+        raise InputError(
+            "data.data_format", unknown_name=unknown_name("data format", data_format, known)
+        )
 
 
 def may_be_on_the_hub(place: str) -> bool:
@@ -417,9 +417,8 @@ def _no_address(place: str, what: str) -> str:
 
 def _check_link(path: Path, what: str) -> None:
     if path.is_symlink() and not path.exists():
-        raise ValueError(
-            f"{what}: {path} is a link to {path.readlink()}, which is not there: bring that back,"
-            " or remove the link"
+        raise InputError(
+            "data.link_bring_back_remove", what=what, path=path, readlink=path.readlink()
         )
 
 
@@ -449,9 +448,11 @@ def _folder_files(folder: Path, data_format: str, what: str, encoding: str) -> l
         chosen = [p for p in chosen if not is_no_data(p, chosen)] or chosen
     if not chosen:
         names = ", ".join(p.name for p in everything[:5]) or "nothing"
-        raise ValueError(
-            f"no data file in {str(folder)!r} (it holds {names}): known endings are"
-            f" {', '.join(EXTENSIONS)}"
+        raise InputError(
+            "data.data_file_holds_known",
+            folder=str(folder),
+            names=names,
+            extensions=", ".join(EXTENSIONS),
         )
     for path in chosen:
         _check_link(path, what)
@@ -513,13 +514,12 @@ def _format_by_name(path: Path) -> str | None:
 
 def _data_file(path: Path, name: str, data_format: str, encoding: str) -> DataFile:
     if not path.is_file():
-        raise ValueError(f"{str(path)!r} is no regular file: give a file or a folder")
+        raise InputError("data.regular_file_give_file", path=str(path))
     chosen = data_format if data_format != "auto" else _format_by_name(path)
     if chosen is None:
         refuse_no_data(path, "give the file that was meant")
-        raise ValueError(
-            f"{path} has no ending that names a data format: set data.format (known:"
-            f" {', '.join(FORMATS.names())})"
+        raise InputError(
+            "data.ending_names_data_format", path=path, names=", ".join(FORMATS.names())
         )
     is_text = chosen in TEXT_READERS
     head, detected = read_head(path, encoding if is_text else AUTO)
@@ -528,7 +528,7 @@ def _data_file(path: Path, name: str, data_format: str, encoding: str) -> DataFi
     else:
         check_binary(path, head, chosen)
         if path.suffix.lower() in COMPRESSED:
-            raise ValueError(f"{path} holds a compressed {chosen} file: unpack it")
+            raise InputError("data.holds_compressed_file_unpack", path=path, chosen=chosen)
     if chosen not in ("json", "jsonl"):
         about = _about(path, name, chosen)
         if not is_text and encoding != AUTO:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.hub import offline_where_unreachable
 from infrastructure.core.json_text import parse_json
 from infrastructure.core.optional import require
@@ -73,9 +74,9 @@ def read_parquet(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | 
                     yield from _arrow_rows(batch.slice(skipped), plain, name, first + skipped)
                     first += batch.num_rows
     except MemoryError as error:
-        raise ValueError(f"{name}: decoding this Parquet file takes too much memory") from error
+        raise InputError("data.decoding_parquet_file_takes", name=name) from error
     except (arrow.ArrowException, OSError) as error:
-        raise ValueError(f"{name}: the Parquet file is damaged or cut off ({error})") from error
+        raise InputError("data.parquet_file_damaged_cut", name=name, error=error) from error
 
 
 def _groups_from(metadata: "FileMetaData", record: int) -> tuple[list[int], int]:
@@ -139,7 +140,7 @@ def read_hdf5(path: Path, name: str, start: Start = BEGIN) -> Iterator[Row | Bad
                     }
                     yield _hdf5_row(fields, name, first + index)
     except (OSError, KeyError, RuntimeError, TypeError, MemoryError) as error:
-        raise ValueError(f"{name}: the HDF5 file is damaged or cut off ({error})") from error
+        raise InputError("data.hdf_file_damaged_cut", name=name, error=error) from error
 
 
 def _hdf5_rows_at_once(
@@ -156,9 +157,12 @@ def _hdf5_rows_at_once(
         field_bytes = column.dtype.itemsize
         piece_bytes = field_bytes * (column.chunks or (1,))[0]
         if field_bytes > MAX_ROW_BYTES or piece_bytes > MAX_PIECE_BYTES:
-            raise ValueError(
-                f"{name}: a field of column {key!r} takes {field_bytes:,} bytes, and what it is"
-                f" compressed in {piece_bytes:,}: write it as text of variable length"
+            raise InputError(
+                "data.field_column_takes_bytes",
+                name=name,
+                key=key,
+                field_bytes=field_bytes,
+                piece_bytes=piece_bytes,
             )
         has_any_length = h5py.check_vlen_dtype(column.dtype) or column.dtype.kind == "O"
         row_bytes += min(file_bytes, MAX_PIECE_BYTES) if has_any_length else field_bytes
@@ -170,15 +174,15 @@ def _hdf5_columns(file: "H5File", name: str, h5py: ModuleType) -> dict[str, "H5D
         key: item for key, item in file.items() if isinstance(item, h5py.Dataset)
     }
     if not columns:
-        raise ValueError(f"{name}: no column at the top of the HDF5 file (it has {list(file)})")
+        raise InputError("data.column_top_hdf_file", name=name, file=list(file))
     for key, column in columns.items():
         if column.ndim != 1:
-            raise ValueError(f"{name}: column {key!r} has {column.ndim} dimensions, not one")
+            raise InputError("data.column_dimensions", name=name, key=key, ndim=column.ndim)
         if column.external or column.is_virtual:
-            raise ValueError(f"{name}: column {key!r} lies in other files: copy it into this one")
+            raise InputError("data.column_lies_other_files", name=name, key=key)
     lengths = {key: len(column) for key, column in columns.items()}
     if len(set(lengths.values())) > 1:
-        raise ValueError(f"{name}: the columns differ in length: {lengths}")
+        raise InputError("data.columns_differ_length", name=name, lengths=lengths)
     return columns
 
 
@@ -245,10 +249,7 @@ def load_huggingface(place: str) -> Any:
             return datasets.load_dataset(repository, configuration or None, split=split or "train")
     except (OSError, ValueError, ConnectionError, datasets.exceptions.DatasetsError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(
-            f"{place} is no file or folder here, and the Hugging Face Hub gave no data set of that"
-            f" name: {reason}"
-        ) from error
+        raise InputError("data.file_folder_hugging_face_2", place=place, reason=reason) from error
 
 
 def split_place(place: str) -> tuple[str, str]:
@@ -299,5 +300,7 @@ def _split_of(loaded: "Dataset | DatasetDict", split: str, place: str) -> object
         known_splits = (
             f"it has {', '.join(splits)}: write PATH@SPLIT" if splits else "it has no splits"
         )
-        raise ValueError(f"{place} has no split {split or 'train'!r} ({known_splits})")
+        raise InputError(
+            "data.split", place=place, split=split or "train", known_splits=known_splits
+        )
     return loaded[split or "train"]

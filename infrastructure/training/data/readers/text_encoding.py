@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 from typing import BinaryIO
 
+from infrastructure.core.errors import InputError
 from infrastructure.training.data.readers.compressed import open_bytes, rewindable
 
 AUTO, UTF8 = "auto", ""
@@ -104,10 +105,7 @@ def encoding_of(path: Path, setting: str) -> str:
     if setting in (AUTO, "utf-8"):
         return UTF8
     if _is_utf8(head) and b"\x00" not in head:
-        raise ValueError(
-            f"{path} is UTF-8, and data.encoding says {setting}: leave it out; where only some of"
-            " the files are in another encoding, save those as UTF-8"
-        )
+        raise InputError("data.utf_data_encoding_says", path=path, setting=setting)
     return setting
 
 

@@ -14,6 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from infrastructure.core.errors import InputError
 from infrastructure.core.json_text import parse_record
 from infrastructure.training.data.readers.line_reader import (
     BEGIN,
@@ -126,9 +127,11 @@ class _Records:
             if line.end - self.begin.offset > MAX_LINE_BYTES and line.offset > self.begin.offset:
                 raise ValueError(_never_closed(self.name, self.begin))
             if line.data is None:
-                raise ValueError(
-                    f"{self.name}:{line.number}: the line is longer than {MAX_LINE_BYTES >> 20} MiB"
-                    "; is this a table with a header line?"
+                raise InputError(
+                    "data.line_longer_mib_table",
+                    name=self.name,
+                    number=line.number,
+                    max_line_bytes=MAX_LINE_BYTES >> 20,
                 )
             self.next = Start(line.end, line.number + 1)
             if b"\x00" in line.data or not line.data.isascii():
@@ -164,7 +167,7 @@ def _read_delimited(
                 csv.reader(header, delimiter=delimiter, quoting=quoting, strict=True), []
             )
         except csv.Error as error:
-            raise ValueError(f"{name}:1: the line that names the columns: {error}") from error
+            raise InputError("data.line_names_columns", name=name, error=error) from error
         columns = [column.replace(LONE_RETURN, "\r") for column in columns]
         _check_columns(columns, name)
         table = _Table(path, name, encoding, delimiter, columns)
@@ -325,18 +328,15 @@ def _delimiter_of(header: Line | None) -> str:
 
 def _check_columns(columns: list[str], name: str) -> None:
     if not any(columns):
-        raise ValueError(f"{name}: the table has no header line that names its columns: add one")
+        raise InputError("data.table_header_line_names", name=name)
     if any(map(has_surrogates, columns)):
         header = BadRow(name, 1, INVALID_UTF8, encoding=likely_encoding(_bytes_of(columns)))
-        raise ValueError(f"{header}: {header.remedy}")
+        raise InputError("data.message_5", header=header, remedy=header.remedy)
     if columns[0].lower().startswith("sep="):
-        raise ValueError(
-            f"{name}:1: the line {columns[0]!r} is one for Excel alone: remove it, so that the"
-            " first line names the columns"
-        )
+        raise InputError("data.line_excel_alone_remove", name=name, columns=columns[0])
     repeated = sorted({column for column in columns if columns.count(column) > 1})
     if repeated:
-        raise ValueError(f"{name}:1: the column {repeated[0]!r} appears twice: rename one of them")
+        raise InputError("data.column_appears_twice_rename_2", name=name, repeated=repeated[0])
 
 
 def has_surrogates(text: str) -> bool:

@@ -175,7 +175,7 @@ class TextTokenizer:
         """The row as it is, where its augmentation cannot be used."""
         (result,) = self.encoder.encode([conversation])
         if isinstance(result, BadRow):
-            raise DataError(f"{result}: it was usable before; restore the file and resume")
+            raise DataError("data.usable_before_restore_file", result=result)
         return result.example
 
 

@@ -74,6 +74,4 @@ def _next(ready: "queue.SimpleQueue[Item]", thread: threading.Thread) -> Item:
             return ready.get(timeout=LOOK_SECONDS)
         except queue.Empty:
             if not lived:
-                raise DataError(
-                    "the thread that makes batches ahead died without a word: resume the run"
-                ) from None
+                raise DataError("data.thread_makes_batches_ahead") from None

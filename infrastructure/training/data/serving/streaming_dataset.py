@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from infrastructure.core.errors import DataError
+from infrastructure.core.errors import DataError, InputError
 from infrastructure.training.data.readers.line_reader import Start
 from infrastructure.training.data.readers.rows import BadRow, Row, RowValues
 from infrastructure.training.data.readers.sources import DataFile, discover
@@ -64,7 +64,7 @@ class StreamingDataset(IterableDataset[Any]):
         index: WindowIndex | None = None,
     ) -> None:
         if buffer_size < 1 or (memory_limit is not None and memory_limit < 1):
-            raise ValueError("buffer_size and memory_limit must be at least 1")
+            raise InputError("data.buffer_size_memory_limit")
         self.files = (
             list(data_path)
             if isinstance(data_path, list)
@@ -128,7 +128,7 @@ class StreamingDataset(IterableDataset[Any]):
         number, offset, line, row_number, num_items, _ = map(int, self.index.windows[window])
         file = self.files[number]
         if file.stamp() != self._stamps[number]:
-            raise DataError(f"{file.path} was changed during the training: restore it and resume")
+            raise DataError("data.changed_during_training_restore", file=file.path)
         buffer: list[object] = []
         for row in file.rows(Start(offset, line)):
             if self.index.is_used[row_number]:
@@ -136,10 +136,10 @@ class StreamingDataset(IterableDataset[Any]):
             row_number += 1
             if len(buffer) == num_items:
                 return buffer
-        raise DataError(f"{file.path} is shorter than it was: restore it and resume")
+        raise DataError("data.shorter_restore_resume", file=file.path)
 
     def _converted(self, row: Row | BadRow) -> object:
         item = row if isinstance(row, BadRow) else self.convert(row)
         if isinstance(item, BadRow):
-            raise DataError(f"{item} was readable before: restore the file and resume")
+            raise DataError("data.readable_before_restore_file", item=item)
         return item

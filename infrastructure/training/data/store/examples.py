@@ -37,10 +37,7 @@ class Picture:
         """
         content = self.content or self._from_file()
         if hashlib.sha256(content).hexdigest() != self.sha256:
-            raise DataError(
-                f"the picture in {self.path} was changed after the data was prepared: bring it back"
-                " and resume, or start anew with the cache of prepared data removed"
-            )
+            raise DataError("data.picture_changed_after_data", path=self.path)
         return content
 
     def _from_file(self) -> bytes:
@@ -50,8 +47,7 @@ class Picture:
                 return file.read(self.num_bytes)
         except OSError as error:
             raise DataError(
-                f"the picture {self.path} cannot be read any more ({error.strerror or error}):"
-                " bring it back and resume"
+                "data.picture_cannot_read_any", path=self.path, strerror=error.strerror or error
             ) from error
 
 

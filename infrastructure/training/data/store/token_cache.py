@@ -18,6 +18,7 @@ from pathlib import Path
 
 from infrastructure.config.sections.resource_config import CacheConfig
 from infrastructure.core.cache_folder import cache_directory
+from infrastructure.core.errors import InputError
 from infrastructure.core.files import sync_directory
 from infrastructure.core.helper_process import refuse_to_train_in_worker
 from infrastructure.core.lock import Lock
@@ -71,8 +72,8 @@ class TokenCache:
             self._locks.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=self.root).close()
         except OSError as error:
-            raise ValueError(
-                f"the cache {self.root} cannot be written ({error.strerror}): set cache.directory"
+            raise InputError(
+                "data.cache_cannot_written_set", root=self.root, strerror=error.strerror
             ) from error
 
     def open(self, key: str, build: Callable[[Path], None]) -> CacheEntry:

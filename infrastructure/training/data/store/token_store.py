@@ -29,7 +29,7 @@ from typing import Any, BinaryIO, Self, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from infrastructure.core.errors import DataError
+from infrastructure.core.errors import DataError, Problem
 from infrastructure.core.files import write_json
 from infrastructure.core.integers import ceil_div
 from infrastructure.core.json_text import JsonObject, as_object, parse_json
@@ -47,7 +47,7 @@ LARGE_FILES = ("input_ids.npy", "supervised.npy", CONVERSATIONS_FILE, PICTURE_BY
 Array = npt.NDArray[Any]
 
 
-class DamagedEntryError(Exception):
+class DamagedEntryError(Problem):
     """The entry is not what was written; it can be made again."""
 
 
@@ -193,13 +193,13 @@ def read_meta(folder: Path) -> dict[str, Any]:
         meta: dict[str, Any] = as_object(parse_json((folder / META).read_text("utf-8")))
         checksum = meta.pop("checksum")
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise DamagedEntryError(f"{META} cannot be read") from error
+        raise DamagedEntryError("data.cannot_read_3", meta=META) from error
     if checksum != _json_checksum(meta) or meta["format_version"] != FORMAT_VERSION:
-        raise DamagedEntryError(f"{META} is not what was written")
+        raise DamagedEntryError("data.written", meta=META)
     for name, facts in meta["files"].items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != facts["num_bytes"]:
-            raise DamagedEntryError(f"{name} is missing or cut off")
+            raise DamagedEntryError("data.missing_cut_off", name=name)
     return meta
 
 
@@ -225,11 +225,15 @@ class CheckedFile:
                 for chunk in np.flatnonzero(~self._is_checked[first:last]) + first:
                     file.seek(int(chunk) * CHUNK_BYTES)
                     if zlib.crc32(file.read(CHUNK_BYTES)) != self._sums[chunk]:
-                        raise DamagedEntryError(f"{self.path.name} is damaged in MiB {chunk}")
+                        raise DamagedEntryError(
+                            "data.damaged_mib", path=self.path.name, chunk=chunk
+                        )
                     self._is_checked[chunk] = True
         except OSError as error:
             reason = error.strerror or error
-            raise DamagedEntryError(f"{self.path.name} cannot be read: {reason}") from error
+            raise DamagedEntryError(
+                "data.cannot_read", path=self.path.name, reason=reason
+            ) from error
 
 
 class MappedArray:
@@ -241,7 +245,7 @@ class MappedArray:
         try:
             mapped = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
-            raise DamagedEntryError(f"{path.name} is no array") from error
+            raise DamagedEntryError("data.array", path=path.name) from error
         self.values: Array = np.array(mapped) if in_memory else mapped
         self._data_start = facts["num_bytes"] - self.values.nbytes
         self._in_memory = in_memory
@@ -276,10 +280,7 @@ def damage_explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except DamagedEntryError as error:
-        raise DataError(
-            f"the prepared data in {folder} was damaged on the disk ({error}): delete this folder"
-            " and resume; it is made again"
-        ) from error
+        raise DataError("data.prepared_data_damaged_disk", folder=folder, error=error) from error
 
 
 class TokenStore:
